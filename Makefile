@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Entry point: "make help". Everything is built outside the repository, in
+# $(BUILD); the work is done by scripts/, each of which has -h.
+
+BUILD := $(abspath $(or $(NPRDMA_BUILD),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nprdma))
+JOBS := $(shell nproc)
+TREE ?= $(BUILD)/kernel/git
+
+selftests = make -s -C tools/testing/selftests/nprdma O=$(BUILD)/selftests \
+	KHDR=$(BUILD)/kernel/src-stock LIBNPRDMA=$(BUILD)/userspace/release
+
+export NPRDMA_BUILD := $(BUILD)
+export JOBS
+
+# The scripts use all CPUs by themselves; side by side they would only be slow.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+.PHONY: all
+all: deps qemu kernel userspace ## build what scripts/vm and the demo need (default)
+
+.PHONY: help
+help: ## list the targets
+	@echo 'usage: make [NPRDMA_BUILD=DIR] [TARGET]'
+	@echo
+	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' Makefile | expand -t 20
+	@echo
+	@echo 'Built in $(BUILD).'
+
+.PHONY: demo
+demo: all ## page out memory that a peer reads and writes, and show that nothing is lost
+	@scripts/demo
+
+.PHONY: check
+check: all kernel-stock selftests ## all tests
+	@scripts/check
+
+.PHONY: check-debug
+check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep and kmemleak
+	@scripts/check --debug
+
+.PHONY: bench
+bench: all ## the figures: registration, latency, bandwidth, faults
+	@scripts/bench
+
+.PHONY: deps
+deps: ## install the Debian packages that are missing
+	@scripts/deps
+
+.PHONY: kernel
+kernel: deps ## the guest kernel
+	@scripts/build-kernel base
+
+.PHONY: kernel-stock
+kernel-stock: deps ## the same kernel without our patches
+	@scripts/build-kernel stock
+
+.PHONY: kernel-debug
+kernel-debug: deps ## the guest kernel with KASAN, lockdep and kmemleak
+	@scripts/build-kernel debug
+
+.PHONY: qemu
+qemu: deps ## the emulator with the HCA
+	@scripts/build-qemu $(BUILD)
+
+.PHONY: userspace
+userspace: deps ## libnprdma, its tools and tests
+	@scripts/build-cmake userspace release
+
+.PHONY: selftests
+selftests: kernel userspace ## the kselftests, to be run in guests
+	@# The dependencies name the clone they were built from.
+	@[ "$$(cat $(BUILD)/selftests/.from 2>/dev/null)" = '$(CURDIR)' ] || rm -rf $(BUILD)/selftests
+	@mkdir -p $(BUILD)/selftests && echo '$(CURDIR)' >$(BUILD)/selftests/.from
+	@$(selftests) -q || scripts/step $(BUILD)/logs/selftests.log "build selftests" -- $(selftests)
+
+.PHONY: kernel-tree
+kernel-tree: deps ## a git work tree of the kernel with the series applied, in TREE
+	@scripts/kernel-tree create $(TREE)
+
+.PHONY: patches
+patches: ## regenerate the patch series from the work tree in TREE
+	@scripts/kernel-tree export $(TREE)
+
+.PHONY: clean
+clean: ## remove what was built, keep what was downloaded and unpacked
+	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/stock qemu userspace hca selftests vm logs)
+
+.PHONY: distclean
+distclean: clean ## remove all that this project has put into the build directory
+	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock demo dl kernel mutants \
+		qemu-src qemu_*.orig.tar.*)
+	@[ ! -d $(BUILD) ] || rmdir --ignore-fail-on-non-empty $(BUILD)
