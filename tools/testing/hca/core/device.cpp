@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Registers, DMA, knobs and the port of one function.
+ */
+#include "device.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace nphca {
+
+device::device(fabric &f, uint16_t l, uint64_t g, const nphca_host_ops &ops, void *host)
+	: fab(f), lid(l), guid(g ? g : 0x0002c90300000000ull + (uint64_t{l} << 8)), ops_(ops), host_(host)
+{
+	knob_set(NPHCA_DMA_REQUEST_SIZE, 512);
+}
+
+device::~device() = default;
+
+void device::log(int level, const char *format, ...) noexcept
+{
+	char text[256];
+	va_list args;
+
+	va_start(args, format);
+	std::vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	if (ops_.log)
+		ops_.log(host_, level, text);
+}
+
+uint64_t device::knob_get(uint32_t k) const noexcept
+{
+	return k < NPHCA_KNOBS ? knobs_[k].load(std::memory_order_relaxed) : 0;
+}
+
+bool device::knob_set(uint32_t k, uint64_t value) noexcept
+{
+	switch (k) {
+	case NPHCA_DMA_REQUEST_SIZE:
+		if (value < 64 || value > 4096 || value & (value - 1))
+			return false;
+		break;
+	case NPHCA_DMA_DELAY_NS:
+		if (value > 1000000000)
+			return false;
+		break;
+	case NPHCA_LOSS:
+		break;
+	case NPHCA_READ_OVERLAP:
+		if (value > 1)
+			return false;
+		break;
+	default:
+		if (k < NPHCA_COUNTERS || k >= NPHCA_KNOBS || value)
+			return false;
+	}
+	/* Relaxed: each is read by itself, at the next request. */
+	knobs_[k].store(value, std::memory_order_relaxed);
+	return true;
+}
+
+bool device::dma_read(uint64_t iova, void *buf, size_t len) noexcept
+{
+	auto *p = static_cast<uint8_t *>(buf);
+	const size_t request = knob(NPHCA_DMA_REQUEST_SIZE);
+	const uint64_t pause = knob(NPHCA_DMA_DELAY_NS);
+
+	while (len) {
+		const size_t n = std::min(len, request - (iova & (request - 1)));
+		count(NPHCA_DMA_REQUESTS);
+		if (ops_.dma_read(host_, iova, p, n)) {
+			count(NPHCA_DMA_FAULTS);
+			return false;
+		}
+		iova += n;
+		p += n;
+		len -= n;
+		if (pause)
+			ops_.delay(host_, pause);
+	}
+	return true;
+}
+
+bool device::dma_write(uint64_t iova, const void *buf, size_t len) noexcept
+{
+	auto *p = static_cast<const uint8_t *>(buf);
+	const size_t request = knob(NPHCA_DMA_REQUEST_SIZE);
+	const uint64_t pause = knob(NPHCA_DMA_DELAY_NS);
+
+	while (len) {
+		const size_t n = std::min(len, request - (iova & (request - 1)));
+		count(NPHCA_DMA_REQUESTS);
+		if (ops_.dma_write(host_, iova, p, n)) {
+			count(NPHCA_DMA_FAULTS);
+			return false;
+		}
+		iova += n;
+		p += n;
+		len -= n;
+		if (pause)
+			ops_.delay(host_, pause);
+	}
+	return true;
+}
+
+/* The init segment's words are big-endian; a bus reads it as bytes. */
+uint64_t device::mmio_read(uint64_t offset, uint32_t size) noexcept
+{
+	if (size > 8)
+		return 0;
+	uint64_t value = 0;
+	for (uint32_t i = 0; i < size; ++i) {
+		const uint64_t at = offset + i;
+		uint32_t word = 0;
+		const uint64_t t = fab.now();
+
+		switch (at & ~3ull) {
+		case 0x0: /* firmware revision */
+			word = 35u << 16 | 16;
+			break;
+		case 0x4: /* command interface revision, sub-minor */
+			word = 5u << 16 | 1000;
+			break;
+		case seg_cmdq_high:
+			word = cmdq_high_.load(std::memory_order_relaxed);
+			break;
+		case seg_cmdq_low: /* 32 entries of 64 bytes; NIC mode as set */
+			word = (cmdq_low_.load(std::memory_order_relaxed) & 0x300) | 0x56;
+			break;
+		case seg_timer_high:
+			word = static_cast<uint32_t>(t >> 32);
+			break;
+		case seg_timer_low:
+			word = static_cast<uint32_t>(t);
+			break;
+		case seg_health_counter: /* must be seen to move */
+			word = static_cast<uint32_t>(t / 10000000) & 0xffffff;
+			break;
+		default:
+			break;
+		}
+		value |= uint64_t{(word >> (24 - 8 * (at & 3))) & 0xff} << (8 * i);
+	}
+	return value;
+}
+
+void device::mmio_write(uint64_t offset, uint64_t value, uint32_t size) noexcept
+{
+	/* What needs no order with commands and doorbells is done here. */
+	if (size == 4 && offset == seg_cmdq_high) {
+		cmdq_high_.store(__builtin_bswap32(static_cast<uint32_t>(value)), std::memory_order_relaxed);
+		return;
+	}
+	if (size == 4 && offset == seg_cmdq_low) {
+		cmdq_low_.store(__builtin_bswap32(static_cast<uint32_t>(value)), std::memory_order_relaxed);
+		return;
+	}
+	if ((size != 4 && size != 8) || offset % size)
+		return;
+	if (offset < uint64_t{first_uar} << 12) {
+		if (offset == seg_doorbell)
+			fab.post({this, offset, value, size});
+		return;
+	}
+	/* The rest of a BlueFlame write repeats what is in the queue. */
+	const uint64_t reg = offset & 0xfff;
+	if (reg < uar_sq ? reg >= uar_eq_ci + 8 : (reg & 0xff) >= 8)
+		return;
+	fab.post({this, offset, value, size});
+}
+
+void device::handle_posting(const posting &p)
+{
+	if (!p.size) {
+		reset();
+		return;
+	}
+	if (p.offset == seg_doorbell) {
+		run_commands(__builtin_bswap32(static_cast<uint32_t>(p.value)));
+		return;
+	}
+	const uint32_t reg = static_cast<uint32_t>(p.offset & 0xfff);
+	const uint32_t low = __builtin_bswap32(static_cast<uint32_t>(p.value));
+	uint32_t first = low, second = 0;
+
+	if (p.size == 8) {
+		second = __builtin_bswap32(static_cast<uint32_t>(p.value >> 32));
+	} else if (reg != uar_eq_arm && reg != uar_eq_ci) {
+		if (!(reg & 4)) {
+			half_word_ = low;
+			return;
+		}
+		first = half_word_;
+		second = low;
+	}
+	if (reg >= uar_sq) {
+		if (qp *q = qps.find(second >> 8))
+			q->doorbell();
+		return;
+	}
+	switch (reg & ~7u) {
+	case uar_cq_arm:
+		arm_cq(second & 0xffffff, first);
+		break;
+	case uar_eq_arm:
+		if (!(reg & 4))
+			update_eq(first >> 24, first & 0xffffff, true);
+		break;
+	case uar_eq_ci:
+		if (!(reg & 4))
+			update_eq(first >> 24, first & 0xffffff, false);
+		break;
+	default:
+		break;
+	}
+}
+
+/* As after power-on; knobs and counters stay. */
+void device::reset() noexcept
+{
+	qps.clear();
+	srqs.clear();
+	cqs.clear();
+	eqs.clear();
+	mkeys.clear();
+	pds.clear();
+	xrcds.clear();
+	uars.clear();
+	counters.clear();
+	domains.clear();
+	multicast.clear();
+	special_qp[0] = special_qp[1] = 0;
+	xlt_words = 0;
+	issi_ = 0;
+	half_word_ = 0;
+	cmdq_high_.store(0, std::memory_order_relaxed);
+	cmdq_low_.store(0, std::memory_order_relaxed);
+}
+
+void device::receive(packet &p)
+{
+	count(NPHCA_PACKETS);
+	if (const uint64_t loss = knob(NPHCA_LOSS)) {
+		random_ ^= random_ << 13;
+		random_ ^= random_ >> 7;
+		random_ ^= random_ << 17;
+		if (random_ % loss == 0) {
+			count(NPHCA_LOST);
+			return;
+		}
+	}
+	if (p.dlid >= first_multicast_lid) {
+		std::array<uint8_t, 16> gid;
+		if (!p.has_grh)
+			return;
+		std::copy_n(p.grh.begin() + 24, 16, gid.begin());
+		const auto [from, to] = multicast.equal_range(gid);
+		for (auto it = from; it != to; ++it)
+			/* The sender does not hear itself. */
+			if (qp *q = qps.find(it->second); q && !(p.slid == lid && p.sqpn == q->qpn))
+				q->receive(p);
+		return;
+	}
+	qp *q = qps.find(p.dqpn < 2 ? special_qp[p.dqpn] : p.dqpn);
+	if (q)
+		q->receive(p);
+	else
+		count(NPHCA_DROPPED);
+}
+
+} // namespace nphca

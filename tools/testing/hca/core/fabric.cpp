@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The switch, the scheduler and the hand-over from other threads.
+ */
+#include "fabric.h"
+
+#include <algorithm>
+
+#include "device.h"
+#include "qp.h"
+
+namespace nphca {
+
+packet *packet_pool::get(size_t reserve) noexcept
+{
+	if (!available(reserve))
+		return nullptr;
+	if (free_.empty()) {
+		try {
+			free_.reserve(capacity);
+			all_.push_back(std::make_unique<packet>());
+		} catch (const std::bad_alloc &) {
+			return nullptr;
+		}
+		free_.push_back(all_.back().get());
+	}
+	packet *p = free_.back();
+	free_.pop_back();
+	++used_;
+	p->opcode = p->sl = p->syndrome = 0;
+	p->ack_req = p->solicited = p->has_grh = false;
+	p->pkey = 0xffff;
+	p->sqpn = p->psn = p->msn = 0;
+	p->qkey = p->rkey = p->length = p->imm = p->srqn = 0;
+	p->va = p->operand = p->compare = 0;
+	p->size = 0;
+	return p;
+}
+
+void packet_pool::put(packet *p) noexcept
+{
+	free_.push_back(p); /* cannot allocate: get() reserved for all */
+	--used_;
+}
+
+fabric::fabric(const nphca_fabric_ops &ops, void *host) : ops_(ops), host_(host)
+{
+	postings_.reserve(1024);
+	taken_.reserve(1024);
+}
+
+/*
+ * Called by vCPU threads. The queue is bounded; a guest that fills it faster
+ * than it is emptied loses register accesses, as it would overrun a bus.
+ */
+void fabric::post(const posting &p) noexcept
+{
+	{
+		std::lock_guard lock(mutex_);
+		if (postings_.size() >= max_postings && p.size)
+			return;
+		try {
+			postings_.push_back(p);
+		} catch (const std::bad_alloc &) {
+			return;
+		}
+		/* Release: what was posted before the count says so. */
+		posted_.store(postings_.size(), std::memory_order_release);
+	}
+	ops_.wake(host_);
+}
+
+bool fabric::run_postings()
+{
+	if (!pending())
+		return false;
+	{
+		std::lock_guard lock(mutex_);
+		taken_.swap(postings_);
+		/* Relaxed: under the mutex, and read as a hint. */
+		posted_.store(0, std::memory_order_relaxed);
+	}
+	for (const posting &p : taken_)
+		/* A device may have been removed after it posted. */
+		if (std::find(ports_.begin(), ports_.end(), p.dev) != ports_.end())
+			p.dev->handle_posting(p);
+	taken_.clear();
+	return true;
+}
+
+bool fabric::add(device *dev, uint16_t lid)
+{
+	if (!lid || lid >= first_multicast_lid || by_lid_[lid])
+		return false;
+	ports_.push_back(dev);
+	by_lid_[lid] = dev;
+	return true;
+}
+
+/* Nothing of @dev may be looked up any more; its QPs are gone already. */
+void fabric::remove(device *dev)
+{
+	std::erase(ports_, dev);
+	for (auto &port : by_lid_)
+		if (port == dev)
+			port = nullptr;
+	std::lock_guard lock(mutex_);
+	std::erase_if(postings_, [dev](const posting &p) { return p.dev == dev; });
+}
+
+uint16_t fabric::free_lid() const noexcept
+{
+	for (uint16_t lid = 1; lid < first_multicast_lid; ++lid)
+		if (!by_lid_[lid])
+			return lid;
+	return 0;
+}
+
+void fabric::deliver(packet &p)
+{
+	if (p.dlid < first_multicast_lid) {
+		if (device *port = by_lid_[p.dlid])
+			port->receive(p);
+		return;
+	}
+	for (device *port : ports_)
+		port->receive(p);
+}
+
+bool fabric::run_wire()
+{
+	constexpr int turn = 256;
+
+	for (int i = 0; i < turn; ++i) {
+		if (wire_.empty())
+			return i > 0;
+		packet *p = wire_.front();
+		wire_.pop_front();
+		deliver(*p);
+		pool.put(p);
+	}
+	return true;
+}
+
+qp *fabric::find(const handle &h) noexcept
+{
+	if (std::find(ports_.begin(), ports_.end(), h.dev) == ports_.end())
+		return nullptr;
+	return h.dev->qps.find(h.qpn);
+}
+
+void fabric::ready(qp &q) noexcept
+{
+	if (q.queued)
+		return;
+	q.queued = true;
+	ready_.push_back({&q.dev, q.qpn});
+}
+
+/*
+ * Each QP has at most one entry, which is moved on when it comes up too early:
+ * deadlines change with every acknowledgement, and mostly to later.
+ */
+void fabric::set_timer(qp &q, uint64_t when) noexcept
+{
+	const bool earlier = when < q.deadline;
+
+	q.deadline = when;
+	if (when == UINT64_MAX || (q.timer_queued && !earlier))
+		return;
+	q.timer_queued = true;
+	timers_.push({when, {&q.dev, q.qpn}});
+}
+
+bool fabric::run_ready()
+{
+	/* Only those that wait now: one that goes on takes its next turn later. */
+	size_t n = std::min<size_t>(ready_.size(), 64);
+	const bool any = n > 0;
+
+	while (n--) {
+		const handle h = ready_.front();
+		ready_.pop_front();
+		if (qp *q = find(h)) {
+			q->queued = false;
+			q->turn();
+		}
+	}
+	return any;
+}
+
+bool fabric::run_timers(uint64_t *deadline)
+{
+	bool any = false;
+
+	*deadline = UINT64_MAX;
+	if (timers_.empty())
+		return false;
+	const uint64_t t = now();
+	while (!timers_.empty()) {
+		const timer first = timers_.top();
+		if (first.when > t) {
+			*deadline = first.when;
+			break;
+		}
+		timers_.pop();
+		qp *q = find(first.h);
+		if (!q)
+			continue;
+		q->timer_queued = false;
+		if (q->deadline <= t) {
+			q->deadline = UINT64_MAX;
+			q->timer();
+			any = true;
+		} else if (q->deadline != UINT64_MAX) {
+			q->timer_queued = true;
+			timers_.push({q->deadline, first.h});
+		}
+	}
+	return any;
+}
+
+bool fabric::poll(uint64_t *deadline)
+{
+	bool more = run_postings();
+
+	more |= run_wire();
+	more |= run_ready();
+	more |= run_timers(deadline);
+	return more || !wire_.empty() || !ready_.empty();
+}
+
+} // namespace nphca
+
+using namespace nphca;
+
+struct nphca_fabric {
+	nphca_fabric(const nphca_fabric_ops &ops, void *host) : f(ops, host) {}
+	fabric f;
+};
+
+struct nphca_device {
+	nphca_device(fabric &f, uint16_t lid, uint64_t guid, const nphca_host_ops &ops, void *host)
+		: d(f, lid, guid, ops, host)
+	{
+	}
+	device d;
+};
+
+extern "C" {
+
+struct nphca_fabric *nphca_fabric_new(const struct nphca_fabric_ops *ops, void *host)
+try {
+	return new nphca_fabric(*ops, host);
+} catch (...) {
+	return nullptr;
+}
+
+void nphca_fabric_free(struct nphca_fabric *f)
+{
+	delete f;
+}
+
+bool nphca_fabric_poll(struct nphca_fabric *f, uint64_t *deadline)
+try {
+	return f->f.poll(deadline);
+} catch (...) {
+	/* Out of memory in the middle of a turn: what was lost is retried. */
+	*deadline = f->f.now();
+	return true;
+}
+
+bool nphca_fabric_pending(const struct nphca_fabric *f)
+{
+	return f->f.pending();
+}
+
+struct nphca_device *nphca_device_new(struct nphca_fabric *f, const struct nphca_config *config,
+				      const struct nphca_host_ops *ops, void *host)
+try {
+	const uint16_t lid = config->lid ? config->lid : f->f.free_lid();
+	auto dev = std::make_unique<nphca_device>(f->f, lid, config->guid, *ops, host);
+
+	if (!f->f.add(&dev->d, lid))
+		return nullptr;
+	return dev.release();
+} catch (...) {
+	return nullptr;
+}
+
+void nphca_device_free(struct nphca_device *dev)
+{
+	if (!dev)
+		return;
+	dev->d.reset();
+	dev->d.fab.remove(&dev->d);
+	delete dev;
+}
+
+uint64_t nphca_mmio_read(struct nphca_device *dev, uint64_t offset, unsigned int size)
+{
+	return dev->d.mmio_read(offset, size);
+}
+
+void nphca_mmio_write(struct nphca_device *dev, uint64_t offset, uint64_t value, unsigned int size)
+{
+	dev->d.mmio_write(offset, value, size);
+}
+
+void nphca_reset(struct nphca_device *dev)
+{
+	dev->d.fab.post({&dev->d, 0, 0, 0});
+}
+
+uint64_t nphca_knob_get(struct nphca_device *dev, unsigned int knob)
+{
+	return dev->d.knob_get(knob);
+}
+
+bool nphca_knob_set(struct nphca_device *dev, unsigned int knob, uint64_t value)
+{
+	return dev->d.knob_set(knob, value);
+}
+
+} /* extern "C" */

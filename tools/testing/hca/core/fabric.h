@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The fabric: packets, the switch that carries them between ports, the queue
+ * through which other threads hand over register accesses, and the scheduler
+ * that gives every QP with work its turn.
+ *
+ * Packets come from a pool of fixed size. Requesters stop well before it is
+ * empty, READ responses a little later, so acknowledgements always find one;
+ * memory is bounded whatever guests post.
+ */
+#ifndef NPHCA_FABRIC_H
+#define NPHCA_FABRIC_H
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <vector>
+
+#include "bits.h"
+#include "nphca.h"
+
+namespace nphca {
+
+class device;
+struct qp;
+
+inline constexpr uint32_t max_mtu = 4096;
+inline constexpr size_t grh_size = 40;
+inline constexpr uint16_t first_multicast_lid = 0xc000;
+inline constexpr uint32_t psn_mask = 0xffffff;
+
+struct packet {
+	uint16_t slid, dlid;
+	uint8_t opcode, sl, syndrome;
+	bool ack_req, solicited, has_grh;
+	uint16_t pkey;
+	uint32_t dqpn, sqpn, psn, msn;
+	uint32_t qkey, rkey, length, imm, srqn;
+	uint64_t va, operand, compare;
+	std::array<uint8_t, grh_size> grh;
+	uint32_t size; /* of the payload */
+	std::array<uint8_t, max_mtu> data;
+};
+
+class packet_pool {
+public:
+	static constexpr size_t capacity = 4096;
+	/* What each kind of sender leaves to the more urgent ones. */
+	static constexpr size_t for_requests = capacity / 2, for_responses = capacity / 4, for_acks = 0;
+
+	packet *get(size_t reserve) noexcept;
+	void put(packet *p) noexcept;
+	[[nodiscard]] bool available(size_t reserve) const noexcept { return capacity - used_ > reserve; }
+
+private:
+	std::vector<std::unique_ptr<packet>> all_; /* grows to capacity as needed */
+	std::vector<packet *> free_;
+	size_t used_ = 0;
+};
+
+/* A register access or request from another thread. */
+struct posting {
+	device *dev;
+	uint64_t offset, value;
+	uint32_t size; /* 0: reset */
+};
+
+class fabric {
+public:
+	fabric(const nphca_fabric_ops &ops, void *host);
+
+	bool poll(uint64_t *deadline);
+	[[nodiscard]] bool pending() const noexcept { return posted_.load(std::memory_order_acquire) != 0; }
+	void post(const posting &p) noexcept;
+
+	[[nodiscard]] uint64_t now() const noexcept { return ops_.now(host_); }
+
+	bool add(device *dev, uint16_t lid);
+	void remove(device *dev);
+	[[nodiscard]] uint16_t free_lid() const noexcept;
+
+	packet_pool pool;
+	void send(packet *p) noexcept { wire_.push_back(p); }
+	/* Are packets or turns still waiting? */
+	[[nodiscard]] bool busy() const noexcept { return !wire_.empty() || !ready_.empty(); }
+
+	/* Give @q a turn; nothing happens if it waits for one already. */
+	void ready(qp &q) noexcept;
+	void set_timer(qp &q, uint64_t when) noexcept;
+
+private:
+	struct handle {
+		device *dev;
+		uint32_t qpn;
+	};
+	struct timer {
+		uint64_t when;
+		handle h;
+		bool operator>(const timer &other) const noexcept { return when > other.when; }
+	};
+
+	void deliver(packet &p);
+	bool run_postings();
+	bool run_wire();
+	bool run_ready();
+	bool run_timers(uint64_t *deadline);
+	qp *find(const handle &h) noexcept;
+
+	static constexpr size_t max_postings = 65536;
+
+	nphca_fabric_ops ops_;
+	void *host_;
+	std::vector<device *> ports_;
+	std::array<device *, first_multicast_lid> by_lid_{};
+	std::deque<packet *> wire_;
+	std::deque<handle> ready_;
+	std::priority_queue<timer, std::vector<timer>, std::greater<>> timers_;
+
+	std::mutex mutex_; /* of what follows, up to posted_ */
+	std::vector<posting> postings_;
+	std::vector<posting> taken_; /* polling thread's */
+	/* Number of postings_; written under the mutex, read without by pending(). */
+	std::atomic<size_t> posted_{0};
+};
+
+} // namespace nphca
+
+#endif

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The emulated HCA's only interface to whatever hosts it.
+ *
+ * The core models mlx5 functions on an InfiniBand fabric: firmware commands,
+ * queues, memory keys, the reliable and unreliable transports, and one switch
+ * that joins all functions of a fabric. It knows nothing of PCI emulators. A
+ * host gives it DMA, interrupts, a clock and a way to be woken, and one thread
+ * that calls nphca_fabric_poll(); that thread alone touches the state of the
+ * fabric and its functions, so the core takes no lock on any data path.
+ *
+ * From any other thread a host may call nphca_mmio_read(), nphca_mmio_write(),
+ * nphca_reset(), nphca_knob_get() and nphca_knob_set(). The rest wants the
+ * polling thread stopped or is that thread.
+ */
+#ifndef NPHCA_H
+#define NPHCA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NPHCA_BAR0_SIZE (16u << 20)
+#define NPHCA_MSIX_VECTORS 16u
+#define NPHCA_VENDOR_ID 0x15b3
+#define NPHCA_DEVICE_ID 0x1018 /* a ConnectX-5 virtual function */
+
+struct nphca_fabric;
+struct nphca_device;
+
+enum nphca_log_level { NPHCA_LOG_ERROR, NPHCA_LOG_INFO, NPHCA_LOG_DEBUG };
+
+/* What a host provides for one function. All are called by the polling thread. */
+struct nphca_host_ops {
+	/*
+	 * Move @len bytes; the core asks for at most one DMA request at a time
+	 * and never for one that crosses the request size. Each call is one
+	 * address translation. Returns 0, or nonzero if the access faulted.
+	 * Calls are ordered as on a bus: whoever sees what one stored sees
+	 * what those before it stored. Inside one call there is no order.
+	 */
+	int (*dma_read)(void *host, uint64_t iova, void *buf, size_t len);
+	int (*dma_write)(void *host, uint64_t iova, const void *buf, size_t len);
+	void (*msix_notify)(void *host, unsigned int vector);
+	/* Hold up the polling thread, as a slow link or bus would. */
+	void (*delay)(void *host, uint64_t ns);
+	void (*log)(void *host, int level, const char *message);
+};
+
+/* What a host provides for a fabric. */
+struct nphca_fabric_ops {
+	uint64_t (*now)(void *host); /* monotonic, ns; any thread */
+	/* There is work for nphca_fabric_poll(); any thread but the polling one. */
+	void (*wake)(void *host);
+};
+
+struct nphca_config {
+	uint16_t lid;  /* 0: the next free one, 1, 2, ... */
+	uint64_t guid; /* 0: made from the LID */
+};
+
+struct nphca_fabric *nphca_fabric_new(const struct nphca_fabric_ops *ops, void *host);
+void nphca_fabric_free(struct nphca_fabric *fabric);
+
+/*
+ * Do a bounded amount of work. Returns true if there may be more at once;
+ * otherwise *deadline is when the next timer fires (UINT64_MAX: none).
+ */
+bool nphca_fabric_poll(struct nphca_fabric *fabric, uint64_t *deadline);
+/* Cheap: has something arrived that nphca_fabric_poll() would look at? */
+bool nphca_fabric_pending(const struct nphca_fabric *fabric);
+
+/* NULL if the LID is taken or memory is short. */
+struct nphca_device *nphca_device_new(struct nphca_fabric *fabric, const struct nphca_config *config,
+				      const struct nphca_host_ops *ops, void *host);
+void nphca_device_free(struct nphca_device *device);
+
+uint64_t nphca_mmio_read(struct nphca_device *device, uint64_t offset, unsigned int size);
+void nphca_mmio_write(struct nphca_device *device, uint64_t offset, uint64_t value, unsigned int size);
+/* Forget everything that the guest set up; takes effect at the next poll. */
+void nphca_reset(struct nphca_device *device);
+
+/*
+ * Knobs and counters, one 64-bit register each. Knobs may be set at any time;
+ * of the counters only 0 may be written, which clears them.
+ *
+ * A guest reaches them through the PCI function's vendor-specific capability
+ * (capability id 9; find it in sysfs "config"):
+ *
+ *	+0	id, next
+ *	+2	length (16), 0
+ *	+4	register index, 32 bits, little-endian
+ *	+8	low half of the register; reading it latches the high half
+ *	+12	high half; a write to the register takes effect when +8 is
+ *		written, with what was written to +12 before (initially 0)
+ */
+enum nphca_knob {
+	NPHCA_DMA_REQUEST_SIZE, /* bytes, a power of two, 64 to 4096 (512) */
+	NPHCA_DMA_DELAY_NS,	/* pause between two DMA requests (0) */
+	NPHCA_READ_OVERLAP,	/* 1: a later READ of a QP may fetch before an earlier one (0) */
+	NPHCA_LOSS,		/* n: one in n packets to this port is lost, at random (0: none) */
+
+	NPHCA_COUNTERS = 16,
+	NPHCA_DMA_REQUESTS = NPHCA_COUNTERS,
+	NPHCA_DMA_FAULTS,	 /* requests that the IOMMU refused */
+	NPHCA_PACKETS,		 /* received by this port */
+	NPHCA_DROPPED,		 /* packets that no QP took */
+	NPHCA_LOST,		 /* packets lost because NPHCA_LOSS says so */
+	NPHCA_RETRANSMISSIONS,	 /* requests sent again after a time-out or NAK */
+	NPHCA_RNR_NAKS,		 /* sent by responders of this port */
+	NPHCA_OVERLAPPED_READS,	 /* READs that fetched before an earlier one */
+	NPHCA_QP_ERRORS,	 /* work requests completed in error, but not flushed */
+	NPHCA_ERR_LOCAL_LENGTH,	 /* ... and those by class */
+	NPHCA_ERR_LOCAL_QP_OP,
+	NPHCA_ERR_LOCAL_PROTECTION,
+	NPHCA_ERR_BAD_RESPONSE,
+	NPHCA_ERR_REMOTE_INVALID,
+	NPHCA_ERR_REMOTE_ACCESS,
+	NPHCA_ERR_REMOTE_OP,
+	NPHCA_ERR_RETRY,
+	NPHCA_ERR_RNR_RETRY,
+	NPHCA_ERR_OTHER,
+	NPHCA_FLUSHED,		 /* work requests flushed */
+	NPHCA_COMMANDS,
+	NPHCA_COMMAND_ERRORS,
+	NPHCA_KNOBS
+};
+
+uint64_t nphca_knob_get(struct nphca_device *device, unsigned int knob);
+/* False if there is no such knob or it does not take the value. */
+bool nphca_knob_set(struct nphca_device *device, unsigned int knob, uint64_t value);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

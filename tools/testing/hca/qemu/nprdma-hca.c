@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * nprdma-hca: the emulated HCA as a QEMU PCI device.
+ *
+ *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,dma-request-size=BYTES]
+ *           [,dma-delay-ns=N][,read-overlap=on|off][,loss=N]
+ *
+ * All functions of one QEMU process share a fabric: a switch that routes by
+ * LID. "lid" defaults to 1, 2, ... in order of creation. The last four may be
+ * changed while the guest runs (qom-set, or the PCI capability described in
+ * core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
+ * pcie-root-port; DMA goes through the IOMMU of the machine if there is one.
+ *
+ * This file is glue only. The device's logic, its DMA included, runs in one
+ * worker thread, without the big QEMU lock, beside the vCPUs. An access of a
+ * guest to BAR 0 only posts to that thread.
+ *
+ * DMA without the lock needs what hardware does by itself: when the guest
+ * invalidates IOTLB entries, it may rely on transfers that used them being
+ * finished. The worker marks each request in hca_dma_seq (odd: under way), and
+ * the VT-d model waits in hca_drain() before it reports completion.
+ */
+#include "qemu/osdep.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#include "hw/i386/intel_iommu.h"
+#include "hw/pci/msix.h"
+#include "hw/pci/pci.h"
+#include "hw/pci/pcie.h"
+#include "hw/qdev-properties.h"
+#include "qapi/error.h"
+#include "qapi/visitor.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qemu/module.h"
+#include "qemu/rcu.h"
+#include "qemu/thread.h"
+#include "qemu/timer.h"
+#include "qom/object.h"
+
+#include "nphca.h"
+
+#define TYPE_NPRDMA_HCA "nprdma-hca"
+OBJECT_DECLARE_SIMPLE_TYPE(NprdmaHca, NPRDMA_HCA)
+
+#define HCA_CAP_LEN 16
+#define HCA_PCIE_CAP 0x60
+#define HCA_VENDOR_CAP 0xc0
+#define HCA_SPIN_NS 30000
+#define HCA_DRAIN_NS NANOSECONDS_PER_SECOND
+
+struct NprdmaHca {
+    PCIDevice parent_obj;
+
+    MemoryRegion bar0;
+    struct nphca_device *core;
+    uint32_t latched_high;
+
+    uint16_t lid;
+    uint64_t guid;
+    uint64_t knob[4]; /* values set before the device is realized */
+    uint32_t knob_set;
+};
+
+/* One fabric and one worker per process. Never freed: see hca_fabric_get(). */
+typedef struct HcaFabric {
+    struct nphca_fabric *core;
+    QemuThread thread;
+    QemuMutex lock;    /* held by the worker while it polls */
+    int event;         /* wakes the worker */
+    int sleeping;      /* worker is about to block on event */
+    int stop_requests; /* somebody wants the lock: let go between polls */
+} HcaFabric;
+
+static HcaFabric *hca_fabric;
+static unsigned long hca_dma_seq;
+
+static const char *const hca_knob_names[] = {
+    [NPHCA_DMA_REQUEST_SIZE] = "dma-request-size",
+    [NPHCA_DMA_DELAY_NS] = "dma-delay-ns",
+    [NPHCA_READ_OVERLAP] = "read-overlap",
+    [NPHCA_LOSS] = "loss",
+};
+
+static int hca_dma(void *host, uint64_t iova, void *buf, size_t len,
+                   DMADirection dir)
+{
+    MemTxResult result;
+
+    qatomic_set(&hca_dma_seq, hca_dma_seq + 1);
+    smp_mb(); /* odd before the translation: pairs with hca_drain() */
+    result = pci_dma_rw(PCI_DEVICE(host), iova, buf, len, dir,
+                        MEMTXATTRS_UNSPECIFIED);
+    qatomic_store_release(&hca_dma_seq, hca_dma_seq + 1);
+    return result == MEMTX_OK ? 0 : -1;
+}
+
+static int hca_dma_read(void *host, uint64_t iova, void *buf, size_t len)
+{
+    return hca_dma(host, iova, buf, len, DMA_DIRECTION_TO_DEVICE);
+}
+
+static int hca_dma_write(void *host, uint64_t iova, const void *buf, size_t len)
+{
+    return hca_dma(host, iova, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE);
+}
+
+/*
+ * Waits until the request under way, if any, is done. The bound only matters
+ * to a guest that points the device's DMA at an MMIO region, where the worker
+ * waits for the lock that the caller holds.
+ */
+static void hca_drain(void)
+{
+    unsigned long seq;
+    int64_t end = 0;
+
+    smp_mb(); /* after the invalidation: pairs with hca_dma() */
+    seq = qatomic_load_acquire(&hca_dma_seq);
+    if (!(seq & 1)) {
+        return;
+    }
+    while (qatomic_load_acquire(&hca_dma_seq) == seq) {
+        int64_t now = qemu_clock_get_ns(QEMU_CLOCK_REALTIME);
+
+        if (!end) {
+            end = now + HCA_DRAIN_NS;
+        } else if (now > end) {
+            break;
+        }
+        sched_yield();
+    }
+}
+
+static void hca_msix_notify(void *host, unsigned int vector)
+{
+    qemu_mutex_lock_iothread();
+    msix_notify(PCI_DEVICE(host), vector);
+    qemu_mutex_unlock_iothread();
+}
+
+static uint64_t hca_now(void *host)
+{
+    return get_clock();
+}
+
+static void hca_delay(void *host, uint64_t ns)
+{
+    int64_t end = get_clock() + ns;
+
+    if (ns >= 100000) {
+        g_usleep(ns / 1000);
+    }
+    while (get_clock() < end) {
+        cpu_relax();
+    }
+}
+
+static void hca_log(void *host, int level, const char *message)
+{
+    if (level == NPHCA_LOG_ERROR) {
+        warn_report("nprdma-hca %s: %s", PCI_DEVICE(host)->name, message);
+    } else if (g_getenv("NPRDMA_HCA_DEBUG")) {
+        info_report("nprdma-hca: %s", message);
+    }
+}
+
+static void hca_wake(void *host)
+{
+    HcaFabric *fabric = host;
+
+    smp_mb(); /* the work is posted before this looks: pairs with hca_wait() */
+    if (qatomic_read(&fabric->sleeping)) {
+        uint64_t one = 1;
+
+        if (write(fabric->event, &one, sizeof(one)) < 0) {
+            /* The counter is full, so the worker is being woken anyway. */
+            return;
+        }
+    }
+}
+
+static const struct nphca_host_ops hca_host_ops = {
+    .dma_read = hca_dma_read,
+    .dma_write = hca_dma_write,
+    .msix_notify = hca_msix_notify,
+    .delay = hca_delay,
+    .log = hca_log,
+};
+
+static const struct nphca_fabric_ops hca_fabric_ops = {
+    .now = hca_now,
+    .wake = hca_wake,
+};
+
+/* Spin briefly, since doorbells come in bursts, then sleep. */
+static void hca_wait(HcaFabric *fabric, uint64_t deadline)
+{
+    int64_t start = get_clock(), timeout = -1;
+    struct pollfd pfd = { .fd = fabric->event, .events = POLLIN };
+    struct timespec ts;
+    uint64_t drop;
+
+    for (;;) {
+        int64_t now = get_clock();
+
+        if (nphca_fabric_pending(fabric->core) ||
+            qatomic_read(&fabric->stop_requests) ||
+            (uint64_t)now >= deadline) {
+            return;
+        }
+        if (now - start > HCA_SPIN_NS) {
+            break;
+        }
+        cpu_relax();
+    }
+
+    qatomic_set(&fabric->sleeping, 1);
+    smp_mb(); /* pairs with hca_wake() */
+    if (!nphca_fabric_pending(fabric->core) &&
+        !qatomic_read(&fabric->stop_requests)) {
+        if (deadline != UINT64_MAX) {
+            timeout = MAX((int64_t)(deadline - get_clock()), 0);
+            ts.tv_sec = timeout / NANOSECONDS_PER_SECOND;
+            ts.tv_nsec = timeout % NANOSECONDS_PER_SECOND;
+        }
+        if (ppoll(&pfd, 1, timeout < 0 ? NULL : &ts, NULL) > 0 &&
+            read(fabric->event, &drop, sizeof(drop)) < 0) {
+            /* Somebody else took it, which nobody does. */
+            abort();
+        }
+    }
+    qatomic_set(&fabric->sleeping, 0);
+}
+
+static void *hca_worker(void *opaque)
+{
+    const struct sched_param param = { .sched_priority = 1 };
+    HcaFabric *fabric = opaque;
+    uint64_t deadline;
+    bool more;
+
+    rcu_register_thread();
+    /*
+     * Hardware does not wait for a time slice, and a polling guest would keep
+     * both CPUs of a small host. Without the right to do so latency gets worse,
+     * and nothing else.
+     */
+    if (pthread_setschedparam(pthread_self(), SCHED_RR, &param)) {
+        setpriority(PRIO_PROCESS, syscall(SYS_gettid), -15);
+    }
+
+    for (;;) {
+        qemu_mutex_lock(&fabric->lock);
+        more = nphca_fabric_poll(fabric->core, &deadline);
+        qemu_mutex_unlock(&fabric->lock);
+        while (qatomic_read(&fabric->stop_requests)) {
+            g_usleep(100);
+        }
+        if (!more) {
+            hca_wait(fabric, deadline);
+        }
+    }
+    return NULL;
+}
+
+/*
+ * The worker outlives every device: at exit QEMU tears down around running
+ * threads, so nothing that it uses may have a destructor.
+ */
+static HcaFabric *hca_fabric_get(Error **errp)
+{
+    HcaFabric *fabric = hca_fabric;
+
+    if (fabric) {
+        return fabric;
+    }
+    fabric = g_new0(HcaFabric, 1);
+    fabric->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fabric->event < 0) {
+        error_setg_errno(errp, errno, "eventfd");
+        g_free(fabric);
+        return NULL;
+    }
+    fabric->core = nphca_fabric_new(&hca_fabric_ops, fabric);
+    if (!fabric->core) {
+        error_setg(errp, "out of memory");
+        close(fabric->event);
+        g_free(fabric);
+        return NULL;
+    }
+    qemu_mutex_init(&fabric->lock);
+    vtd_dma_drain_hook = hca_drain;
+    hca_fabric = fabric;
+    qemu_thread_create(&fabric->thread, "nprdma-hca", hca_worker, fabric,
+                       QEMU_THREAD_DETACHED);
+    return fabric;
+}
+
+/* The worker takes the BQL for interrupts, so wait for it without. */
+static void hca_stop(HcaFabric *fabric)
+{
+    qatomic_inc(&fabric->stop_requests);
+    hca_wake(fabric);
+    qemu_mutex_unlock_iothread();
+    qemu_mutex_lock(&fabric->lock);
+    qemu_mutex_lock_iothread();
+}
+
+static void hca_continue(HcaFabric *fabric)
+{
+    qemu_mutex_unlock(&fabric->lock);
+    qatomic_dec(&fabric->stop_requests);
+}
+
+static uint64_t hca_bar0_read(void *opaque, hwaddr addr, unsigned int size)
+{
+    NprdmaHca *hca = opaque;
+
+    return nphca_mmio_read(hca->core, addr, size);
+}
+
+static void hca_bar0_write(void *opaque, hwaddr addr, uint64_t value,
+                           unsigned int size)
+{
+    NprdmaHca *hca = opaque;
+
+    nphca_mmio_write(hca->core, addr, value, size);
+}
+
+static const MemoryRegionOps hca_bar0_ops = {
+    .read = hca_bar0_read,
+    .write = hca_bar0_write,
+    .endianness = DEVICE_LITTLE_ENDIAN,
+    .valid = { .min_access_size = 1, .max_access_size = 8 },
+    .impl = { .min_access_size = 1, .max_access_size = 8 },
+};
+
+static uint32_t hca_config_read(PCIDevice *dev, uint32_t addr, int len)
+{
+    NprdmaHca *hca = NPRDMA_HCA(dev);
+
+    if (addr == HCA_VENDOR_CAP + 8 && hca->core) {
+        uint32_t index = pci_get_long(dev->config + HCA_VENDOR_CAP + 4);
+        uint64_t value = nphca_knob_get(hca->core, index);
+
+        pci_set_long(dev->config + HCA_VENDOR_CAP + 8, value);
+        pci_set_long(dev->config + HCA_VENDOR_CAP + 12, value >> 32);
+        hca->latched_high = 0;
+    }
+    return pci_default_read_config(dev, addr, len);
+}
+
+static void hca_config_write(PCIDevice *dev, uint32_t addr, uint32_t value,
+                             int len)
+{
+    NprdmaHca *hca = NPRDMA_HCA(dev);
+
+    pci_default_write_config(dev, addr, value, len);
+    if (!hca->core) {
+        return;
+    }
+    if (addr == HCA_VENDOR_CAP + 12 && len == 4) {
+        hca->latched_high = value;
+    } else if (addr == HCA_VENDOR_CAP + 8 && len == 4) {
+        uint32_t index = pci_get_long(dev->config + HCA_VENDOR_CAP + 4);
+
+        nphca_knob_set(hca->core, index,
+                       (uint64_t)hca->latched_high << 32 | value);
+        hca->latched_high = 0;
+    }
+}
+
+static void hca_realize(PCIDevice *dev, Error **errp)
+{
+    NprdmaHca *hca = NPRDMA_HCA(dev);
+    struct nphca_config config = { .lid = hca->lid, .guid = hca->guid };
+    HcaFabric *fabric = hca_fabric_get(errp);
+    unsigned int i;
+
+    if (!fabric) {
+        return;
+    }
+    dev->config[PCI_INTERRUPT_PIN] = 0;
+    if (pcie_endpoint_cap_init(dev, HCA_PCIE_CAP) < 0) {
+        error_setg(errp, "cannot add the PCI Express capability");
+        return;
+    }
+    if (pci_add_capability(dev, PCI_CAP_ID_VNDR, HCA_VENDOR_CAP, HCA_CAP_LEN,
+                           errp) < 0) {
+        return;
+    }
+    dev->config[HCA_VENDOR_CAP + 2] = HCA_CAP_LEN;
+    memset(dev->wmask + HCA_VENDOR_CAP + 4, 0xff, HCA_CAP_LEN - 4);
+
+    memory_region_init_io(&hca->bar0, OBJECT(hca), &hca_bar0_ops, hca,
+                          "nprdma-hca", NPHCA_BAR0_SIZE);
+    pci_register_bar(dev, 0,
+                     PCI_BASE_ADDRESS_SPACE_MEMORY | PCI_BASE_ADDRESS_MEM_TYPE_64 |
+                     PCI_BASE_ADDRESS_MEM_PREFETCH, &hca->bar0);
+    if (msix_init_exclusive_bar(dev, NPHCA_MSIX_VECTORS, 4, errp) < 0) {
+        return;
+    }
+    for (i = 0; i < NPHCA_MSIX_VECTORS; i++) {
+        msix_vector_use(dev, i);
+    }
+
+    hca_stop(fabric);
+    hca->core = nphca_device_new(fabric->core, &config, &hca_host_ops, hca);
+    hca_continue(fabric);
+    if (!hca->core) {
+        error_setg(errp, "cannot add a port with LID %u", hca->lid);
+        return;
+    }
+    for (i = 0; i < ARRAY_SIZE(hca_knob_names); i++) {
+        if (hca->knob_set & (1u << i) &&
+            !nphca_knob_set(hca->core, i, hca->knob[i])) {
+            error_setg(errp, "%s cannot be %" PRIu64, hca_knob_names[i],
+                       hca->knob[i]);
+            hca_stop(fabric);
+            nphca_device_free(hca->core);
+            hca->core = NULL;
+            hca_continue(fabric);
+            return;
+        }
+    }
+}
+
+static void hca_exit(PCIDevice *dev)
+{
+    NprdmaHca *hca = NPRDMA_HCA(dev);
+
+    if (hca->core) {
+        hca_stop(hca_fabric);
+        nphca_device_free(hca->core);
+        hca->core = NULL;
+        hca_continue(hca_fabric);
+    }
+    msix_uninit_exclusive_bar(dev);
+    pcie_cap_exit(dev);
+}
+
+static void hca_reset(DeviceState *dev)
+{
+    NprdmaHca *hca = NPRDMA_HCA(dev);
+
+    /* Bus mastering is off by now, so DMA has stopped already. */
+    if (hca->core) {
+        nphca_reset(hca->core);
+    }
+}
+
+static void hca_get_knob(Object *obj, Visitor *v, const char *name,
+                         void *opaque, Error **errp)
+{
+    NprdmaHca *hca = NPRDMA_HCA(obj);
+    unsigned int knob = (uintptr_t)opaque;
+    uint64_t value;
+
+    if (hca->core) {
+        value = nphca_knob_get(hca->core, knob);
+    } else {
+        value = knob < ARRAY_SIZE(hca->knob) ? hca->knob[knob] : 0;
+    }
+    visit_type_uint64(v, name, &value, errp);
+}
+
+static void hca_set_knob(Object *obj, Visitor *v, const char *name,
+                         void *opaque, Error **errp)
+{
+    NprdmaHca *hca = NPRDMA_HCA(obj);
+    unsigned int knob = (uintptr_t)opaque;
+    uint64_t value;
+
+    if (!visit_type_uint64(v, name, &value, errp)) {
+        return;
+    }
+    if (!hca->core) {
+        hca->knob[knob] = value;
+        hca->knob_set |= 1u << knob;
+    } else if (!nphca_knob_set(hca->core, knob, value)) {
+        error_setg(errp, "%s cannot be %" PRIu64, name, value);
+    }
+}
+
+static bool hca_get_overlap(Object *obj, Error **errp)
+{
+    NprdmaHca *hca = NPRDMA_HCA(obj);
+
+    return hca->core ? nphca_knob_get(hca->core, NPHCA_READ_OVERLAP) :
+                       hca->knob[NPHCA_READ_OVERLAP];
+}
+
+static void hca_set_overlap(Object *obj, bool value, Error **errp)
+{
+    NprdmaHca *hca = NPRDMA_HCA(obj);
+
+    if (hca->core) {
+        nphca_knob_set(hca->core, NPHCA_READ_OVERLAP, value);
+    } else {
+        hca->knob[NPHCA_READ_OVERLAP] = value;
+        hca->knob_set |= 1u << NPHCA_READ_OVERLAP;
+    }
+}
+
+static void hca_instance_init(Object *obj)
+{
+    unsigned int i;
+
+    PCI_DEVICE(obj)->cap_present |= QEMU_PCI_CAP_EXPRESS;
+    for (i = 0; i < ARRAY_SIZE(hca_knob_names); i++) {
+        if (i == NPHCA_READ_OVERLAP) {
+            continue;
+        }
+        object_property_add(obj, hca_knob_names[i], "uint64", hca_get_knob,
+                            hca_set_knob, NULL, (void *)(uintptr_t)i);
+    }
+    object_property_add_bool(obj, hca_knob_names[NPHCA_READ_OVERLAP],
+                             hca_get_overlap, hca_set_overlap);
+    object_property_add(obj, "dma-requests", "uint64", hca_get_knob, NULL, NULL,
+                        (void *)(uintptr_t)NPHCA_DMA_REQUESTS);
+    object_property_add(obj, "dma-faults", "uint64", hca_get_knob, NULL, NULL,
+                        (void *)(uintptr_t)NPHCA_DMA_FAULTS);
+}
+
+static Property hca_properties[] = {
+    DEFINE_PROP_UINT16("lid", NprdmaHca, lid, 0),
+    DEFINE_PROP_UINT64("guid", NprdmaHca, guid, 0),
+    DEFINE_PROP_END_OF_LIST(),
+};
+
+static void hca_class_init(ObjectClass *klass, void *data)
+{
+    DeviceClass *dc = DEVICE_CLASS(klass);
+    PCIDeviceClass *pc = PCI_DEVICE_CLASS(klass);
+
+    pc->realize = hca_realize;
+    pc->exit = hca_exit;
+    pc->config_read = hca_config_read;
+    pc->config_write = hca_config_write;
+    pc->vendor_id = NPHCA_VENDOR_ID;
+    pc->device_id = NPHCA_DEVICE_ID;
+    pc->class_id = 0x0207; /* InfiniBand controller */
+    dc->reset = hca_reset;
+    dc->desc = "emulated mlx5 InfiniBand HCA";
+    dc->user_creatable = true;
+    set_bit(DEVICE_CATEGORY_NETWORK, dc->categories);
+    device_class_set_props(dc, hca_properties);
+}
+
+static const TypeInfo hca_info = {
+    .name = TYPE_NPRDMA_HCA,
+    .parent = TYPE_PCI_DEVICE,
+    .instance_size = sizeof(NprdmaHca),
+    .instance_init = hca_instance_init,
+    .class_init = hca_class_init,
+    .interfaces = (InterfaceInfo[]) {
+        { INTERFACE_PCIE_DEVICE },
+        { },
+    },
+};
+
+static void hca_register(void)
+{
+    type_register_static(&hca_info);
+}
+
+type_init(hca_register)
