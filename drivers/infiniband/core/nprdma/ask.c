@@ -1,0 +1,846 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Asking a peer: transactions, and the requests that user space makes.
+ *
+ * A transaction is in its peer's list from the moment it may be answered until
+ * somebody takes it out, under the peer's lock: the answer, the timer, a killed
+ * caller, or the death of the peer.  Who took it finishes it, so it is finished
+ * exactly once, and whoever comes later finds nothing.
+ */
+#include <linux/ktime.h>
+#include <linux/random.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <kunit/visibility.h>
+
+#include "np_proto.h"
+#include "trace.h"
+
+/*
+ * Counts up from a random number: what is left over from an earlier boot
+ * matches nothing.  It does not wrap: there are 2^63 to go.
+ */
+static atomic64_t np_last_tid;
+
+/* --- transactions ----------------------------------------------------------- */
+
+static void np_trans_free(struct kref *ref)
+{
+	struct np_trans *trans = container_of(ref, struct np_trans, ref);
+
+	if (trans->release)
+		trans->release(trans);
+}
+
+/**
+ * np_trans_put - Give back a reference
+ * @trans: the transaction
+ */
+void np_trans_put(struct np_trans *trans)
+{
+	kref_put(&trans->ref, np_trans_free);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_trans_put);
+
+static unsigned long np_trans_delay(struct np_trans *trans)
+{
+	unsigned long us = np_rtt_timeout(&trans->peer->rtt, trans->tries);
+
+	if (trans->forever && trans->tries > NP_TRIES)
+		us = min_t(u64, (u64)us << (trans->tries - NP_TRIES),
+			   NP_GONE_MAX_MS * USEC_PER_MSEC);
+	return max(usecs_to_jiffies(us), 1UL);
+}
+
+static void np_trans_send(struct np_trans *trans)
+{
+	struct np_peer *peer = trans->peer;
+
+	/* What does not get away now gets away next time, by MAD */
+	np_send(peer->port, peer->ah, peer->pkey_index, peer, &trans->msg);
+}
+
+/* The list's and the timer's references to the peer and to @trans. */
+static void np_trans_unref(struct np_trans *trans)
+{
+	struct np_peer *peer = trans->peer;
+
+	np_trans_put(trans);
+	np_peer_put(peer);
+}
+
+/* For whom took @trans off the list. */
+static void np_trans_finish(struct np_trans *trans, u32 status,
+			    const struct np_msg *answer)
+{
+	if (cancel_delayed_work(&trans->work))
+		np_trans_unref(trans);
+	trans->done(trans, status, answer);
+	np_trans_unref(trans);
+}
+
+static void np_trans_work(struct work_struct *work)
+{
+	struct np_trans *trans = container_of(to_delayed_work(work),
+					      struct np_trans, work);
+	struct np_peer *peer = trans->peer;
+	bool expired;
+
+	spin_lock(&peer->lock);
+	if (list_empty(&trans->entry)) {
+		spin_unlock(&peer->lock);
+		np_trans_unref(trans);
+		return;
+	}
+	expired = !trans->forever &&
+		  (trans->unheard >= NP_TRIES ||
+		   time_after(jiffies, trans->deadline));
+	if (expired) {
+		list_del_init(&trans->entry);
+	} else {
+		trans->unheard++;
+		if (trans->tries < 2 * NP_TRIES)
+			trans->tries++;
+		/* Who takes it off the list may cancel that, but not us */
+		kref_get(&trans->ref);
+		kref_get(&peer->ref);
+		queue_delayed_work(np_wq, &trans->work, np_trans_delay(trans));
+		trans->msg.quick = false;
+	}
+	spin_unlock(&peer->lock);
+
+	if (expired)
+		np_trans_finish(trans, NP_TIMEOUT, NULL);
+	else
+		np_trans_send(trans);
+	np_trans_unref(trans);
+}
+
+/**
+ * np_trans_init - Prepare a request
+ * @trans: zeroed; the caller has its first reference
+ * @peer: to whom
+ * @type: enum np_msg_type; the rest of @trans->msg is the caller's
+ * @done: called once, when it was answered or given up
+ * @release: called with the last reference
+ */
+void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
+		   void (*done)(struct np_trans *trans, u32 status,
+				const struct np_msg *answer),
+		   void (*release)(struct np_trans *trans))
+{
+	kref_init(&trans->ref);
+	trans->peer = peer;
+	INIT_LIST_HEAD(&trans->entry);
+	INIT_DELAYED_WORK(&trans->work, np_trans_work);
+	trans->done = done;
+	trans->release = release;
+	trans->msg.type = type;
+	/* RESOLVE tells the UD QPs, and makes peers, which only a MAD can */
+	trans->msg.quick = type != NP_MSG_RESOLVE;
+	trans->msg.src_qpn = peer->qpn;
+	trans->msg.dst_qpn = peer->remote_qpn;
+	trans->msg.tid = atomic64_inc_return(&np_last_tid);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_trans_init);
+
+/**
+ * np_trans_list - Begin to wait for the answer
+ * @trans: prepared, sent by np_trans_start() or soon after
+ *
+ * Context: under the peer's lock, and the peer is alive
+ */
+static void np_trans_list(struct np_trans *trans)
+{
+	struct np_peer *peer = trans->peer;
+
+	lockdep_assert_held(&peer->lock);
+	kref_get(&trans->ref);
+	kref_get(&peer->ref);
+	list_add_tail(&trans->entry, &peer->trans);
+
+	trans->sent = ktime_get_ns();
+	trans->deadline = jiffies + msecs_to_jiffies(NP_WORKING_MS);
+	trans->tries = 1;
+	trans->unheard = 1;
+	kref_get(&trans->ref);
+	kref_get(&peer->ref);
+	queue_delayed_work(np_wq, &trans->work, np_trans_delay(trans));
+}
+
+/**
+ * np_trans_start - Send a request
+ * @trans: prepared
+ *
+ * Context: process context; takes only the peer's lock, does not wait
+ * Return: 0, then @done will be called; -ENOTCONN: the peer is dead
+ */
+int np_trans_start(struct np_trans *trans)
+{
+	struct np_peer *peer = trans->peer;
+
+	spin_lock(&peer->lock);
+	if (peer->dead) {
+		spin_unlock(&peer->lock);
+		return -ENOTCONN;
+	}
+	np_trans_list(trans);
+	spin_unlock(&peer->lock);
+	np_trans_send(trans);
+	return 0;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_trans_start);
+
+/**
+ * np_trans_cancel - Stop waiting for the answer
+ * @trans: started
+ *
+ * Return: true if it ends here and @done is not called; false if @done was or
+ * is being called
+ */
+bool np_trans_cancel(struct np_trans *trans)
+{
+	struct np_peer *peer = trans->peer;
+
+	spin_lock(&peer->lock);
+	if (list_empty(&trans->entry)) {
+		spin_unlock(&peer->lock);
+		return false;
+	}
+	list_del_init(&trans->entry);
+	spin_unlock(&peer->lock);
+	if (cancel_delayed_work(&trans->work))
+		np_trans_unref(trans);
+	np_trans_unref(trans);
+	return true;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_trans_cancel);
+
+/* --- holds ---------------------------------------------------------------------- */
+
+/**
+ * struct np_fault - a FAULT of ours; also the record of the hold it brought
+ * @trans: the FAULT; its references are those of the whole
+ * @rel: the RELEASE, with memory set aside before the hold exists
+ * @ev: the event that tells its end
+ * @channel: for @ev
+ * @kept: in np_peer.kept, under the peer's lock
+ * @hold_id: while in there
+ */
+struct np_fault {
+	struct np_trans trans;
+	struct np_trans rel;
+	struct np_ev ev;
+	struct np_channel *channel;
+	struct list_head kept;
+	u64 hold_id;
+};
+
+static void np_release_done(struct np_trans *rel, u32 status,
+			    const struct np_msg *answer)
+{
+}
+
+static void np_release_free(struct np_trans *rel)
+{
+	np_trans_put(&container_of(rel, struct np_fault, rel)->trans);
+}
+
+/* With the reference that np_peer.kept had. */
+static void np_fault_give_back(struct np_peer *peer, struct np_fault *fault)
+{
+	np_trans_init(&fault->rel, peer, NP_MSG_RELEASE, np_release_done,
+		      np_release_free);
+	fault->rel.msg.hold_id = fault->hold_id;
+	np_trans_start(&fault->rel);
+	np_trans_put(&fault->rel);
+}
+
+/* Once, without a transaction: if it is lost, the hold's time-out ends it. */
+static void np_release_send(struct np_peer *peer, u64 hold_id)
+{
+	struct np_msg msg = {
+		.type = NP_MSG_RELEASE,
+		.quick = true,
+		.src_qpn = peer->qpn,
+		.dst_qpn = peer->remote_qpn,
+		.tid = atomic64_inc_return(&np_last_tid),
+		.hold_id = hold_id,
+	};
+
+	np_send(peer->port, peer->ah, peer->pkey_index, peer, &msg);
+}
+
+static struct np_fault *np_kept_take(struct np_peer *peer, u64 hold_id)
+{
+	struct np_fault *fault;
+
+	spin_lock(&peer->lock);
+	list_for_each_entry(fault, &peer->kept, kept) {
+		if (fault->hold_id == hold_id) {
+			list_del_init(&fault->kept);
+			peer->nr_kept--;
+			spin_unlock(&peer->lock);
+			return fault;
+		}
+	}
+	spin_unlock(&peer->lock);
+	return NULL;
+}
+
+/**
+ * np_peer_release - Give back a hold
+ * @peer: the peer that granted it
+ * @hold_id: as the event said
+ *
+ * Context: process context, does not wait
+ * Return: 0; -ENOENT: this QP has no such hold
+ */
+int np_peer_release(struct np_peer *peer, u64 hold_id)
+{
+	struct np_fault *fault = np_kept_take(peer, hold_id);
+
+	if (!fault)
+		return -ENOENT;
+	np_fault_give_back(peer, fault);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_peer_release);
+
+/* --- FAULT ------------------------------------------------------------------------ */
+
+static void np_fault_free(struct np_trans *trans)
+{
+	struct np_fault *fault = container_of(trans, struct np_fault, trans);
+
+	np_channel_put(fault->channel);
+	kfree(fault);
+}
+
+static void np_fault_consumed(struct np_ev *ev)
+{
+	np_trans_put(&container_of(ev, struct np_fault, ev)->trans);
+}
+
+static void np_fault_done(struct np_trans *trans, u32 status,
+			  const struct np_msg *answer)
+{
+	struct np_fault *fault = container_of(trans, struct np_fault, trans);
+	struct np_peer *peer = trans->peer;
+	struct np_event *ev = &fault->ev.ev;
+	bool keep = false;
+
+	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid,
+				status, trans->tries,
+				ktime_get_ns() - trans->sent);
+
+	if (!status) {
+		ev->nr_words = answer->faulted.nr_words;
+		memcpy(ev->words, answer->faulted.words,
+		       ev->nr_words * sizeof(ev->words[0]));
+		keep = answer->faulted.hold_id;
+	}
+
+	spin_lock(&peer->lock);
+	clear_bit(trans->msg.fault.lane, peer->lanes);
+	if (keep && peer->dead) {
+		/* The hold died with the QP pair */
+		status = NP_QP;
+		ev->nr_words = 0;
+		keep = false;
+	} else if (keep) {
+		fault->hold_id = answer->faulted.hold_id;
+		ev->hold_id = fault->hold_id;
+		kref_get(&trans->ref);
+		list_add_tail(&fault->kept, &peer->kept);
+		peer->nr_kept++;
+	}
+	spin_unlock(&peer->lock);
+
+	ev->status = status;
+	kref_get(&trans->ref);
+	if (!np_channel_post(fault->channel, &fault->ev)) {
+		/* Nobody will ever learn of the hold */
+		if (keep)
+			np_peer_release(peer, answer->faulted.hold_id);
+		np_trans_put(trans);
+	}
+}
+
+/**
+ * np_peer_fault - Ask for pages
+ * @peer: the peer
+ * @channel: for the event
+ * @req: checked
+ * @ranges: checked
+ * @nr: their number
+ *
+ * Context: process context, does not wait for the peer
+ * Return: 0, then exactly one event follows; -EBUSY, -ENOENT, -ENOTCONN, -ENOMEM
+ */
+int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
+		  const struct np_fault_req *req, const struct np_range *ranges,
+		  unsigned int nr)
+{
+	struct np_binding *binding;
+	struct np_fault *fault;
+	unsigned long lane;
+	bool bound = false;
+	int err;
+
+	fault = kzalloc(sizeof(*fault), GFP_KERNEL_ACCOUNT);
+	if (!fault)
+		return -ENOMEM;
+	err = np_channel_reserve(channel);
+	if (err) {
+		kfree(fault);
+		return err;
+	}
+
+	np_trans_init(&fault->trans, peer, NP_MSG_FAULT, np_fault_done,
+		      np_fault_free);
+	INIT_LIST_HEAD(&fault->kept);
+	fault->channel = np_channel_get(channel);
+	fault->trans.msg.fault.region_id = req->region_id;
+	fault->trans.msg.fault.flags = req->flags;
+	fault->trans.msg.fault.nr_ranges = nr;
+	memcpy(fault->trans.msg.fault.ranges, ranges, nr * sizeof(*ranges));
+	INIT_LIST_HEAD(&fault->ev.entry);
+	fault->ev.reserved = true;
+	fault->ev.consumed = np_fault_consumed;
+	fault->ev.ev.type = NP_EVENT_FAULT;
+	fault->ev.ev.cookie = req->cookie;
+	fault->ev.ev.region_id = req->region_id;
+
+	spin_lock(&peer->lock);
+	hash_for_each_possible(peer->bindings, binding, entry,
+			       req->region_id) {
+		bound = binding->region_id == req->region_id;
+		if (bound)
+			break;
+	}
+	lane = find_first_zero_bit(peer->lanes, NP_LANES);
+	if (peer->dead)
+		err = -ENOTCONN;
+	else if (!bound)
+		err = -ENOENT;
+	else if (lane == NP_LANES || (req->flags & NP_FAULT_HOLD &&
+				      peer->nr_kept >= NP_MAX_KEPT))
+		err = -EBUSY;
+	if (err) {
+		spin_unlock(&peer->lock);
+		np_channel_unreserve(channel);
+		np_trans_put(&fault->trans);
+		return err;
+	}
+	__set_bit(lane, peer->lanes);
+	fault->trans.msg.fault.lane = lane;
+	/*
+	 * The answerer takes a tid below the lane's last one for a late copy, so
+	 * it must be drawn after the lane.
+	 */
+	fault->trans.msg.tid = atomic64_inc_return(&np_last_tid);
+	np_trans_list(&fault->trans);
+	spin_unlock(&peer->lock);
+
+	trace_np_fault_submit(peer->hca->ibdev, peer->qpn,
+			      fault->trans.msg.tid, req->region_id,
+			      ranges[0].addr, ranges[0].length, nr, req->flags);
+	np_trans_send(&fault->trans);
+	np_trans_put(&fault->trans);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_peer_fault);
+
+/* --- RESOLVE, FORGET, GONE ----------------------------------------------------------- */
+
+static void np_binding_free(struct np_binding *binding)
+{
+	np_channel_unpost(binding->channel, &binding->ev);
+	np_channel_put(binding->channel);
+	kfree(binding);
+}
+
+/* Under the peer's lock: out of the table, to be freed later. */
+static void np_binding_take(struct np_peer *peer, struct np_binding *binding,
+			    struct hlist_head *list)
+{
+	hash_del(&binding->entry);
+	hlist_add_head(&binding->entry, list);
+	peer->nr_bindings--;
+}
+
+static void np_bindings_free(struct hlist_head *list)
+{
+	struct np_binding *binding;
+	struct hlist_node *next;
+
+	hlist_for_each_entry_safe(binding, next, list, entry)
+		np_binding_free(binding);
+}
+
+/**
+ * struct np_resolving - a RESOLVE that somebody waits for
+ * @trans: the RESOLVE
+ * @done: it ended
+ * @status: so
+ * @info: what the peer said
+ * @binding: becomes the caller's binding
+ */
+struct np_resolving {
+	struct np_trans trans;
+	struct completion done;
+	u32 status;
+	struct np_resolve info;
+	struct np_binding *binding;
+};
+
+static void np_resolving_free(struct np_trans *trans)
+{
+	struct np_resolving *res = container_of(trans, struct np_resolving,
+						trans);
+
+	if (res->binding)
+		np_binding_free(res->binding);
+	kfree(res);
+}
+
+/* The binding exists before the answer has an effect: see np_peer_told_gone(). */
+static void np_resolve_done(struct np_trans *trans, u32 status,
+			    const struct np_msg *answer)
+{
+	struct np_resolving *res = container_of(trans, struct np_resolving,
+						trans);
+	struct np_peer *peer = trans->peer;
+	struct np_binding *binding;
+
+	spin_lock(&peer->lock);
+	peer->resolving--;
+	if (!status && peer->dead)
+		status = NP_QP;
+	if (!status) {
+		res->info = answer->region;
+		res->binding->region_id = answer->region.id;
+		res->binding->seq = trans->msg.tid;
+		res->binding->ev.ev.region_id = answer->region.id;
+		hash_for_each_possible(peer->bindings, binding, entry,
+				       answer->region.id) {
+			if (binding->region_id != answer->region.id ||
+			    binding->channel != res->binding->channel)
+				continue;
+			binding->seq = max(binding->seq, trans->msg.tid);
+			goto known;
+		}
+		hash_add(peer->bindings, &res->binding->entry,
+			 answer->region.id);
+		peer->nr_bindings++;
+		res->binding = NULL;
+	}
+known:
+	spin_unlock(&peer->lock);
+	res->status = status;
+	complete(&res->done);
+}
+
+static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
+			   u32 rkey, struct np_resolve *out)
+{
+	struct np_resolving *res;
+	int err;
+
+	res = kzalloc(sizeof(*res), GFP_KERNEL);
+	if (!res)
+		return -ENOMEM;
+	res->binding = kzalloc(sizeof(*res->binding), GFP_KERNEL_ACCOUNT);
+	if (!res->binding) {
+		kfree(res);
+		return -ENOMEM;
+	}
+	res->binding->channel = np_channel_get(channel);
+	INIT_LIST_HEAD(&res->binding->ev.entry);
+	res->binding->ev.ev.type = NP_EVENT_REGION_GONE;
+	res->binding->ev.ev.status = NP_GONE;
+	init_completion(&res->done);
+	np_trans_init(&res->trans, peer, NP_MSG_RESOLVE, np_resolve_done,
+		      np_resolving_free);
+	res->trans.msg.rkey = rkey;
+
+	spin_lock(&peer->lock);
+	if (peer->dead)
+		err = -ENOTCONN;
+	else if (peer->nr_bindings + peer->resolving >= NP_MAX_BINDINGS)
+		err = -ENOSPC;
+	else
+		err = 0;
+	if (!err) {
+		peer->resolving++;
+		np_trans_list(&res->trans);
+	}
+	spin_unlock(&peer->lock);
+	if (err)
+		goto out;
+	np_trans_send(&res->trans);
+
+	err = wait_for_completion_killable(&res->done);
+	if (err && np_trans_cancel(&res->trans)) {
+		spin_lock(&peer->lock);
+		peer->resolving--;
+		spin_unlock(&peer->lock);
+		goto out;
+	}
+	if (err)
+		wait_for_completion(&res->done);
+
+	err = np_status_to_errno(res->status);
+	if (res->status == NP_TIMEOUT && !READ_ONCE(peer->heard))
+		err = -EHOSTUNREACH;
+	if (!err)
+		*out = res->info;
+	trace_np_resolve(peer->hca->ibdev, peer->qpn, rkey, res->info.id,
+			 res->status);
+out:
+	np_trans_put(&res->trans);
+	return err;
+}
+
+/* A peer that is over a bound is asked again for this long */
+#define NP_RESOLVE_BUSY_MS	2000
+
+/**
+ * np_peer_resolve - Exchange an rkey for a region's keys
+ * @peer: the peer
+ * @channel: is told when the region dies
+ * @rkey: what the peer's application handed out
+ * @out: what the region is
+ *
+ * Context: process context; waits, bounded and killable
+ * Return: 0 or what the UAPI header says
+ */
+int np_peer_resolve(struct np_peer *peer, struct np_channel *channel, u32 rkey,
+		    struct np_resolve *out)
+{
+	unsigned long end = jiffies + msecs_to_jiffies(NP_RESOLVE_BUSY_MS);
+	unsigned int pause = 1;
+	int err;
+
+	for (;;) {
+		err = np_resolve_once(peer, channel, rkey, out);
+		if (err != -EBUSY || time_after(jiffies, end))
+			return err;
+		if (schedule_timeout_killable(msecs_to_jiffies(pause)) &&
+		    fatal_signal_pending(current))
+			return -EINTR;
+		pause = min(2 * pause, 100U);
+	}
+}
+EXPORT_SYMBOL_GPL(np_peer_resolve);
+
+static void np_forget_done(struct np_trans *trans, u32 status,
+			   const struct np_msg *answer)
+{
+}
+
+static void np_forget_free(struct np_trans *trans)
+{
+	kfree(trans);
+}
+
+/**
+ * np_peer_forget - Nothing of this QP uses a region's keys any more
+ * @peer: the peer
+ * @region_id: the region
+ *
+ * If the peer cannot be told now, it is when it asks: see np_peer_told_gone().
+ *
+ * Context: process context, does not wait for the peer
+ * Return: 0; -ENOENT: was not resolved, or forgotten before; -ENOMEM
+ */
+int np_peer_forget(struct np_peer *peer, u64 region_id)
+{
+	struct np_binding *binding;
+	struct hlist_node *next;
+	struct np_trans *trans;
+	int err = -ENOENT;
+	HLIST_HEAD(list);
+	bool tell;
+
+	trans = kzalloc(sizeof(*trans), GFP_KERNEL);
+	if (!trans)
+		return -ENOMEM;
+	np_trans_init(trans, peer, NP_MSG_FORGET, np_forget_done,
+		      np_forget_free);
+	trans->msg.forget.region_id = region_id;
+
+	spin_lock(&peer->lock);
+	hash_for_each_possible_safe(peer->bindings, binding, next, entry,
+				    region_id) {
+		if (binding->region_id != region_id)
+			continue;
+		trans->msg.forget.seq = max(trans->msg.forget.seq,
+					    binding->seq);
+		np_binding_take(peer, binding, &list);
+		err = 0;
+	}
+	tell = !err && !peer->dead;
+	if (tell)
+		np_trans_list(trans);
+	spin_unlock(&peer->lock);
+
+	np_bindings_free(&list);
+	if (tell)
+		np_trans_send(trans);
+	np_trans_put(trans);
+	return err;
+}
+EXPORT_SYMBOL_GPL(np_peer_forget);
+
+/**
+ * np_peer_told_gone - The peer says that a region died
+ * @peer: the peer
+ * @region_id: the region
+ *
+ * As long as a binding exists, user space may use the keys.  A RESOLVE under way
+ * may be about to hand them out: its answer can come in later than GONE.
+ *
+ * Return: NP_OK: nobody uses the keys; NP_BUSY: ask again
+ */
+u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
+{
+	struct np_binding *binding;
+	struct hlist_node *next;
+	HLIST_HEAD(closed);
+	u32 status;
+
+	spin_lock(&peer->lock);
+	status = peer->resolving ? NP_BUSY : NP_OK;
+	hash_for_each_possible_safe(peer->bindings, binding, next, entry,
+				    region_id) {
+		if (binding->region_id != region_id)
+			continue;
+		if (np_channel_is_closed(binding->channel)) {
+			np_binding_take(peer, binding, &closed);
+			continue;
+		}
+		status = NP_BUSY;
+		if (!binding->told) {
+			binding->told = true;
+			/* Under the lock, so that it is not freed meanwhile */
+			np_channel_post(binding->channel, &binding->ev);
+		}
+	}
+	spin_unlock(&peer->lock);
+	np_bindings_free(&closed);
+	trace_np_gone_receive(peer->hca->ibdev, peer->qpn, region_id, status);
+	return status;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_told_gone);
+
+/* --- answers ---------------------------------------------------------------------------- */
+
+static void np_answer_late(struct np_peer *peer, const struct np_msg *msg)
+{
+	/* A hold for a request that was given up: nobody else will release it */
+	if (msg->type == NP_MSG_FAULT && !msg->status && msg->faulted.hold_id)
+		np_release_send(peer, msg->faulted.hold_id);
+}
+
+/**
+ * np_peer_answered - An answer came in
+ * @peer: from whom
+ * @msg: the answer
+ */
+void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
+{
+	struct np_trans *trans;
+	bool found = false;
+
+	spin_lock(&peer->lock);
+	list_for_each_entry(trans, &peer->trans, entry) {
+		found = trans->msg.tid == msg->tid &&
+			trans->msg.type == msg->type;
+		if (found)
+			break;
+	}
+	if (!found) {
+		struct np_fault *fault;
+
+		/* A copy of an answer we have is nothing to release */
+		list_for_each_entry(fault, &peer->kept, kept) {
+			found = fault->trans.msg.tid == msg->tid;
+			if (found)
+				break;
+		}
+		spin_unlock(&peer->lock);
+		if (!found)
+			np_answer_late(peer, msg);
+		return;
+	}
+
+	peer->heard = true;
+	if (msg->status == NP_WIRE_WORKING ||
+	    (trans->forever && msg->status == NP_BUSY)) {
+		trans->unheard = 0;
+		spin_unlock(&peer->lock);
+		return;
+	}
+	list_del_init(&trans->entry);
+	/* Making keys takes long, and says nothing about FAULT */
+	if (trans->tries == 1 && msg->type != NP_MSG_RESOLVE)
+		np_rtt_sample(&peer->rtt, (ktime_get_ns() - trans->sent) /
+					  NSEC_PER_USEC);
+	spin_unlock(&peer->lock);
+
+	np_trans_finish(trans, msg->status, msg);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_answered);
+
+/**
+ * np_ask_kill - The QP is not connected any more: end all requests of ours
+ * @peer: dead, so nothing new begins
+ */
+void np_ask_kill(struct np_peer *peer)
+{
+	struct np_fault *fault, *next;
+	struct np_binding *binding;
+	struct hlist_node *after;
+	struct np_trans *trans;
+	HLIST_HEAD(bindings);
+	unsigned int bucket;
+	LIST_HEAD(kept);
+
+	for (;;) {
+		spin_lock(&peer->lock);
+		trans = list_first_entry_or_null(&peer->trans, struct np_trans,
+						 entry);
+		if (trans)
+			list_del_init(&trans->entry);
+		spin_unlock(&peer->lock);
+		if (!trans)
+			break;
+		np_trans_finish(trans, NP_QP, NULL);
+	}
+
+	spin_lock(&peer->lock);
+	hash_for_each_safe(peer->bindings, bucket, after, binding, entry)
+		np_binding_take(peer, binding, &bindings);
+	list_splice_init(&peer->kept, &kept);
+	peer->nr_kept = 0;
+	spin_unlock(&peer->lock);
+
+	np_bindings_free(&bindings);
+	/* The other end's QP may live on, and should not die for our holds */
+	list_for_each_entry_safe(fault, next, &kept, kept) {
+		list_del_init(&fault->kept);
+		np_release_send(peer, fault->hold_id);
+		np_trans_put(&fault->trans);
+	}
+}
+EXPORT_SYMBOL_IF_KUNIT(np_ask_kill);
+
+/**
+ * np_ask_init - Choose where transactions begin
+ */
+void np_ask_init(void)
+{
+	atomic64_set(&np_last_tid, get_random_u64() >> 2);
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Channels: queues of events for user space.
+ *
+ * A channel allocates nothing to deliver an event: each is part of what it tells
+ * about, a FAULT that was under way or a binding, and was paid for when that
+ * began.  A closed channel drops its events; what is still under way finds it
+ * closed.
+ */
+#include <linux/export.h>
+#include <linux/poll.h>
+#include <kunit/visibility.h>
+
+#include "np_proto.h"
+
+/* FAULTs under way or with an unread event, for one channel */
+#define NP_CHANNEL_EVENTS	1024
+
+/**
+ * np_channel_init - Begin a channel
+ * @channel: zeroed; the caller has its first reference
+ * @release: called with the last one
+ */
+void np_channel_init(struct np_channel *channel,
+		     void (*release)(struct np_channel *channel))
+{
+	kref_init(&channel->ref);
+	channel->release = release;
+	spin_lock_init(&channel->lock);
+	INIT_LIST_HEAD(&channel->events);
+	init_waitqueue_head(&channel->wait);
+}
+EXPORT_SYMBOL_GPL(np_channel_init);
+
+/**
+ * np_channel_get - Take a reference
+ * @channel: the channel
+ *
+ * Return: @channel
+ */
+struct np_channel *np_channel_get(struct np_channel *channel)
+{
+	kref_get(&channel->ref);
+	return channel;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_channel_get);
+
+static void np_channel_free(struct kref *ref)
+{
+	struct np_channel *channel = container_of(ref, struct np_channel, ref);
+
+	channel->release(channel);
+}
+
+/**
+ * np_channel_put - Give back a reference
+ * @channel: the channel
+ */
+void np_channel_put(struct np_channel *channel)
+{
+	kref_put(&channel->ref, np_channel_free);
+}
+EXPORT_SYMBOL_GPL(np_channel_put);
+
+/**
+ * np_channel_reserve - Count an event that will come
+ * @channel: the channel
+ *
+ * Return: 0, then it is posted or np_channel_unreserve() follows; -EBUSY;
+ * -EBADF: closed
+ */
+int np_channel_reserve(struct np_channel *channel)
+{
+	int err = 0;
+
+	spin_lock(&channel->lock);
+	if (channel->closed)
+		err = -EBADF;
+	else if (channel->reserved >= NP_CHANNEL_EVENTS)
+		err = -EBUSY;
+	else
+		channel->reserved++;
+	spin_unlock(&channel->lock);
+	return err;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_channel_reserve);
+
+/**
+ * np_channel_unreserve - The event will not come
+ * @channel: the channel
+ */
+void np_channel_unreserve(struct np_channel *channel)
+{
+	spin_lock(&channel->lock);
+	channel->reserved--;
+	spin_unlock(&channel->lock);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_channel_unreserve);
+
+/**
+ * np_channel_post - Append an event
+ * @channel: the channel
+ * @ev: the event; the channel's until @ev->consumed is called
+ *
+ * Context: atomic context too
+ * Return: false: the channel is closed, the event still the caller's
+ */
+bool np_channel_post(struct np_channel *channel, struct np_ev *ev)
+{
+	bool ok;
+
+	spin_lock(&channel->lock);
+	ok = !channel->closed;
+	if (ok)
+		list_add_tail(&ev->entry, &channel->events);
+	else
+		channel->reserved -= ev->reserved;
+	spin_unlock(&channel->lock);
+	if (ok)
+		wake_up_interruptible_poll(&channel->wait,
+					   EPOLLIN | EPOLLRDNORM);
+	return ok;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_channel_post);
+
+/**
+ * np_channel_unpost - Take back an event, if it was not read yet
+ * @channel: the channel
+ * @ev: not reserved, without @consumed
+ */
+void np_channel_unpost(struct np_channel *channel, struct np_ev *ev)
+{
+	spin_lock(&channel->lock);
+	list_del_init(&ev->entry);
+	spin_unlock(&channel->lock);
+}
+
+/**
+ * np_channel_is_closed - Can nobody read events any more
+ * @channel: the channel
+ *
+ * Return: true if so
+ */
+bool np_channel_is_closed(struct np_channel *channel)
+{
+	return READ_ONCE(channel->closed);
+}
+EXPORT_SYMBOL_GPL(np_channel_is_closed);
+
+/**
+ * np_channel_pop - Take out the first event
+ * @channel: the channel
+ * @out: what it says
+ *
+ * Return: false if there is none
+ */
+bool np_channel_pop(struct np_channel *channel, struct np_event *out)
+{
+	void (*consumed)(struct np_ev *ev) = NULL;
+	struct np_ev *ev;
+
+	spin_lock(&channel->lock);
+	ev = list_first_entry_or_null(&channel->events, struct np_ev, entry);
+	if (ev) {
+		list_del_init(&ev->entry);
+		channel->reserved -= ev->reserved;
+		*out = ev->ev;
+		consumed = ev->consumed;
+	}
+	spin_unlock(&channel->lock);
+	/* An event without may be gone by now */
+	if (consumed)
+		consumed(ev);
+	return ev;
+}
+EXPORT_SYMBOL_GPL(np_channel_pop);
+
+/**
+ * np_channel_close - No more events
+ * @channel: the channel
+ *
+ * Drops those that were not read, and wakes the readers.
+ */
+void np_channel_close(struct np_channel *channel)
+{
+	struct np_event ev;
+
+	spin_lock(&channel->lock);
+	channel->closed = true;
+	spin_unlock(&channel->lock);
+	while (np_channel_pop(channel, &ev))
+		;
+	wake_up_interruptible_poll(&channel->wait, EPOLLERR);
+}
+EXPORT_SYMBOL_GPL(np_channel_close);

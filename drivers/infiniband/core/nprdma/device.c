@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: devices, and what regions share.
+ *
+ * Says whether a device can have unpinned regions, and if not, why.  Keeps for
+ * each device a protection domain that no QP belongs to (the public keys live
+ * there), for each protection domain that had a region its scratch page, and for
+ * the host the signature page and a page of absent residency words.
+ *
+ * The 2 MiB pages are what absent pages of a window map to.  The signature and the
+ * zero page are mapped read-only; a scratch page is written by the peers of one
+ * protection domain and read by them only, so nothing leaks between two.
+ */
+#include <kunit/visibility.h>
+#include <linux/gfp.h>
+#include <linux/highmem.h>
+#include <linux/iommu.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+
+#include "np_hooks.h"
+#include "np_region.h"
+
+struct np_host np_host;
+EXPORT_SYMBOL_IF_KUNIT(np_host);
+static DEFINE_MUTEX(np_host_lock);
+
+static struct ib_client np_client;
+
+/* Drivers that cannot work on a list of DMA addresses alone, or not without udata */
+static const char *np_driver_reason(struct ib_device *ibdev)
+{
+	if (!ibdev->dma_device || ib_uses_virt_dma(ibdev))
+		return "no DMA that an IOMMU translates; use a hardware device";
+	if (ibdev->ops.driver_id == RDMA_DRIVER_IRDMA)
+		return "its driver cannot register keys on its own; use another device";
+	if (!ibdev->ops.reg_user_mr || !ibdev->ops.dereg_mr)
+		return "its driver does not register user memory";
+	return NULL;
+}
+
+/**
+ * np_device_domain() - the domain in which the device's windows would be
+ * @ibdev: device of a live registration, or held by a client
+ *
+ * Logs the reason of a refusal, with what to do about it, at a limited rate.
+ *
+ * Context: process context.
+ * Return: the domain, or -EOPNOTSUPP.
+ */
+struct iommu_domain *np_device_domain(struct ib_device *ibdev)
+{
+	const char *reason = np_driver_reason(ibdev);
+	struct iommu_domain *domain;
+
+	if (!reason) {
+		domain = iommu_dma_replaceable_domain(ibdev->dma_device,
+						      &reason);
+		if (!IS_ERR_OR_NULL(domain))
+			return domain;
+	}
+	if (!reason)
+		reason = "its IOMMU domain does not support it";
+	dev_warn_ratelimited(&ibdev->dev,
+			     "unpinned memory regions refused: %s\n", reason);
+	return ERR_PTR(-EOPNOTSUPP);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_device_domain);
+
+/**
+ * np_device_check() - can the device have unpinned regions?
+ * @ibdev: device of a live registration, or held by a client
+ *
+ * Context: process context.
+ * Return: 0, or -EOPNOTSUPP with the reason in the kernel's log.
+ */
+int np_device_check(struct ib_device *ibdev)
+{
+	return PTR_ERR_OR_ZERO(np_device_domain(ibdev));
+}
+EXPORT_SYMBOL_GPL(np_device_check);
+
+/**
+ * np_device_get() - our side of an RDMA device
+ * @ibdev: device of a live registration, or held by a client
+ *
+ * Return: the device with a reference, or NULL if it is going away.
+ */
+struct np_device *np_device_get(struct ib_device *ibdev)
+{
+	struct np_device *npdev = ib_get_client_data(ibdev, &np_client);
+
+	if (!npdev || !refcount_inc_not_zero(&npdev->users))
+		return NULL;
+	return npdev;
+}
+
+/**
+ * np_device_put() - drop the reference of np_device_get()
+ * @npdev: device
+ */
+void np_device_put(struct np_device *npdev)
+{
+	if (refcount_dec_and_test(&npdev->users))
+		complete(&npdev->idle);
+}
+
+/**
+ * np_device_pd() - the protection domain of the public keys
+ * @npdev: device
+ *
+ * Context: process context.
+ * Return: the PD, which lives as long as the device, or an error pointer.
+ */
+struct ib_pd *np_device_pd(struct np_device *npdev)
+{
+	struct ib_pd *pd;
+
+	guard(mutex)(&npdev->lock);
+	if (!npdev->pd) {
+		pd = ib_alloc_pd(npdev->ibdev, 0);
+		if (IS_ERR(pd))
+			return pd;
+		npdev->pd = pd;
+	}
+	return npdev->pd;
+}
+
+static struct page *np_alloc_2m(gfp_t gfp)
+{
+	return alloc_pages(gfp | __GFP_ZERO | __GFP_NOWARN |
+			   __GFP_RETRY_MAYFAIL, NP_SLOT_ORDER);
+}
+
+/**
+ * np_host_pages() - make the signature page and the zero page, once
+ *
+ * Context: process context.
+ * Return: 0 or -ENOMEM.
+ */
+int np_host_pages(void)
+{
+	u64 *words;
+	int i;
+
+	guard(mutex)(&np_host_lock);
+	if (np_host.signature_page)
+		return 0;
+
+	if (!np_host.zero_page)
+		np_host.zero_page = np_alloc_2m(GFP_KERNEL);
+	if (!np_host.zero_page)
+		return -ENOMEM;
+	np_host.signature_page = np_alloc_2m(GFP_KERNEL);
+	if (!np_host.signature_page)
+		return -ENOMEM;
+
+	/* Zero is what fresh memory holds: the one value that would often match */
+	do {
+		np_host.signature = get_random_u64();
+	} while (!np_host.signature);
+
+	words = page_address(np_host.signature_page);
+	for (i = 0; i < NP_SLOT_SIZE / sizeof(*words); i++)
+		words[i] = np_host.signature;
+	return 0;
+}
+
+static void np_host_free(void)
+{
+	if (np_host.signature_page)
+		__free_pages(np_host.signature_page, NP_SLOT_ORDER);
+	if (np_host.zero_page)
+		__free_pages(np_host.zero_page, NP_SLOT_ORDER);
+}
+
+static void np_scratch_free(struct kref *ref)
+{
+	struct np_scratch *scratch = container_of(ref, struct np_scratch, ref);
+
+	__free_pages(scratch->page, NP_SLOT_ORDER);
+	kfree(scratch);
+}
+
+/**
+ * np_scratch_get() - the scratch page of a PD, for one more region
+ * @npdev: device
+ * @pd: the application's PD
+ *
+ * The first region of a PD makes the page, and it stays for the others to come:
+ * clearing 2 MiB costs more than all else that a registration does.
+ *
+ * Context: process context.
+ * Return: the scratch page, for np_scratch_put() when no window of the region
+ * maps it any more, or -ENOMEM.
+ */
+struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd)
+{
+	struct np_scratch *scratch;
+
+	guard(mutex)(&npdev->lock);
+	scratch = pd->np;
+	if (!scratch) {
+		scratch = kzalloc(sizeof(*scratch), GFP_KERNEL);
+		if (!scratch)
+			return ERR_PTR(-ENOMEM);
+		scratch->page = np_alloc_2m(GFP_KERNEL_ACCOUNT);
+		if (!scratch->page) {
+			kfree(scratch);
+			return ERR_PTR(-ENOMEM);
+		}
+		kref_init(&scratch->ref);
+		pd->np = scratch;
+	}
+	kref_get(&scratch->ref);
+	return scratch;
+}
+
+/**
+ * np_scratch_put() - a region's windows do not map the page any more
+ * @scratch: of np_scratch_get()
+ */
+void np_scratch_put(struct np_scratch *scratch)
+{
+	kref_put(&scratch->ref, np_scratch_free);
+}
+
+/**
+ * np_pd_dealloc() - a PD ends
+ * @pd: the PD; no MR and no QP is left in it
+ *
+ * Windows of dead regions may still map its scratch page, which goes with them.
+ *
+ * Context: process context.
+ */
+void np_pd_dealloc(struct ib_pd *pd)
+{
+	if (pd->np)
+		np_scratch_put(pd->np);
+	pd->np = NULL;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_pd_dealloc);
+
+static int np_client_add(struct ib_device *ibdev)
+{
+	struct np_device *npdev;
+
+	npdev = kzalloc(sizeof(*npdev), GFP_KERNEL);
+	if (!npdev)
+		return -ENOMEM;
+	npdev->ibdev = ibdev;
+	mutex_init(&npdev->lock);
+	xa_init(&npdev->rkeys);
+	refcount_set(&npdev->users, 1);
+	init_completion(&npdev->idle);
+	ib_set_client_data(ibdev, &np_client, npdev);
+	return 0;
+}
+
+/*
+ * uverbs registered after us, so it has destroyed its objects by now, and with
+ * the QPs the quarantine is empty.  What may be left are references of requests
+ * that are just running.
+ */
+static void np_client_remove(struct ib_device *ibdev, void *client_data)
+{
+	struct np_device *npdev = client_data;
+
+	np_device_put(npdev);
+	wait_for_completion(&npdev->idle);
+	if (npdev->pd)
+		ib_dealloc_pd(npdev->pd);
+	WARN_ON(!xa_empty(&npdev->rkeys));
+	kfree(npdev);
+}
+
+static struct ib_client np_client = {
+	.name = "nprdma",
+	.add = np_client_add,
+	.remove = np_client_remove,
+};
+
+/**
+ * np_init() - start with ib_core
+ *
+ * Context: module init.
+ * Return: 0 or an error.
+ */
+int np_init(void)
+{
+	int ret;
+
+	ret = ib_register_client(&np_client);
+	if (ret)
+		return ret;
+	ret = np_peer_init();
+	if (ret)
+		ib_unregister_client(&np_client);
+	return ret;
+}
+
+/**
+ * np_exit() - end with ib_core
+ */
+void np_exit(void)
+{
+	np_peer_exit();
+	ib_unregister_client(&np_client);
+	np_host_free();
+}

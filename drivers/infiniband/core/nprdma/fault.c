@@ -1,0 +1,1109 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: residency, the one place where correctness lives.
+ *
+ * P is what the leaves of a page say in both windows, w its residency word.
+ *
+ * A page becomes absent (notifier, end of a hold, end of the region):
+ *   1. w := absent, generation + 1
+ *   2. P := signature page and scratch page, one store for each leaf
+ *   3. invalidation of IOTLB and device TLB, with drain
+ *   4. return
+ * A page becomes resident (fault):
+ *   0. if it becomes writable, it is marked dirty: whoever writes back or drops the
+ *      page looks at that, and knows nothing of what a device wrote
+ *   1. P := page
+ *   2. invalidation, because the signature page's translation may be cached
+ *   3. w := resident, generation + 1
+ *
+ * A peer that reads a word after its WRITE, finds it writable, and finds it the
+ * same as before the WRITE, thereby knows that P was the page all that time: w
+ * changes before P does on the way out, and after P on the way in.
+ *
+ * np_chunk.lock serialises all of that.  The notifier takes it, so under it nothing
+ * may enter reclaim: page tables for single leaves (iommu_split()), pages of the
+ * residency table, hold counters and batches are allocated before.  What a fault
+ * found out without the lock is checked under it, against the notifier's sequence
+ * and np_slot.merges, and if it is out of date the fault looks again, until a
+ * deadline.
+ *
+ * Pages under a hold are pinned, so an invalidation may leave their leaves as they
+ * are, and does: who holds a page relies on the leaf and not on the word.  The word
+ * becomes absent all the same, because nobody else may prove a WRITE by it.  Such a
+ * leaf is "stale".  If a fault finds that the owner has the same page there still (as
+ * after a failed migration, or when write-back has cleaned it), the page is resident
+ * again; if it is another one, the fault waits for the holds to end.  What is stale
+ * then becomes absent.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/hmm.h>
+#include <linux/memremap.h>
+#include <linux/pagemap.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "np_region.h"
+#include "trace.h"
+
+/* After this long a fault is not tried again, and the peer hears "busy" */
+#define NP_FAULT_DEADLINE	msecs_to_jiffies(1000)
+
+/**
+ * struct np_pin - pinned pages of one slot, on one hold
+ * @node: in np_hold.pins
+ * @chunk: of the slot
+ * @va: of the first page
+ * @npages: number of pages
+ * @pages: the pages
+ */
+struct np_pin {
+	struct list_head node;
+	struct np_chunk *chunk;
+	unsigned long va;
+	unsigned int npages;
+	struct page *pages[] __counted_by(npages);
+};
+
+/**
+ * struct np_fault - a fault of a range in one slot
+ * @region: region
+ * @chunk: chunk
+ * @slot: slot
+ * @mm: of the owner, with a user
+ * @va: of the first page
+ * @first: number of the first page in the slot
+ * @npages: number of pages
+ * @flags: NP_FAULT_*
+ * @hold: or NULL
+ * @pin: pages pinned for @hold, not yet on it
+ * @pfns: for HMM
+ * @read: what the read window shall map to
+ * @write: what the write window shall map to
+ */
+struct np_fault {
+	struct np_region *region;
+	struct np_chunk *chunk;
+	struct np_slot *slot;
+	struct mm_struct *mm;
+	unsigned long va;
+	unsigned int first;
+	unsigned int npages;
+	unsigned int flags;
+	struct np_hold *hold;
+	struct np_pin *pin;
+	unsigned long *pfns;
+	phys_addr_t *read;
+	phys_addr_t *write;
+};
+
+static struct np_slot *np_chunk_slot(struct np_chunk *chunk, unsigned long va)
+{
+	return &chunk->slots[(va - chunk->va) >> NP_SLOT_SHIFT];
+}
+
+static unsigned long np_slot_va(const struct np_chunk *chunk,
+				const struct np_slot *slot)
+{
+	return chunk->va + ((slot - chunk->slots) << NP_SLOT_SHIFT);
+}
+
+/* --- words ------------------------------------------------------------------- */
+
+/* Under the lock: rights (0: absent) with a new generation */
+static void np_word_set(struct np_region *region, struct np_slot *slot,
+			unsigned int i, u64 rights)
+{
+	u64 old = slot->words[i];
+	u64 new = ((old & ~NP_WORD_RIGHTS) + NP_WORD_GENERATION) | rights;
+	int readable = !!(new & NP_WORD_READABLE) - !!(old & NP_WORD_READABLE);
+	int writable = !!(new & NP_WORD_WRITABLE) - !!(old & NP_WORD_WRITABLE);
+
+	/* One store: peers read it while it changes */
+	WRITE_ONCE(slot->words[i], new);
+	slot->resident += readable;
+	slot->writable += writable;
+	atomic64_add(readable, &region->count.resident);
+	atomic64_add(writable, &region->count.writable);
+}
+
+/* Is there something to do for this fault? Also without the lock, as a hint */
+static bool np_slot_lacks(const struct np_slot *slot, unsigned int i, bool write)
+{
+	u64 want = NP_WORD_READABLE | (write ? NP_WORD_WRITABLE : 0);
+
+	return (READ_ONCE(slot->words[i]) & want) != want;
+}
+
+static bool np_slot_is_held(const struct np_slot *slot, unsigned int i)
+{
+	return slot->held && slot->holds->count[i];
+}
+
+/* --- becoming absent ------------------------------------------------------------ */
+
+/* What np_slot_absent() does with pages under a hold, and with absent pages */
+enum np_absent {
+	NP_ABSENT_UNHELD,	/* leaves of held pages stay, and are stale */
+	NP_ABSENT_ALL,		/* these, too, of the whole slot: the region is gone */
+	NP_ABSENT_UNDO,		/* leaves of absent pages, too: a fault has failed */
+};
+
+static void np_slot_fill(struct np_chunk *chunk, struct np_slot *slot,
+			 unsigned int first, unsigned int end,
+			 struct iommu_inval *inval)
+{
+	unsigned long va = np_slot_va(chunk, slot) + (first << PAGE_SHIFT);
+	struct np_region *region = chunk->region;
+
+	/* If this fails a device can reach a page that is not the owner's any more */
+	WARN_ON_ONCE(np_window_fill(&region->write, va, end - first, inval));
+	WARN_ON_ONCE(np_window_fill(&region->read, va, end - first, inval));
+}
+
+/* One store for 512 pages, and the tables are free again */
+static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
+			  struct iommu_inval *inval)
+{
+	unsigned long va = np_slot_va(chunk, slot);
+	struct np_region *region = chunk->region;
+
+	WARN_ON_ONCE(np_window_merge(&region->write, va, inval));
+	WARN_ON_ONCE(np_window_merge(&region->read, va, inval));
+	/* Pairs with the acquire in np_fault_try() */
+	smp_store_release(&slot->merges, slot->merges + 1);
+}
+
+/* The word of a held page becomes absent, its leaves stay */
+static void np_slot_make_stale(struct np_region *region, struct np_slot *slot,
+			       unsigned int i)
+{
+	if (slot->words[i] & NP_WORD_READABLE)
+		__set_bit(i, slot->holds->stale_read);
+	if (slot->words[i] & NP_WORD_WRITABLE)
+		__set_bit(i, slot->holds->stale_write);
+	np_word_set(region, slot, i, 0);
+}
+
+/*
+ * Steps 1 and 2 for the pages [first, end) of a slot. Returns how many became
+ * absent; iommu_inval_sync() must follow before the lock is dropped.
+ */
+static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
+				   unsigned int first, unsigned int end,
+				   enum np_absent how, struct iommu_inval *inval)
+{
+	struct np_region *region = chunk->region;
+	unsigned int i, run, out = 0;
+
+	lockdep_assert_held(&chunk->lock);
+	if (!slot->resident && !(slot->held && how == NP_ABSENT_ALL) &&
+	    how != NP_ABSENT_UNDO)
+		return 0;
+
+	for (i = first; i < end; i++) {
+		if (!(slot->words[i] & NP_WORD_READABLE))
+			continue;
+		if (how != NP_ABSENT_ALL && np_slot_is_held(slot, i))
+			np_slot_make_stale(region, slot, i);
+		else
+			np_word_set(region, slot, i, 0);
+		out++;
+	}
+	if (!out && how == NP_ABSENT_UNHELD)
+		return 0;
+
+	/*
+	 * 1 before 2, as devices see it. Pairs with the peer, which reads the word
+	 * after its WRITE went through the leaf.
+	 */
+	dma_wmb();
+
+	if (how == NP_ABSENT_ALL && slot->holds) {
+		bitmap_zero(slot->holds->stale_read, NP_SLOT_PAGES);
+		bitmap_zero(slot->holds->stale_write, NP_SLOT_PAGES);
+	}
+	if (how == NP_ABSENT_ALL || (!slot->resident && !slot->held)) {
+		np_slot_merge(chunk, slot, inval);
+		return out;
+	}
+	for (run = first; run < end; run = i + 1) {
+		for (i = run; i < end; i++)
+			if (np_slot_is_held(slot, i))
+				break;
+		if (i > run)
+			np_slot_fill(chunk, slot, run, i, inval);
+	}
+	return out;
+}
+
+/* All four steps for [start, last] of a chunk's va */
+static unsigned int np_chunk_absent(struct np_chunk *chunk, unsigned long start,
+				    unsigned long last, enum np_absent how)
+{
+	struct iommu_inval inval;
+	unsigned int s, s_last, out = 0;
+
+	lockdep_assert_held(&chunk->lock);
+	iommu_inval_init(&inval);
+	start = max(start, chunk->va);
+	last = min(last, chunk->va + NP_CHUNK_SIZE - 1);
+	s_last = (last - chunk->va) >> NP_SLOT_SHIFT;
+	for (s = (start - chunk->va) >> NP_SLOT_SHIFT; s <= s_last; s++) {
+		unsigned long va = chunk->va + ((unsigned long)s << NP_SLOT_SHIFT);
+		unsigned int first = 0, end = NP_SLOT_PAGES;
+
+		if (start > va)
+			first = (start - va) >> PAGE_SHIFT;
+		if (last < va + NP_SLOT_SIZE - 1)
+			end = ((last - va) >> PAGE_SHIFT) + 1;
+		out += np_slot_absent(chunk, &chunk->slots[s], first, end, how,
+				      &inval);
+	}
+	iommu_inval_sync(chunk->region->read.domain, &inval);
+	return out;
+}
+
+/* No memory, no network, and no waiting for anything but the lock */
+static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
+				const struct mmu_notifier_range *range,
+				unsigned long cur_seq)
+{
+	struct np_chunk *chunk = container_of(notifier, struct np_chunk,
+					      notifier);
+	struct np_region *region = chunk->region;
+	unsigned int out;
+
+	if (mmu_notifier_range_blockable(range))
+		mutex_lock(&chunk->lock);
+	else if (!mutex_trylock(&chunk->lock))
+		return false;
+	mmu_interval_set_seq(notifier, cur_seq);
+	out = np_chunk_absent(chunk, range->start, range->end - 1,
+			      NP_ABSENT_UNHELD);
+	mutex_unlock(&chunk->lock);
+
+	if (out) {
+		trace_np_residency(region->id, region->public_rkey,
+				   max(range->start, chunk->va), out, 0);
+		atomic64_inc(&region->count.invalidations);
+		atomic64_add(out, &region->count.pages_invalidated);
+	}
+	return true;
+}
+
+static const struct mmu_interval_notifier_ops np_chunk_ops = {
+	.invalidate = np_chunk_invalidate,
+};
+
+/* --- chunks ------------------------------------------------------------------------ */
+
+static struct np_chunk *np_chunk_alloc(struct np_region *region,
+				       unsigned long index, struct mm_struct *mm)
+{
+	unsigned long va = region->read.va + (index << NP_CHUNK_SHIFT);
+	unsigned long start, end;
+	struct np_chunk *chunk;
+	int ret;
+
+	chunk = kzalloc(sizeof(*chunk), GFP_KERNEL_ACCOUNT);
+	if (!chunk)
+		return ERR_PTR(-ENOMEM);
+	chunk->region = region;
+	chunk->va = va;
+	mutex_init(&chunk->lock);
+	/* Reclaim calls the notifier: whoever allocates under the lock is told */
+	fs_reclaim_acquire(GFP_KERNEL);
+	might_lock(&chunk->lock);
+	fs_reclaim_release(GFP_KERNEL);
+
+	/* The owner's neighbouring memory is none of our business */
+	start = max(va, region->start & PAGE_MASK);
+	end = min(va + NP_CHUNK_SIZE, PAGE_ALIGN(region->start + region->length));
+	ret = mmu_interval_notifier_insert(&chunk->notifier, mm, start,
+					   end - start, &np_chunk_ops);
+	if (ret) {
+		kfree(chunk);
+		return ERR_PTR(ret);
+	}
+	return chunk;
+}
+
+/* Find the chunk of @va, or make it; @mm NULL: only find it */
+static struct np_chunk *np_chunk_get(struct np_region *region, unsigned long va,
+				     struct mm_struct *mm)
+{
+	unsigned long index = (va - region->read.va) >> NP_CHUNK_SHIFT;
+	struct np_chunk *chunk;
+	int ret;
+
+	chunk = xa_load(&region->chunks, index);
+	if (chunk || !mm)
+		return chunk;
+
+	guard(mutex)(&region->chunk_lock);
+	if (region->closed)
+		return ERR_PTR(-ENXIO);
+	chunk = xa_load(&region->chunks, index);
+	if (chunk)
+		return chunk;
+	chunk = np_chunk_alloc(region, index, mm);
+	if (IS_ERR(chunk))
+		return chunk;
+	ret = xa_err(xa_store(&region->chunks, index, chunk,
+			      GFP_KERNEL_ACCOUNT));
+	if (ret) {
+		mmu_interval_notifier_remove(&chunk->notifier);
+		kfree(chunk);
+		return ERR_PTR(ret);
+	}
+	return chunk;
+}
+
+/* A stale leaf was kept for the sake of holds, and this was the last of them */
+static bool np_slot_drop_stale(struct np_chunk *chunk, struct np_slot *slot,
+			       unsigned int i, struct iommu_inval *inval)
+{
+	struct np_slot_holds *holds = slot->holds;
+	bool stale_write = __test_and_clear_bit(i, holds->stale_write);
+	unsigned long va = np_slot_va(chunk, slot) + (i << PAGE_SHIFT);
+
+	if (__test_and_clear_bit(i, holds->stale_read))
+		np_slot_fill(chunk, slot, i, i + 1, inval);
+	else if (stale_write)
+		WARN_ON_ONCE(np_window_fill(&chunk->region->write, va, 1, inval));
+	else
+		return false;
+	return true;
+}
+
+/* The leaves first, then the pages */
+static void np_pin_release(struct np_pin *pin, bool dirty)
+{
+	struct np_chunk *chunk = pin->chunk;
+	struct np_slot *slot = np_chunk_slot(chunk, pin->va);
+	unsigned int first = (pin->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	struct iommu_inval inval;
+	bool dropped = false;
+	unsigned int i;
+
+	mutex_lock(&chunk->lock);
+	iommu_inval_init(&inval);
+	for (i = first; i < first + pin->npages; i++) {
+		if (--slot->holds->count[i])
+			continue;
+		slot->held--;
+		atomic64_dec(&chunk->region->count.held);
+		dropped |= np_slot_drop_stale(chunk, slot, i, &inval);
+	}
+	if (dropped && !slot->resident && !slot->held)
+		np_slot_merge(chunk, slot, &inval);
+	iommu_inval_sync(chunk->region->read.domain, &inval);
+	mutex_unlock(&chunk->lock);
+
+	unpin_user_pages_dirty_lock(pin->pages, pin->npages, dirty);
+	kvfree(pin);
+}
+
+/**
+ * np_region_absent() - all pages become absent and stay so
+ * @region: region that is gone
+ *
+ * Pages under holds, too: what was pinned for the region is unpinned.
+ *
+ * Context: process context.
+ */
+void np_region_absent(struct np_region *region)
+{
+	struct np_pin *pin, *next;
+	struct np_chunk *chunk;
+	struct np_hold *hold;
+	unsigned long index;
+	LIST_HEAD(pins);
+	LIST_HEAD(dirty_pins);
+
+	mutex_lock(&region->chunk_lock);
+	region->closed = true;
+	mutex_unlock(&region->chunk_lock);
+
+	xa_for_each(&region->chunks, index, chunk) {
+		mutex_lock(&chunk->lock);
+		chunk->dead = true;
+		np_chunk_absent(chunk, chunk->va, chunk->va + NP_CHUNK_SIZE - 1,
+				NP_ABSENT_ALL);
+		mutex_unlock(&chunk->lock);
+		mmu_interval_notifier_remove(&chunk->notifier);
+	}
+
+	/* No pin is added any more: that needs a chunk that is not dead */
+	spin_lock(&region->hold_lock);
+	list_for_each_entry(hold, &region->holds, node)
+		list_splice_init(&hold->pins,
+				 hold->write ? &dirty_pins : &pins);
+	spin_unlock(&region->hold_lock);
+	list_for_each_entry_safe(pin, next, &dirty_pins, node)
+		np_pin_release(pin, true);
+	list_for_each_entry_safe(pin, next, &pins, node)
+		np_pin_release(pin, false);
+}
+
+/**
+ * np_region_free_chunks() - free what is known about residency
+ * @region: region whose windows are unmapped
+ */
+void np_region_free_chunks(struct np_region *region)
+{
+	struct np_chunk *chunk;
+	unsigned long index;
+	int s;
+
+	xa_for_each(&region->chunks, index, chunk) {
+		for (s = 0; s < NP_CHUNK_SLOTS; s++) {
+			free_page((unsigned long)chunk->slots[s].words);
+			kfree(chunk->slots[s].holds);
+		}
+		xa_erase(&region->chunks, index);
+		kfree(chunk);
+	}
+}
+
+/* --- becoming resident ----------------------------------------------------------------- */
+
+static int np_slot_make_words(struct np_region *region, struct np_slot *slot,
+			      unsigned long va)
+{
+	struct page *page;
+	int ret;
+
+	page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	if (!page)
+		return -ENOMEM;
+
+	guard(mutex)(&region->table_lock);
+	if (slot->words) {
+		__free_page(page);
+		return 0;
+	}
+	ret = np_window_table_page(&region->read, va, page);
+	if (ret) {
+		__free_page(page);
+		return ret;
+	}
+	atomic64_inc(&region->count.table_pages);
+	/* Pairs with the acquire in np_fault_is_noop(); then see np_chunk.lock */
+	smp_store_release(&slot->words, page_address(page));
+	return 0;
+}
+
+static int np_slot_make_holds(struct np_chunk *chunk, struct np_slot *slot)
+{
+	struct np_slot_holds *holds;
+
+	holds = kzalloc(sizeof(*holds), GFP_KERNEL_ACCOUNT);
+	if (!holds)
+		return -ENOMEM;
+	mutex_lock(&chunk->lock);
+	if (!slot->holds) {
+		WRITE_ONCE(slot->holds, holds);
+		holds = NULL;
+	}
+	mutex_unlock(&chunk->lock);
+	kfree(holds);
+	return 0;
+}
+
+/* What allocates, and may be needed anew in each attempt */
+static int np_slot_prepare(struct np_fault *f)
+{
+	struct np_region *region = f->region;
+	struct np_slot *slot = f->slot;
+	int ret;
+
+	if (f->hold && !READ_ONCE(slot->holds)) {
+		ret = np_slot_make_holds(f->chunk, slot);
+		if (ret)
+			return ret;
+	}
+	if (f->flags & NP_FAULT_WRITE) {
+		ret = np_window_split(&region->write, f->va);
+		if (ret)
+			return ret;
+	}
+	return np_window_split(&region->read, f->va);
+}
+
+/*
+ * What may be mapped for a device as long as the notifier is silent. ZONE_DEVICE
+ * holds much that is not memory, or not ours to give; DAX is ordinary.
+ */
+static bool np_page_is_memory(unsigned long pfn)
+{
+	struct page *page;
+
+	if (!pfn_valid(pfn))
+		return false;
+	page = pfn_to_page(pfn);
+	if (!is_zone_device_page(page))
+		return true;
+	return page->pgmap->type == MEMORY_DEVICE_FS_DAX;
+}
+
+/*
+ * Step 0. Under the lock and with a valid sequence the page is in the owner's page
+ * table, writable, so nobody truncates it now. Marking a page of a file system
+ * dirty may allocate, though: false says that it must be done outside the lock
+ * first. Then it stays dirty, because cleaning it takes the write permission of the
+ * mapping away, and that invalidates.
+ */
+static bool np_page_make_dirty(struct page *page)
+{
+	struct folio *folio = page_folio(page);
+	struct address_space *mapping;
+
+	if (folio_test_dirty(folio))
+		return true;
+	if (folio_test_anon(folio)) {
+		folio_set_dirty(folio);
+		return true;
+	}
+	mapping = folio_mapping(folio);
+	if (mapping && mapping->a_ops->dirty_folio != noop_dirty_folio)
+		return false;
+	folio_mark_dirty(folio);
+	return true;
+}
+
+/*
+ * Ask the CPU's page tables, faulting what is asked for and not there. Pages that
+ * the peers have already are not asked for, except for a hold, which needs to know
+ * that what it has pinned is what is there.
+ */
+static int np_fault_look(struct np_fault *f, unsigned long seq)
+{
+	bool write = f->flags & NP_FAULT_WRITE;
+	struct hmm_range range = {
+		.notifier = &f->chunk->notifier,
+		.notifier_seq = seq,
+		.start = f->va,
+		.end = f->va + ((unsigned long)f->npages << PAGE_SHIFT),
+		.hmm_pfns = f->pfns,
+		.pfn_flags_mask = HMM_PFN_REQ_FAULT | HMM_PFN_REQ_WRITE,
+	};
+	unsigned long want = HMM_PFN_REQ_FAULT;
+	unsigned int i;
+	int ret;
+
+	if (write)
+		want |= HMM_PFN_REQ_WRITE;
+	if (f->flags & NP_FAULT_PRESENT)
+		want = 0;
+	for (i = 0; i < f->npages; i++)
+		f->pfns[i] = f->hold || np_slot_lacks(f->slot, f->first + i,
+						      write) ? want : 0;
+
+	mmap_read_lock(f->mm);
+	ret = hmm_range_fault(&range);
+	mmap_read_unlock(f->mm);
+	return ret;
+}
+
+/* Do holds keep a leaf of the page that says something else than @pfn? */
+static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
+			       unsigned long pfn)
+{
+	struct np_slot_holds *holds = f->slot->holds;
+	struct np_window *win = &f->region->read;
+
+	if (!np_slot_is_held(f->slot, f->first + i))
+		return false;
+	if (f->pin && holds->count[f->first + i] == U16_MAX)
+		return true;
+	if (!test_bit(f->first + i, holds->stale_read) &&
+	    !test_bit(f->first + i, holds->stale_write))
+		return false;
+	return iommu_iova_to_phys(win->domain,
+				  np_window_iova(win, f->va) +
+				  (i << PAGE_SHIFT)) != PFN_PHYS(pfn);
+}
+
+/*
+ * Under the lock and with a valid sequence: what shall the leaves say? Returns 1 if
+ * there is something to do, 0 if not, or an error.
+ */
+static int np_fault_plan(struct np_fault *f, struct page **undirty)
+{
+	bool write = f->flags & NP_FAULT_WRITE;
+	bool work = false;
+	unsigned int i;
+
+	for (i = 0; i < f->npages; i++) {
+		unsigned long pfn = f->pfns[i] & ~HMM_PFN_FLAGS;
+		bool ok = f->pfns[i] & HMM_PFN_VALID &&
+			  (!write || f->pfns[i] & HMM_PFN_WRITE);
+		u64 word = f->slot->words[f->first + i];
+
+		f->read[i] = IOMMU_LEAF_KEEP;
+		f->write[i] = IOMMU_LEAF_KEEP;
+		/* A hold comes with the pages that HMM sees now, or is made anew */
+		if (f->pin && (!ok || pfn_to_page(pfn) != f->pin->pages[i]))
+			return -EBUSY;
+		if (!np_slot_lacks(f->slot, f->first + i, write))
+			continue;
+		if (!ok && f->flags & NP_FAULT_PRESENT)
+			continue;
+		if (!ok || np_fault_must_wait(f, i, pfn))
+			return -EBUSY;
+		if (!np_page_is_memory(pfn))
+			return -EFAULT;
+		if (!(word & NP_WORD_READABLE))
+			f->read[i] = PFN_PHYS(pfn);
+		if (write) {
+			f->write[i] = PFN_PHYS(pfn);
+			if (!np_page_make_dirty(pfn_to_page(pfn))) {
+				*undirty = pfn_to_page(pfn);
+				get_page(*undirty);
+				return -EBUSY;
+			}
+		}
+		work = true;
+	}
+	return work;
+}
+
+/* Is there an entry that is not IOMMU_LEAF_KEEP? */
+static bool np_paddrs_any(const phys_addr_t *paddrs, unsigned int npages)
+{
+	unsigned int i;
+
+	for (i = 0; i < npages; i++)
+		if (paddrs[i] != IOMMU_LEAF_KEEP)
+			return true;
+	return false;
+}
+
+/* Steps 1 to 3, under the lock */
+static int np_fault_map(struct np_fault *f)
+{
+	struct np_slot_holds *holds = f->slot->holds;
+	struct np_region *region = f->region;
+	struct iommu_inval inval;
+	unsigned int i, in = 0;
+	int ret = 0;
+
+	iommu_inval_init(&inval);
+	if (np_paddrs_any(f->write, f->npages))
+		ret = np_window_pages(&region->write, f->va, f->npages,
+				      f->write, &inval);
+	if (!ret && np_paddrs_any(f->read, f->npages))
+		ret = np_window_pages(&region->read, f->va, f->npages, f->read,
+				      &inval);
+	if (ret)
+		np_slot_absent(f->chunk, f->slot, f->first,
+			       f->first + f->npages, NP_ABSENT_UNDO, &inval);
+	iommu_inval_sync(region->read.domain, &inval);
+	if (ret)
+		return ret;
+
+	/*
+	 * 3 after 2: a peer that reads the word reaches the page. Pairs with the
+	 * peer, which posts its WRITE after it has read the word.
+	 */
+	dma_wmb();
+	for (i = 0; i < f->npages; i++) {
+		u64 rights = NP_WORD_READABLE;
+
+		if (f->read[i] == IOMMU_LEAF_KEEP &&
+		    f->write[i] == IOMMU_LEAF_KEEP)
+			continue;
+		if (f->write[i] != IOMMU_LEAF_KEEP)
+			rights |= NP_WORD_WRITABLE;
+		if (holds) {
+			__clear_bit(f->first + i, holds->stale_read);
+			if (rights & NP_WORD_WRITABLE)
+				__clear_bit(f->first + i, holds->stale_write);
+		}
+		np_word_set(region, f->slot, f->first + i, rights);
+		in++;
+	}
+	trace_np_residency(region->id, region->public_rkey, f->va, in,
+			   f->flags & NP_FAULT_WRITE ? NP_WORD_RIGHTS :
+						       NP_WORD_READABLE);
+	return in;
+}
+
+static void np_fault_take_hold(struct np_fault *f)
+{
+	struct np_slot_holds *holds = f->slot->holds;
+	struct np_hold *hold = f->hold;
+	unsigned int i;
+
+	for (i = 0; i < f->npages; i++) {
+		if (holds->count[f->first + i]++)
+			continue;
+		f->slot->held++;
+		atomic64_inc(&f->region->count.held);
+	}
+	f->pin->chunk = f->chunk;
+	f->pin->va = f->va;
+	spin_lock(&f->region->hold_lock);
+	if (!hold->pages)
+		atomic64_inc(&f->region->count.holds);
+	hold->pages += f->npages;
+	list_add(&f->pin->node, &hold->pins);
+	spin_unlock(&f->region->hold_lock);
+	f->pin = NULL;
+}
+
+/*
+ * Pages that are to be held are pinned before we look, because nothing but the pin
+ * makes them stay while we do: however hard memory is pressed, the next round
+ * finds them.
+ */
+static int np_fault_pin(struct np_fault *f)
+{
+	unsigned int gup_flags = FOLL_LONGTERM;
+	unsigned int done = 0;
+	struct np_pin *pin;
+	int locked = 1;
+	long n = 0;
+
+	pin = kvzalloc(struct_size(pin, pages, f->npages), GFP_KERNEL_ACCOUNT);
+	if (!pin)
+		return -ENOMEM;
+	pin->npages = f->npages;
+	if (f->flags & NP_FAULT_WRITE)
+		gup_flags |= FOLL_WRITE;
+
+	mmap_read_lock(f->mm);
+	while (done < f->npages) {
+		n = pin_user_pages_remote(f->mm,
+					  f->va + ((unsigned long)done << PAGE_SHIFT),
+					  f->npages - done, gup_flags,
+					  pin->pages + done, &locked);
+		if (n <= 0)
+			break;
+		done += n;
+		if (!locked) {
+			mmap_read_lock(f->mm);
+			locked = 1;
+		}
+	}
+	if (locked)
+		mmap_read_unlock(f->mm);
+	if (done < f->npages) {
+		unpin_user_pages(pin->pages, done);
+		kvfree(pin);
+		return n ? n : -EFAULT;
+	}
+	f->pin = pin;
+	return 0;
+}
+
+/* One attempt. -EBUSY: memory changed meanwhile, look again */
+static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
+{
+	struct np_slot *slot = f->slot;
+	struct page *undirty = NULL;
+	unsigned int merges, i;
+	unsigned long seq;
+	int ret;
+
+	if (f->hold && !f->pin) {
+		ret = np_fault_pin(f);
+		if (ret)
+			return ret;
+	}
+	/* Before the split, so that a merge that undoes it is noticed */
+	merges = smp_load_acquire(&slot->merges);
+	ret = np_slot_prepare(f);
+	if (ret)
+		return ret;
+
+	seq = mmu_interval_read_begin(&f->chunk->notifier);
+	ret = np_fault_look(f, seq);
+	if (ret)
+		return ret;
+
+	mutex_lock(&f->chunk->lock);
+	if (f->chunk->dead)
+		ret = -ENXIO;
+	else if (slot->merges != merges ||
+		 mmu_interval_read_retry(&f->chunk->notifier, seq))
+		ret = -EBUSY;
+	else
+		ret = np_fault_plan(f, &undirty);
+	if (ret > 0)
+		ret = np_fault_map(f);
+	if (ret >= 0) {
+		if (f->pin)
+			np_fault_take_hold(f);
+		for (i = 0; i < nr_words; i++)
+			words[i] = slot->words[f->first + i];
+	}
+	mutex_unlock(&f->chunk->lock);
+
+	if (undirty) {
+		set_page_dirty_lock(undirty);
+		put_page(undirty);
+	}
+	/* What was pinned is not what is there any more */
+	if (f->pin && ret < 0) {
+		unpin_user_pages(f->pin->pages, f->pin->npages);
+		kvfree(f->pin);
+		f->pin = NULL;
+	}
+	return ret;
+}
+
+/* Returns how many pages became resident, or had rights added */
+static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
+{
+	unsigned long deadline = jiffies + NP_FAULT_DEADLINE;
+	int ret;
+
+	for (;;) {
+		ret = np_fault_try(f, words, nr_words);
+		if (ret != -EBUSY)
+			break;
+		atomic64_inc(&f->region->count.retries);
+		if (fatal_signal_pending(current)) {
+			ret = -EINTR;
+			break;
+		}
+		if (time_after(jiffies, deadline)) {
+			ret = -EAGAIN;
+			break;
+		}
+		cond_resched();
+	}
+	return ret;
+}
+
+/* Is all of it there already? Then this is all that there is to do */
+static bool np_fault_is_noop(struct np_fault *f, u64 *words,
+			     unsigned int nr_words)
+{
+	struct np_chunk *chunk = np_chunk_get(f->region, f->va, NULL);
+	struct np_slot *slot;
+	unsigned int i;
+
+	if (!chunk)
+		return false;
+	slot = np_chunk_slot(chunk, f->va);
+	/* Pairs with the release in np_slot_make_words() */
+	if (!smp_load_acquire(&slot->words))
+		return false;
+	for (i = 0; i < f->npages; i++)
+		if (np_slot_lacks(slot, f->first + i,
+				  f->flags & NP_FAULT_WRITE))
+			return false;
+	for (i = 0; i < nr_words; i++)
+		words[i] = READ_ONCE(slot->words[f->first + i]);
+	return true;
+}
+
+/* What it takes when the answer is not there yet: the owner, and memory */
+static int np_fault_begin(struct np_fault *f, unsigned int max_pages)
+{
+	void *mem;
+
+	if (!f->mm) {
+		if (!mmget_not_zero(f->region->mm))
+			return -ENXIO;
+		f->mm = f->region->mm;
+	}
+	if (!f->read) {
+		mem = kvcalloc(max_pages, 2 * sizeof(phys_addr_t) +
+			       sizeof(unsigned long), GFP_KERNEL_ACCOUNT);
+		if (!mem)
+			return -ENOMEM;
+		f->read = mem;
+		f->write = f->read + max_pages;
+		f->pfns = (unsigned long *)(f->write + max_pages);
+	}
+	f->chunk = np_chunk_get(f->region, f->va, f->mm);
+	if (IS_ERR(f->chunk))
+		return PTR_ERR(f->chunk);
+	f->slot = np_chunk_slot(f->chunk, f->va);
+	if (!READ_ONCE(f->slot->words))
+		return np_slot_make_words(f->region, f->slot, f->va);
+	return 0;
+}
+
+static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words,
+			  unsigned int nr_words)
+{
+	struct np_counters *count = &f->region->count;
+	unsigned long maj_flt = current->maj_flt;
+	unsigned int major;
+	int ret;
+
+	f->first = (f->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	if (!f->hold && np_fault_is_noop(f, words, nr_words)) {
+		atomic64_add(f->npages, &count->faults_noop);
+		return 0;
+	}
+	ret = np_fault_begin(f, max_pages);
+	if (!ret)
+		ret = np_fault_slot(f, words, nr_words);
+	if (ret < 0)
+		return ret;
+
+	major = min_t(unsigned long, ret, current->maj_flt - maj_flt);
+	atomic64_add(major, &count->faults_major);
+	atomic64_add(ret - major, &count->faults_minor);
+	atomic64_add(f->npages - ret, &count->faults_noop);
+	return 0;
+}
+
+static int np_region_fault_check(struct np_region *region, u64 addr, u64 len,
+				 unsigned int flags)
+{
+	if (!len || addr < region->base ||
+	    addr - region->base > region->length ||
+	    len > region->length - (addr - region->base))
+		return -ERANGE;
+	if (flags & NP_FAULT_WRITE && !np_window_exists(&region->write))
+		return -EPERM;
+	if (flags & NP_FAULT_LOCAL)
+		return 0;
+	if (!(region->access & (flags & NP_FAULT_WRITE ? NP_ACCESS_REMOTE_CHANGE :
+							 IB_ACCESS_REMOTE_READ)))
+		return -EPERM;
+	return 0;
+}
+
+/**
+ * np_region_fault() - make pages resident
+ * @region: region
+ * @addr: first address, in the space of the application's remote addresses
+ * @len: bytes
+ * @flags: NP_FAULT_WRITE, NP_FAULT_PRESENT, NP_FAULT_LOCAL
+ * @hold: pin the pages on it, too; or NULL
+ * @words: receives the residency words of the first pages, or NULL
+ * @nr_words: how many; those behind the range are left alone
+ *
+ * What is resident with enough rights already is left as it is, so that two peers
+ * do not invalidate each other's proofs.
+ *
+ * Context: process context, without mmap lock.
+ * Return: 0, -ERANGE outside of the region, -EPERM not with the rights of the
+ * region or of the mapping, -EFAULT nothing is mapped there, or nothing that can
+ * be mapped for a device, -ENXIO region or owner are gone, -ENOMEM, -EAGAIN memory
+ * changed faster than we could look, -EINTR killed.
+ */
+int np_region_fault(struct np_region *region, u64 addr, u64 len,
+		    unsigned int flags, struct np_hold *hold, u64 *words,
+		    unsigned int nr_words)
+{
+	struct np_fault f = {
+		.region = region,
+		.flags = flags,
+		.hold = hold,
+	};
+	unsigned long end, next;
+	unsigned int n, max_pages;
+	int ret;
+
+	if (hold && hold->write)
+		f.flags |= NP_FAULT_WRITE;
+	ret = np_region_fault_check(region, addr, len, f.flags);
+	if (ret)
+		goto out;
+
+	f.va = region->start + (addr - region->base);
+	end = PAGE_ALIGN(f.va + len);
+	f.va &= PAGE_MASK;
+	max_pages = min(NP_SLOT_PAGES, (end - f.va) >> PAGE_SHIFT);
+	while (f.va < end) {
+		next = min(end, ALIGN(f.va + 1, NP_SLOT_SIZE));
+		f.npages = (next - f.va) >> PAGE_SHIFT;
+		n = min(nr_words, f.npages);
+		ret = np_fault_pages(&f, max_pages, words, n);
+		if (ret)
+			break;
+		words += n;
+		nr_words -= n;
+		f.va = next;
+		if (fatal_signal_pending(current)) {
+			ret = -EINTR;
+			break;
+		}
+	}
+	kvfree(f.read);
+	/* The last user tears the address space down: not here, under a peer's request */
+	if (f.mm)
+		mmput_async(f.mm);
+out:
+	if (ret)
+		atomic64_inc(&region->count.faults_failed);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(np_region_fault);
+
+/* --- holds ---------------------------------------------------------------------------------- */
+
+/**
+ * np_hold_alloc() - a hold without pages
+ * @region: region
+ * @flags: NP_FAULT_WRITE: pages will be pinned for write
+ *
+ * Context: process context.
+ * Return: the hold, to pass to np_region_fault(), or NULL.
+ */
+struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags)
+{
+	struct np_hold *hold;
+
+	hold = kzalloc(sizeof(*hold), GFP_KERNEL);
+	if (!hold)
+		return NULL;
+	hold->write = flags & NP_FAULT_WRITE;
+	INIT_LIST_HEAD(&hold->pins);
+	hold->region = region;
+	np_region_get(region);
+	spin_lock(&region->hold_lock);
+	list_add(&hold->node, &region->holds);
+	spin_unlock(&region->hold_lock);
+	return hold;
+}
+EXPORT_SYMBOL_GPL(np_hold_alloc);
+
+/**
+ * np_hold_release() - the end of a hold
+ * @hold: hold; freed
+ *
+ * When this returns the pages are not pinned by it any more.
+ *
+ * Context: process context.
+ */
+void np_hold_release(struct np_hold *hold)
+{
+	struct np_region *region = hold->region;
+	struct np_pin *pin, *next;
+	LIST_HEAD(pins);
+
+	spin_lock(&region->hold_lock);
+	list_del(&hold->node);
+	list_splice(&hold->pins, &pins);
+	spin_unlock(&region->hold_lock);
+
+	list_for_each_entry_safe(pin, next, &pins, node) {
+		np_pin_release(pin, hold->write);
+	}
+	kfree(hold);
+	np_region_put(region);
+}
+EXPORT_SYMBOL_GPL(np_hold_release);
+
+/**
+ * np_hold_pages() - how much a hold pins
+ * @hold: hold
+ *
+ * Return: pages, counted once for each time that they were pinned.
+ */
+unsigned long np_hold_pages(const struct np_hold *hold)
+{
+	return READ_ONCE(hold->pages);
+}
+EXPORT_SYMBOL_GPL(np_hold_pages);

@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The transport between kernels: one MAD agent per port, and the life of the
+ * protocol's part of a device.
+ *
+ * Sending takes a buffer from a pool, so that an answer waits for no reclaim.
+ * A message that cannot be sent now is dropped: the asker repeats requests, and
+ * a repeated request is answered again.
+ *
+ * The agent's handlers run on the MAD layer's own work queue, with all the
+ * port's other MADs behind them, so they neither wait nor fault.
+ */
+#include <linux/fault-inject.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+
+#include "../mad_priv.h"
+#include "np_proto.h"
+
+#define NP_POOL_FIRST		64
+#define NP_POOL_MAX		512
+
+static const u8 np_oui[3] = NP_MAD_OUI;
+static u64 np_boot;
+
+#ifdef CONFIG_FAULT_INJECTION_DEBUG_FS
+/* Loses messages, as a network may: debugfs directory "nprdma_lose" */
+static DECLARE_FAULT_ATTR(np_lose);
+
+static bool np_is_lost(void)
+{
+	return should_fail(&np_lose, 1);
+}
+
+static void np_lose_init(void)
+{
+	fault_create_debugfs_attr("nprdma_lose", NULL, &np_lose);
+}
+#else
+static bool np_is_lost(void)
+{
+	return false;
+}
+
+static void np_lose_init(void)
+{
+}
+#endif
+
+/**
+ * struct np_send - a send buffer and what it keeps alive until it was sent
+ * @entry: in np_port.pool
+ * @buf: the MAD layer's
+ * @port: of the agent
+ * @peer: reference, because of its address handle; or NULL
+ * @ah: address handle of this message only; or NULL
+ */
+struct np_send {
+	struct list_head entry;
+	struct ib_mad_send_buf *buf;
+	struct np_port *port;
+	struct np_peer *peer;
+	struct ib_ah *ah;
+};
+
+static struct ib_client np_client;
+
+/**
+ * np_incarnation - This boot's random number
+ *
+ * Return: never 0
+ */
+u64 np_incarnation(void)
+{
+	return np_boot;
+}
+
+static void np_hca_release(struct kref *ref)
+{
+	struct np_hca *hca = container_of(ref, struct np_hca, ref);
+
+	xa_destroy(&hca->peers);
+	kfree_rcu(hca, rcu);
+}
+
+/**
+ * np_hca_put - Give back a reference
+ * @hca: the device
+ */
+void np_hca_put(struct np_hca *hca)
+{
+	kref_put(&hca->ref, np_hca_release);
+}
+
+/**
+ * np_hca_get - The protocol's part of a device
+ * @ibdev: the device
+ *
+ * Return: with a reference; NULL if there is none (any more)
+ */
+struct np_hca *np_hca_get(struct ib_device *ibdev)
+{
+	struct np_hca *hca;
+
+	rcu_read_lock();
+	hca = ib_get_client_data(ibdev, &np_client);
+	if (hca && !kref_get_unless_zero(&hca->ref))
+		hca = NULL;
+	rcu_read_unlock();
+	return hca;
+}
+
+/**
+ * np_hca_begin - Count one more request that waits or is served
+ * @hca: the device
+ * @stranger: it is not from a peer
+ *
+ * Return: false if it is over a bound, or the device is going
+ */
+bool np_hca_begin(struct np_hca *hca, bool stranger)
+{
+	bool ok;
+
+	xa_lock_irq(&hca->peers);
+	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
+	     (!stranger || hca->strangers < NP_SERVE_STRANGERS);
+	hca->serving += ok;
+	hca->strangers += ok && stranger;
+	xa_unlock_irq(&hca->peers);
+	return ok;
+}
+
+/**
+ * np_hca_end - End what np_hca_begin() began
+ * @hca: the device
+ * @stranger: as then
+ */
+void np_hca_end(struct np_hca *hca, bool stranger)
+{
+	xa_lock_irq(&hca->peers);
+	hca->serving--;
+	hca->strangers -= stranger;
+	if (!hca->serving)
+		wake_up_all(&hca->idle);
+	xa_unlock_irq(&hca->peers);
+}
+
+/* --- sending ---------------------------------------------------------------- */
+
+static void np_send_free(struct np_send *send)
+{
+	ib_free_send_mad(send->buf);
+	kfree(send);
+}
+
+static struct np_send *np_send_alloc(struct np_port *port, gfp_t gfp)
+{
+	struct ib_vendor_mad *mad;
+	struct np_send *send;
+
+	send = kzalloc(sizeof(*send), gfp);
+	if (!send)
+		return NULL;
+	send->buf = ib_create_send_mad(port->agent, 1, 0, 0, IB_MGMT_VENDOR_HDR,
+				       IB_MGMT_VENDOR_DATA, gfp,
+				       IB_MGMT_BASE_VERSION);
+	if (IS_ERR(send->buf)) {
+		kfree(send);
+		return NULL;
+	}
+	send->port = port;
+	send->buf->context[0] = send;
+	mad = send->buf->mad;
+	mad->mad_hdr.base_version = IB_MGMT_BASE_VERSION;
+	mad->mad_hdr.mgmt_class = NP_MAD_CLASS;
+	mad->mad_hdr.class_version = NP_MAD_CLASS_VERSION;
+	mad->mad_hdr.method = IB_MGMT_METHOD_SEND;
+	memcpy(mad->oui, np_oui, sizeof(mad->oui));
+	return send;
+}
+
+static struct np_send *np_send_get(struct np_port *port)
+{
+	struct np_send *send;
+	unsigned long flags;
+
+	spin_lock_irqsave(&port->lock, flags);
+	send = list_first_entry_or_null(&port->pool, struct np_send, entry);
+	if (send) {
+		list_del(&send->entry);
+		port->pooled--;
+	}
+	spin_unlock_irqrestore(&port->lock, flags);
+	return send ?: np_send_alloc(port, GFP_NOWAIT | __GFP_NOWARN);
+}
+
+static void np_send_put(struct np_send *send)
+{
+	struct np_port *port = send->port;
+	struct np_peer *peer = send->peer;
+	unsigned long flags;
+	bool keep;
+
+	if (send->ah)
+		rdma_destroy_ah(send->ah, RDMA_DESTROY_AH_SLEEPABLE);
+	send->ah = NULL;
+	send->peer = NULL;
+
+	spin_lock_irqsave(&port->lock, flags);
+	keep = !port->closing && port->pooled < NP_POOL_MAX;
+	if (keep) {
+		/* Last in, first out: it is in the cache */
+		list_add(&send->entry, &port->pool);
+		port->pooled++;
+	}
+	spin_unlock_irqrestore(&port->lock, flags);
+	if (!keep)
+		np_send_free(send);
+	/* Last: the device, and so @port, may go with it */
+	if (peer)
+		np_peer_put(peer);
+}
+
+static void np_mad_sent(struct ib_mad_agent *agent,
+			struct ib_mad_send_wc *wc)
+{
+	np_send_put(wc->send_buf->context[0]);
+}
+
+/* np_port.send */
+static int np_mad_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
+		       struct np_peer *peer, const struct np_msg *msg)
+{
+	struct ib_mad_send_wr_private *wr;
+	struct ib_vendor_mad *mad;
+	struct np_wire *wire;
+	struct np_send *send;
+	int err;
+
+	send = np_send_get(port);
+	if (!send) {
+		if (!peer)
+			rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
+		return -ENOMEM;
+	}
+
+	mad = send->buf->mad;
+	wire = (struct np_wire *)mad->data;
+	np_msg_encode(msg, wire);
+	np_wire_stamp(wire, port);
+	mad->mad_hdr.tid = wire->hdr.tid;
+	mad->mad_hdr.attr_id = cpu_to_be16(msg->type);
+
+	if (peer) {
+		kref_get(&peer->ref);
+		send->peer = peer;
+	} else {
+		send->ah = ah;
+	}
+	send->buf->ah = ah;
+	send->buf->next = NULL;
+	send->buf->timeout_ms = 0;
+	send->buf->retries = 0;
+	wr = container_of(send->buf, struct ib_mad_send_wr_private, send_buf);
+	wr->send_wr.pkey_index = pkey_index;
+
+	err = ib_post_send_mad(send->buf, NULL);
+	if (err)
+		np_send_put(send);
+	return err;
+}
+
+/**
+ * np_wire_stamp - Fill in what each message tells of its sender
+ * @wire: encoded
+ * @port: of the sender
+ */
+void np_wire_stamp(struct np_wire *wire, const struct np_port *port)
+{
+	wire->hdr.incarnation = cpu_to_be64(np_boot);
+	wire->hdr.ud_qpn = cpu_to_be32(np_ud_qpn(port));
+}
+
+/**
+ * np_send - Send one message, once
+ * @port: from here
+ * @ah: to there; consumed, even on error, if @peer is NULL
+ * @pkey_index: in this partition
+ * @peer: whose @ah it is, or NULL
+ * @msg: the message; what each message tells of its sender is filled in
+ *
+ * Context: process context; allocates, if at all, without waiting
+ * Return: 0 if it is on its way, which says nothing about its arrival
+ */
+int np_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
+	    struct np_peer *peer, const struct np_msg *msg)
+{
+	if (np_is_lost()) {
+		if (!peer)
+			rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
+		return 0;
+	}
+	if (peer && msg->quick && !np_ud_send(peer, msg))
+		return 0;
+	return port->send(port, ah, pkey_index, peer, msg);
+}
+
+/* --- receiving ---------------------------------------------------------------- */
+
+static int np_wc_addr(struct np_port *port, struct ib_mad_recv_wc *recv,
+		      struct np_addr *addr)
+{
+	const struct ib_wc *wc = recv->wc;
+	enum rdma_network_type type;
+	union ib_gid dgid;
+
+	*addr = (struct np_addr) {
+		.roce = rdma_protocol_roce(port->hca->ibdev, port->port_num),
+		.grh = wc->wc_flags & IB_WC_GRH,
+		.lid = wc->slid,
+	};
+	if (!addr->roce) {
+		if (addr->grh)
+			addr->gid = recv->recv_buf.grh->sgid;
+		return 0;
+	}
+	if (!addr->grh)
+		return -EINVAL;
+	type = wc->wc_flags & IB_WC_WITH_NETWORK_HDR_TYPE ?
+	       wc->network_hdr_type : RDMA_NETWORK_IPV6;
+	return ib_get_gids_from_rdma_hdr((union rdma_network_hdr *)
+					 recv->recv_buf.grh, type,
+					 &addr->gid, &dgid);
+}
+
+static void np_mad_received(struct ib_mad_agent *agent,
+			    struct ib_mad_send_buf *send_buf,
+			    struct ib_mad_recv_wc *recv)
+{
+	struct np_port *port = agent->context;
+	struct ib_vendor_mad *mad = (struct ib_vendor_mad *)recv->recv_buf.mad;
+	struct np_addr from;
+	struct np_msg msg;
+	int err;
+
+	err = np_msg_decode((const struct np_wire *)mad->data, &msg);
+	if (err == -EINVAL || (err && msg.answer) ||
+	    np_wc_addr(port, recv, &from))
+		goto out;
+	np_receive(port, &msg, err, &from, recv);
+out:
+	ib_free_recv_mad(recv);
+}
+
+/* --- devices -------------------------------------------------------------------- */
+
+static void np_port_close(struct np_port *port)
+{
+	struct np_send *send, *next;
+	LIST_HEAD(pool);
+
+	if (!port->agent)
+		return;
+	np_ud_close(port);
+	spin_lock_irq(&port->lock);
+	port->closing = true;
+	list_splice_init(&port->pool, &pool);
+	port->pooled = 0;
+	spin_unlock_irq(&port->lock);
+	list_for_each_entry_safe(send, next, &pool, entry)
+		np_send_free(send);
+	/* Waits for the handlers, and for buffers not yet sent */
+	ib_unregister_mad_agent(port->agent);
+	port->agent = NULL;
+}
+
+static int np_port_open(struct np_port *port)
+{
+	struct ib_mad_reg_req req = {
+		.mgmt_class = NP_MAD_CLASS,
+		.mgmt_class_version = NP_MAD_CLASS_VERSION,
+		.oui = NP_MAD_OUI,
+	};
+	struct ib_mad_agent *agent;
+	struct np_send *send;
+	unsigned int i;
+
+	if (!rdma_cap_ib_mad(port->hca->ibdev, port->port_num) ||
+	    !rdma_cap_ib_cm(port->hca->ibdev, port->port_num))
+		return 0;
+
+	set_bit(IB_MGMT_METHOD_SEND, req.method_mask);
+	agent = ib_register_mad_agent(port->hca->ibdev, port->port_num,
+				      IB_QPT_GSI, &req, 0, np_mad_sent,
+				      np_mad_received, port, 0);
+	if (IS_ERR(agent))
+		return PTR_ERR(agent);
+	port->agent = agent;
+
+	for (i = 0; i < NP_POOL_FIRST; i++) {
+		send = np_send_alloc(port, GFP_KERNEL);
+		if (!send) {
+			np_port_close(port);
+			return -ENOMEM;
+		}
+		np_send_put(send);
+	}
+	np_ud_open(port);
+	return 0;
+}
+
+static int np_client_add(struct ib_device *ibdev)
+{
+	struct np_hca *hca;
+	u32 i;
+	int err;
+
+	hca = kzalloc(struct_size(hca, ports, ibdev->phys_port_cnt),
+		      GFP_KERNEL);
+	if (!hca)
+		return -ENOMEM;
+	hca->nr_ports = ibdev->phys_port_cnt;
+	hca->ibdev = ibdev;
+	kref_init(&hca->ref);
+	xa_init_flags(&hca->peers, XA_FLAGS_LOCK_IRQ);
+	init_waitqueue_head(&hca->idle);
+
+	for (i = 0; i < hca->nr_ports; i++) {
+		hca->ports[i].hca = hca;
+		hca->ports[i].port_num = i + 1;
+		hca->ports[i].send = np_mad_send;
+		spin_lock_init(&hca->ports[i].lock);
+		INIT_LIST_HEAD(&hca->ports[i].pool);
+	}
+	/*
+	 * A handler finds its peers through the port alone, but user space
+	 * finds the device by its client data: last.
+	 */
+	for (i = 0; i < hca->nr_ports; i++) {
+		err = np_port_open(&hca->ports[i]);
+		if (err) {
+			ibdev_warn(ibdev, "nprdma: no MAD agent on port %u: %d\n",
+				   i + 1, err);
+			goto err_close;
+		}
+	}
+	ib_set_client_data(ibdev, &np_client, hca);
+	return 0;
+
+err_close:
+	np_peer_kill_device(hca);
+	while (i--)
+		np_port_close(&hca->ports[i]);
+	np_hca_put(hca);
+	return err;
+}
+
+static void np_client_remove(struct ib_device *ibdev, void *client_data)
+{
+	struct np_hca *hca = client_data;
+	u32 i;
+
+	ib_set_client_data(ibdev, &np_client, NULL);
+	/* User QPs went with uverbs, which is a younger client than we are */
+	np_peer_kill_device(hca);
+	for (i = 0; i < hca->nr_ports; i++)
+		np_port_close(&hca->ports[i]);
+	np_hca_put(hca);
+}
+
+static struct ib_client np_client = {
+	.name = "nprdma",
+	.add = np_client_add,
+	.remove = np_client_remove,
+};
+
+/**
+ * np_mad_init - Begin to talk to the kernels of peers
+ *
+ * Return: 0 or a negative errno
+ */
+int np_mad_init(void)
+{
+	do
+		np_boot = get_random_u64();
+	while (!np_boot);
+	np_lose_init();
+	return ib_register_client(&np_client);
+}
+
+/**
+ * np_mad_exit - End it
+ */
+void np_mad_exit(void)
+{
+	ib_unregister_client(&np_client);
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * nprdma: memory regions that RDMA reaches without pinning them.
+ *
+ * What the files of this directory share: the boundary between the regions
+ * (region.c, fault.c, window.c, umem.c) and the protocol (peer.c, mad.c,
+ * uverbs.c).  The regions' own structures are in np_region.h, what the rest of
+ * drivers/infiniband/core calls is in np_hooks.h.
+ *
+ * Vocabulary: "addr" is in the space of the application's remote addresses
+ * (the hca_va it registered), "va" is the owner's virtual address, "iova" an
+ * address in a window.  "end" is exclusive, "last" inclusive.  A "slot" is
+ * 2 MiB of va, aligned; it is one 2 MiB slot of each window and one page of
+ * the residency table.  A "chunk" is what one lock and one interval notifier
+ * cover: NP_CHUNK_SLOTS slots.
+ */
+#ifndef NP_H
+#define NP_H
+
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/types.h>
+#include <rdma/ib_verbs.h>
+#include <uapi/rdma/nprdma.h>
+
+struct np_region;
+struct np_hold;
+
+/* NP_WORD_READABLE, NP_WORD_WRITABLE and NP_FAULT_WRITE are user space's, too */
+#define NP_WORD_RIGHTS		(NP_WORD_READABLE | NP_WORD_WRITABLE)
+#define NP_WORD_GENERATION	(1ULL << NP_WORD_GENERATION_SHIFT)
+
+/*
+ * For np_region_fault(), never on the wire: take only what the owner's page
+ * tables have now; a page that is not there is no error.
+ */
+#define NP_FAULT_PRESENT	BIT(8)
+/* For np_region_fault(): not for a peer, so the region's remote rights do not count */
+#define NP_FAULT_LOCAL		BIT(9)
+
+/**
+ * struct np_resolve - what a peer needs in order to use a region
+ * @id: never used again on this host
+ * @base: first address, in the space of the application's remote addresses
+ * @length: bytes
+ * @access: IB_ACCESS_* the application asked for, IB_ACCESS_UNPINNED included
+ * @read_key: rkey of the read window and the residency table; 0: none
+ * @write_key: rkey of the write window; 0: the region has no remote write right
+ * @read_addr: remote address of @base under @read_key
+ * @write_addr: remote address of @base under @write_key
+ * @table_addr: remote address of the word of @base's page under @read_key
+ * @signature: the word of which a page that is not resident consists
+ */
+struct np_resolve {
+	u64 id;
+	u64 base;
+	u64 length;
+	u32 access;
+	u32 read_key;
+	u32 write_key;
+	u64 read_addr;
+	u64 write_addr;
+	u64 table_addr;
+	u64 signature;
+};
+
+/**
+ * struct np_grant - one peer QP that was given a region's keys
+ * @node: in the region's list, NULL list when not granted
+ * @region: holds a reference while granted
+ * @told: np_peer_region_gone() was called for it
+ *
+ * Embedded in the protocol's object for (QP pair, region).
+ */
+struct np_grant {
+	struct list_head node;
+	struct np_region *region;
+	bool told;
+};
+
+/**
+ * struct np_stats - a region's counters, as np_region_stats() reads them
+ * @resident: pages mapped in the read window now
+ * @writable: of these, mapped in the write window too
+ * @held: pages under at least one hold now
+ * @faults_minor: pages that became resident without I/O
+ * @faults_major: pages that had to be read first
+ * @faults_noop: pages asked for that were resident already
+ * @faults_failed: fault requests that ended in an error
+ * @retries: fault attempts repeated because memory changed meanwhile
+ * @invalidations: notifier calls that made a page absent
+ * @pages_invalidated: pages that they made absent
+ * @holds: holds that pinned a page, ever
+ * @table_pages: pages of the residency table that exist
+ */
+struct np_stats {
+	u64 resident;
+	u64 writable;
+	u64 held;
+	u64 faults_minor;
+	u64 faults_major;
+	u64 faults_noop;
+	u64 faults_failed;
+	u64 retries;
+	u64 invalidations;
+	u64 pages_invalidated;
+	u64 holds;
+	u64 table_pages;
+};
+
+/* --- regions, for the protocol ------------------------------------------ */
+
+/* 0, or -EOPNOTSUPP with the reason in the log: can the device have regions? */
+int np_device_check(struct ib_device *ibdev);
+
+/*
+ * A lookup takes a reference.  A reference keeps the struct and its windows,
+ * nothing of the application's; drop it soon, device removal waits for it.
+ */
+struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey);
+struct np_region *np_region_find_id(struct ib_device *ibdev, u64 id);
+/* Without a reference; NULL: the MR is a pinned one */
+struct np_region *np_mr_region(struct ib_mr *mr);
+void np_region_get(struct np_region *region);
+void np_region_put(struct np_region *region);
+bool np_region_is_gone(struct np_region *region);
+u64 np_region_id(struct np_region *region);
+struct ib_pd *np_region_pd(struct np_region *region);	/* compare only; the application's */
+void np_region_stats(struct np_region *region, struct np_stats *stats);
+/* np_region_resolve() without keys: id, base, length, access, signature */
+void np_region_describe(struct np_region *region, struct np_resolve *out);
+
+/*
+ * Make the keys if they do not exist, and say what they are.  May sleep, any
+ * process context.  0, -ENXIO (gone), -EPERM (no remote rights), -ENOMEM or what
+ * the driver said.  read_addr is 0 without IB_ACCESS_REMOTE_READ: then the read key
+ * covers the residency table only.
+ * Grant before you send the answer: keys nobody was granted go with the region.
+ */
+int np_region_resolve(struct np_region *region, struct np_resolve *out);
+
+/*
+ * Make the pages of [addr, addr + len) resident.  With @hold they are pinned on it
+ * as well, for write if the hold was allocated so (NP_FAULT_WRITE).  @words (or NULL)
+ * receives the residency words of the first @nr_words pages, as they were when the
+ * pages of their slot became resident.
+ * -EFAULT no such mapping, -EPERM rights of the region or of the mapping,
+ * -ENXIO region or owner gone, -ENOMEM, -EAGAIN memory changed faster than we
+ * could look (BUSY), -ERANGE outside the region, -EINTR killed.
+ * Process context, may sleep; the caller holds no mmap lock.
+ */
+int np_region_fault(struct np_region *region, u64 addr, u64 len,
+		    unsigned int flags, struct np_hold *hold,
+		    u64 *words, unsigned int nr_words);
+
+/*
+ * A hold pins pages of one region.  After an error of np_region_fault() it may
+ * keep a part of the range; release it.  Releasing never fails.  Pages whose
+ * invalidation was skipped become absent.  A region that dies drops the pins
+ * of its holds itself; the hold must be released all the same.
+ */
+struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags);
+void np_hold_release(struct np_hold *hold);
+unsigned long np_hold_pages(const struct np_hold *hold);
+
+/*
+ * -ENXIO when the region is gone.  np_region_ungrant() of the last grant of a
+ * region that is gone destroys its keys before it returns.  It is a no-op on a
+ * grant that is not granted (zeroed struct).
+ */
+int np_region_grant(struct np_region *region, struct np_grant *grant);
+void np_region_ungrant(struct np_grant *grant);
+
+/* --- the protocol, for the regions --------------------------------------- */
+
+/*
+ * The grant's region died.  Called once for each grant, in process context,
+ * under the region's mutex, under which np_region_resolve(), np_region_grant() and
+ * np_region_ungrant() work too: so queue the work, and take no lock under which
+ * you call one of these.
+ */
+void np_peer_region_gone(struct np_grant *grant);
+
+/* Module init and exit, from np_init() and np_exit(); register your client here */
+int np_peer_init(void);
+void np_peer_exit(void);
+
+#endif /* NP_H */

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * nprdma: what the rest of drivers/infiniband/core calls.
+ *
+ * Each hook is one line where it is called, and nothing at all in a kernel
+ * without CONFIG_INFINIBAND_NPRDMA, where IB_UVERBS_ACCESS_UNPINNED stays an
+ * unknown flag.
+ */
+#ifndef NP_HOOKS_H
+#define NP_HOOKS_H
+
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+
+#ifdef CONFIG_INFINIBAND_NPRDMA
+
+int np_init(void);
+void np_exit(void);
+
+void np_pd_dealloc(struct ib_pd *pd);
+
+struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
+			     u64 hca_va, u32 access, struct ib_udata *udata);
+int np_rereg_check(struct ib_mr *mr, int flags, u32 access);
+int np_advise_mr(struct ib_pd *pd, u32 advice, u32 flags,
+		 struct ib_sge *sg_list, u32 num_sge, bool *ours);
+void np_mr_dereg_begin(struct ib_mr *mr);
+void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr, int ret);
+
+struct ib_umem *np_umem_get(struct ib_device *ibdev, unsigned long addr,
+			    size_t size, int access);
+void np_umem_release(struct ib_umem *umem);
+
+int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
+int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr);
+
+#else /* CONFIG_INFINIBAND_NPRDMA */
+
+static inline int np_init(void)
+{
+	return 0;
+}
+
+static inline void np_exit(void)
+{
+}
+
+static inline void np_pd_dealloc(struct ib_pd *pd)
+{
+}
+
+static inline struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start,
+					   u64 length, u64 hca_va, u32 access,
+					   struct ib_udata *udata)
+{
+	return ERR_PTR(-EINVAL);
+}
+
+static inline int np_rereg_check(struct ib_mr *mr, int flags, u32 access)
+{
+	return 0;
+}
+
+static inline int np_advise_mr(struct ib_pd *pd, u32 advice, u32 flags,
+			       struct ib_sge *sg_list, u32 num_sge, bool *ours)
+{
+	*ours = false;
+	return 0;
+}
+
+static inline void np_mr_dereg_begin(struct ib_mr *mr)
+{
+}
+
+static inline void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr,
+				   int ret)
+{
+}
+
+static inline struct ib_umem *np_umem_get(struct ib_device *ibdev,
+					  unsigned long addr, size_t size,
+					  int access)
+{
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
+static inline void np_umem_release(struct ib_umem *umem)
+{
+}
+
+static inline int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
+{
+	return 0;
+}
+
+static inline int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
+{
+	return 0;
+}
+
+#endif /* CONFIG_INFINIBAND_NPRDMA */
+#endif /* NP_HOOKS_H */

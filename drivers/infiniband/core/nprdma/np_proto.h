@@ -1,0 +1,630 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The protocol between kernels: what goes over the wire, and what proto.c
+ * (messages, answers given before), mad.c and ud.c (transports), peer.c (QP
+ * pairs), ask.c and serve.c (its two sides) and np_uverbs.c (user space) share.
+ *
+ * Messages travel as vendor MADs on QP1, whose Q_Key no user QP can use, or on
+ * a UD QP of the kernel's that is known from them (ud.c).
+ * The method is always Send, so requests and answers are matched, repeated and
+ * given up here and not in the MAD layer.  The asker owns retransmission; the
+ * answerer never sends on its own except for an answer.
+ *
+ *   RESOLVE  rkey -> keys.           Repeating it is harmless.
+ *   FAULT    ranges -> words, hold.  Executed at most once: see struct np_serve.
+ *   RELEASE  of a hold.              Repeating it is harmless, ids are not reused.
+ *   FORGET   of a region's keys.     Carries the tid of the RESOLVE it undoes, so
+ *                                    a late copy cannot undo a newer RESOLVE.
+ *   GONE     the other way, from the region's owner: forget it.  Answered BUSY
+ *            for as long as somebody uses the keys; then asked again.
+ *
+ * Lock order: np_peer.ctl > np_region.lock > np_peer.lock > np_channel.lock.
+ */
+#ifndef NP_PROTO_H
+#define NP_PROTO_H
+
+#include <linux/completion.h>
+#include <linux/hashtable.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/spinlock.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+#include <rdma/ib_mad.h>
+#include <rdma/ib_verbs.h>
+
+#include "np.h"
+
+/* --- the wire ------------------------------------------------------------ */
+
+/* A class of vendor range 2. The OUI has the "locally administered" bit. */
+#define NP_MAD_CLASS		0x3c
+#define NP_MAD_CLASS_VERSION	1
+#define NP_MAD_OUI		{ 0x02, 'N', 'P' }
+
+#define NP_WIRE_VERSION		1
+#define NP_WIRE_SIZE		IB_MGMT_VENDOR_DATA
+
+enum np_msg_type {
+	NP_MSG_RESOLVE = 1,
+	NP_MSG_FAULT,
+	NP_MSG_RELEASE,
+	NP_MSG_FORGET,
+	NP_MSG_GONE,
+	NP_MSG_LAST = NP_MSG_GONE,
+};
+
+/* np_wire_hdr.flags */
+#define NP_WIRE_ANSWER		BIT(0)
+
+/*
+ * np_wire_hdr.status, beside enum np_status: the request arrived and is being
+ * served, which is said when it arrives again.
+ */
+#define NP_WIRE_WORKING		0x80
+
+/**
+ * struct np_wire_hdr - begins each message
+ * @version: NP_WIRE_VERSION
+ * @type: enum np_msg_type
+ * @flags: NP_WIRE_ANSWER
+ * @status: of an answer; 0 in a request
+ * @length: bytes that follow the header
+ * @reserved: 0
+ * @ud_qpn: the sender's UD QP for the quick transport; 0: none
+ * @src_qpn: the sender's QP of the connected pair
+ * @dst_qpn: the receiver's
+ * @incarnation: random number of the sender's boot
+ * @tid: transaction, counted up by the asker from boot to reboot
+ */
+struct np_wire_hdr {
+	u8 version;
+	u8 type;
+	u8 flags;
+	u8 status;
+	__be16 length;
+	__be16 reserved;
+	__be32 ud_qpn;
+	__be32 reserved2;
+	__be32 src_qpn;
+	__be32 dst_qpn;
+	__be64 incarnation;
+	__be64 tid;
+};
+
+struct np_wire_resolve {
+	__be32 rkey;
+	__be32 reserved;
+};
+
+struct np_wire_region {
+	__be64 id;
+	__be64 base;
+	__be64 length;
+	__be64 read_addr;
+	__be64 write_addr;
+	__be64 table_addr;
+	__be64 signature;
+	__be32 access;
+	__be32 read_key;
+	__be32 write_key;
+	__be32 reserved;
+};
+
+struct np_wire_range {
+	__be64 addr;
+	__be64 length;
+};
+
+struct np_wire_fault {
+	__be64 region_id;
+	__be32 flags;
+	__be16 lane;
+	__be16 nr_ranges;
+	struct np_wire_range ranges[NP_MAX_RANGES];
+};
+
+struct np_wire_faulted {
+	__be64 hold_id;
+	__be32 nr_words;
+	__be32 reserved;
+	__be64 words[NP_EVENT_WORDS];
+};
+
+struct np_wire_release {
+	__be64 hold_id;
+};
+
+/* FORGET and GONE */
+struct np_wire_forget {
+	__be64 region_id;
+	__be64 seq;
+};
+
+struct np_wire {
+	struct np_wire_hdr hdr;
+	union {
+		struct np_wire_resolve resolve;
+		struct np_wire_region region;
+		struct np_wire_fault fault;
+		struct np_wire_faulted faulted;
+		struct np_wire_release release;
+		struct np_wire_forget forget;
+		u8 body[NP_WIRE_SIZE - sizeof(struct np_wire_hdr)];
+	};
+};
+
+static_assert(sizeof(struct np_wire_hdr) == 40);
+static_assert(sizeof(struct np_wire_resolve) == 8);
+static_assert(sizeof(struct np_wire_region) == 72);
+static_assert(sizeof(struct np_wire_fault) == 144);
+static_assert(sizeof(struct np_wire_faulted) == 144);
+static_assert(sizeof(struct np_wire_release) == 8);
+static_assert(sizeof(struct np_wire_forget) == 16);
+static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
+
+/* --- messages in the kernel's own terms (proto.c) ------------------------- */
+
+/**
+ * struct np_msg - a decoded message
+ * @type: enum np_msg_type
+ * @answer: it is one
+ * @status: of an answer
+ * @quick: came, or is to go, by the quick transport; not on the wire
+ * @ud_qpn: the sender's UD QP; filled in when it is sent
+ * @src_qpn: the sender's QP
+ * @dst_qpn: the receiver's QP
+ * @incarnation: the sender's; filled in when it is sent
+ * @tid: transaction
+ * @rkey: RESOLVE
+ * @region: answer to RESOLVE
+ * @fault: FAULT; @fault.region_id also FORGET and GONE
+ * @faulted: answer to FAULT
+ * @hold_id: RELEASE
+ * @forget: FORGET and GONE
+ */
+struct np_msg {
+	u8 type;
+	bool answer;
+	u8 status;
+	bool quick;
+	u32 ud_qpn;
+	u32 src_qpn;
+	u32 dst_qpn;
+	u64 incarnation;
+	u64 tid;
+	union {
+		u32 rkey;
+		struct np_resolve region;
+		struct {
+			u64 region_id;
+			u32 flags;
+			u16 lane;
+			u16 nr_ranges;
+			struct np_range ranges[NP_MAX_RANGES];
+		} fault;
+		struct {
+			u64 hold_id;
+			u32 nr_words;
+			u64 words[NP_EVENT_WORDS];
+		} faulted;
+		u64 hold_id;
+		struct {
+			u64 region_id;
+			u64 seq;
+		} forget;
+	};
+};
+
+/* FAULTs of one QP that may be under way at once */
+#define NP_LANES		32
+
+void np_msg_encode(const struct np_msg *msg, struct np_wire *wire);
+int np_msg_decode(const struct np_wire *wire, struct np_msg *msg);
+int np_ranges_check(const struct np_range *ranges, unsigned int nr, u32 flags);
+int np_status_to_errno(u32 status);
+u32 np_errno_to_status(int err);
+
+/**
+ * struct np_rtt - when to ask again
+ * @srtt_us: smoothed round trip; 0: none measured
+ * @var_us: smoothed deviation
+ */
+struct np_rtt {
+	u32 srtt_us;
+	u32 var_us;
+};
+
+/* Bounds of the time after which a request is sent again. */
+#define NP_RTO_MIN_US		20000U
+#define NP_RTO_FIRST_US		100000U
+#define NP_RTO_MAX_US		1000000U
+/* A request that was never answered, not even WORKING, is given up after: */
+#define NP_TRIES		8
+/* ... and one that is still WORKING after: */
+#define NP_WORKING_MS		60000U
+/* GONE is repeated until the QP dies, at last this often. */
+#define NP_GONE_MAX_MS		10000U
+
+void np_rtt_sample(struct np_rtt *rtt, u64 us);
+unsigned long np_rtt_timeout(const struct np_rtt *rtt, unsigned int tries);
+
+/**
+ * enum np_lane_verdict - what to do with a FAULT that arrived
+ * @NP_LANE_NEW: serve it, the lane is WORKING now
+ * @NP_LANE_WORKING: a copy of what is being served: say so
+ * @NP_LANE_REPLAY: a copy of what was served: send the same answer again
+ * @NP_LANE_STALE: a copy of something older: drop it
+ * @NP_LANE_BUSY: the asker gave up a request that is still being served
+ */
+enum np_lane_verdict {
+	NP_LANE_NEW,
+	NP_LANE_WORKING,
+	NP_LANE_REPLAY,
+	NP_LANE_STALE,
+	NP_LANE_BUSY,
+};
+
+/**
+ * struct np_lane - the answerer's memory of one of the asker's lanes
+ * @incarnation: of the asker
+ * @tid: newest transaction seen in this lane
+ * @working: being served
+ * @answer: what was answered, if not @working
+ *
+ * The asker has one transaction per lane at a time, with ever rising tids. So
+ * one answer per lane is enough to serve each FAULT at most once, and the
+ * memory is bounded by the number of lanes.
+ */
+struct np_lane {
+	u64 incarnation;
+	u64 tid;
+	bool working;
+	struct np_msg answer;
+};
+
+enum np_lane_verdict np_lane_arrive(struct np_lane *lane, const struct np_msg *msg);
+void np_lane_answer(struct np_lane *lane, const struct np_msg *answer);
+
+/* --- addresses ------------------------------------------------------------ */
+
+/**
+ * struct np_addr - where a MAD came from, or the other end of a QP
+ * @roce: Ethernet link layer: only @gid counts
+ * @grh: @gid is valid
+ * @lid: IB link layer
+ * @gid: of the other end
+ */
+struct np_addr {
+	bool roce;
+	bool grh;
+	u16 lid;
+	union ib_gid gid;
+};
+
+bool np_addr_match(const struct np_addr *qp, const struct np_addr *mad);
+
+/* --- transport (mad.c, ud.c) ----------------------------------------------------- */
+
+struct np_hca;
+struct np_peer;
+struct np_ud;
+
+/**
+ * struct np_port - one port's MAD agent and its send buffers
+ * @hca: the device
+ * @port_num: number of the port
+ * @send: send one message, once, by MAD; see np_send()
+ * @ud: the quick transport; NULL: none
+ * @agent: MAD agent; NULL: no IB management on this port
+ * @lock: protects @pool, @pooled and @closing
+ * @pool: struct np_send, ready to be filled and posted
+ * @pooled: their number
+ * @closing: buffers are freed, not pooled
+ */
+struct np_port {
+	struct np_hca *hca;
+	u32 port_num;
+	int (*send)(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
+		    struct np_peer *peer, const struct np_msg *msg);
+	struct np_ud *ud;
+	struct ib_mad_agent *agent;
+	spinlock_t lock; /* of what follows */
+	struct list_head pool;
+	unsigned int pooled;
+	bool closing;
+};
+
+/* Buckets of the counters that tell of QPs modified meanwhile */
+#define NP_MODIFY_BUCKETS	64
+
+/**
+ * struct np_hca - the protocol's part of an IB device
+ * @ibdev: the device
+ * @ref: the client's, one for each peer, and lookups
+ * @rcu: for freeing
+ * @peers: struct np_peer by local QPN; its lock also protects @modified,
+ *         @serving, @strangers and @dying
+ * @modified: counts QP modifications, by QPN
+ * @nr_peers: peers not yet freed
+ * @serving: requests queued or being served; under the lock of @peers
+ * @strangers: of these, from QPs that are no peers yet
+ * @held_pages: on behalf of all peers
+ * @idle: woken when @nr_peers or @serving falls to 0
+ * @dying: no new peers
+ * @nr_ports: ports
+ * @ports: by port_num - 1
+ */
+struct np_hca {
+	struct ib_device *ibdev;
+	struct kref ref;
+	struct rcu_head rcu;
+	struct xarray peers;
+	u32 modified[NP_MODIFY_BUCKETS];
+	atomic_t nr_peers;
+	unsigned int serving;
+	unsigned int strangers;
+	atomic_long_t held_pages;
+	wait_queue_head_t idle;
+	bool dying;
+	u32 nr_ports;
+	struct np_port ports[] __counted_by(nr_ports);
+};
+
+/*
+ * Requests that may wait or be served at once: for all of a device; of these,
+ * from QPs that are no peers yet; other than FAULT (which has its lanes) of one
+ * peer.  Beyond that the answer is BUSY.
+ */
+#define NP_SERVE_DEVICE		512
+#define NP_SERVE_STRANGERS	32
+#define NP_SERVE_CONTROL	8
+/* Pages under hold, on behalf of one QP and for all of a device */
+#define NP_HELD_QP		(8 * NP_MAX_PAGES)
+#define NP_HELD_DEVICE		(256 * NP_MAX_PAGES)
+
+void np_wire_stamp(struct np_wire *wire, const struct np_port *port);
+int np_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
+	    struct np_peer *peer, const struct np_msg *msg);
+struct np_hca *np_hca_get(struct ib_device *ibdev);
+void np_hca_put(struct np_hca *hca);
+u64 np_incarnation(void);
+bool np_hca_begin(struct np_hca *hca, bool stranger);
+void np_hca_end(struct np_hca *hca, bool stranger);
+void np_ud_open(struct np_port *port);
+void np_ud_close(struct np_port *port);
+int np_ud_send(struct np_peer *peer, const struct np_msg *msg);
+u32 np_ud_qpn(const struct np_port *port);
+int np_mad_init(void);
+void np_mad_exit(void);
+
+/* --- peers (peer.c) --------------------------------------------------------- */
+
+/*
+ * Regions that one QP may have resolved, for each channel, and keep after they
+ * are gone: they are looked up under the peer's lock.
+ */
+#define NP_MAX_BINDINGS		65536
+#define NP_BINDING_BITS		7
+/* Holds that one QP may have */
+#define NP_MAX_KEPT		256
+
+struct np_serve;
+struct np_channel;
+
+/**
+ * struct np_peer - a connected RC QP of ours, and all state about its other end
+ * @ref: the table's, and each user's
+ * @rcu: for freeing
+ * @hca: holds a reference
+ * @port: the QP's
+ * @qp: compare only, except under a restrack reference
+ * @pd: compare only
+ * @qpn: ours
+ * @remote_qpn: theirs
+ * @pkey_index: the QP's
+ * @ud_qpn: the other kernel's UD QP, as it told last; 0: none
+ * @addr: theirs
+ * @ah: to it
+ * @lock: protects what follows, up to @ctl
+ * @dead: the QP left the connected states; nothing new begins
+ * @heard: the other kernel did answer once
+ * @rtt: to it
+ * @active: requests of the other end being served
+ * @control: of these, other than FAULT
+ * @resolving: RESOLVEs of ours under way
+ * @trans: struct np_trans under way
+ * @lanes: those in which a FAULT of ours is under way
+ * @bindings: struct np_binding by region id: keys we were given
+ * @nr_bindings: their number
+ * @kept: holds we were given: struct np_fault
+ * @nr_kept: their number
+ * @serve: lanes of the other end; NULL until it resolved something
+ * @holds: struct np_held: pages that the other end may keep
+ * @held_pages: their number, those being granted included
+ * @idle: woken when @active falls to 0
+ * @gone: the kill is complete
+ * @ctl: serialises RESOLVE, FORGET and ungranting; protects @grants
+ * @grants: struct np_pgrant by region id: keys the other end was given; its
+ *          lock keeps the region of an entry that was found
+ * @expire: ends holds not given back in time
+ * @failed: ends the peer after the device failed its QP
+ */
+struct np_peer {
+	struct kref ref;
+	struct rcu_head rcu;
+	struct np_hca *hca;
+	struct np_port *port;
+	struct ib_qp *qp;
+	struct ib_pd *pd;
+	u32 qpn;
+	u32 remote_qpn;
+	u16 pkey_index;
+	u32 ud_qpn;
+	struct np_addr addr;
+	struct ib_ah *ah;
+
+	spinlock_t lock; /* of what follows */
+	bool dead;
+	bool heard;
+	struct np_rtt rtt;
+	unsigned int active;
+	unsigned int control;
+	unsigned int resolving;
+	struct list_head trans;
+	DECLARE_BITMAP(lanes, NP_LANES);
+	DECLARE_HASHTABLE(bindings, NP_BINDING_BITS);
+	unsigned int nr_bindings;
+	struct list_head kept;
+	unsigned int nr_kept;
+	struct np_serve *serve;
+	struct list_head holds;
+	unsigned long held_pages;
+	wait_queue_head_t idle;
+	struct completion gone;
+
+	struct mutex ctl; /* of what follows */
+	struct xarray grants;
+	struct delayed_work expire;
+	struct work_struct failed;
+};
+
+/**
+ * struct np_trans - a request of ours until it is answered or given up
+ * @ref: the list's, the timer's and the owner's
+ * @peer: holds a reference while listed
+ * @entry: in np_peer.trans; empty: finished
+ * @work: sends it again
+ * @msg: the request
+ * @sent: first time, ns
+ * @deadline: jiffies, even if the peer says WORKING
+ * @tries: times it was sent
+ * @unheard: times it was sent since the peer last said anything about it
+ * @forever: is never given up
+ * @done: called once, in process context, without locks
+ * @release: frees the structure around it; NULL: its owner does
+ */
+struct np_trans {
+	struct kref ref;
+	struct np_peer *peer;
+	struct list_head entry;
+	struct delayed_work work;
+	struct np_msg msg;
+	u64 sent;
+	unsigned long deadline;
+	unsigned int tries;
+	unsigned int unheard;
+	bool forever;
+	void (*done)(struct np_trans *trans, u32 status,
+		     const struct np_msg *answer);
+	void (*release)(struct np_trans *trans);
+};
+
+/**
+ * struct np_ev - an event and its place in a channel's queue
+ * @entry: in np_channel.events; empty: not queued
+ * @ev: what user space reads
+ * @reserved: counted in np_channel.reserved until it was read or dropped
+ * @consumed: called when it was read or dropped, without locks; or NULL
+ */
+struct np_ev {
+	struct list_head entry;
+	struct np_event ev;
+	bool reserved;
+	void (*consumed)(struct np_ev *ev);
+};
+
+/**
+ * struct np_binding - a channel was given a region's keys for a QP
+ * @entry: in np_peer.bindings
+ * @channel: reference
+ * @region_id: the region
+ * @seq: tid of the newest RESOLVE that said so
+ * @told: NP_EVENT_REGION_GONE was posted
+ * @ev: that
+ */
+struct np_binding {
+	struct hlist_node entry;
+	struct np_channel *channel;
+	u64 region_id;
+	u64 seq;
+	bool told;
+	struct np_ev ev;
+};
+
+extern struct workqueue_struct *np_wq;
+
+struct np_peer *np_peer_find(struct np_hca *hca, u32 qpn);
+struct np_peer *np_peer_get(struct ib_qp *qp);
+struct np_peer *np_peer_make(struct ib_qp *qp);
+void np_peer_put(struct np_peer *peer);
+bool np_peer_begin(struct np_peer *peer);
+void np_peer_end(struct np_peer *peer);
+void np_peer_fail(struct np_peer *peer);
+void np_peer_kill_device(struct np_hca *hca);
+
+/* --- asking (ask.c) ------------------------------------------------------------ */
+
+void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
+		   void (*done)(struct np_trans *trans, u32 status,
+				const struct np_msg *answer),
+		   void (*release)(struct np_trans *trans));
+int np_trans_start(struct np_trans *trans);
+bool np_trans_cancel(struct np_trans *trans);
+void np_trans_put(struct np_trans *trans);
+int np_peer_resolve(struct np_peer *peer, struct np_channel *channel, u32 rkey,
+		    struct np_resolve *out);
+int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
+		  const struct np_fault_req *req, const struct np_range *ranges,
+		  unsigned int nr);
+int np_peer_release(struct np_peer *peer, u64 hold_id);
+int np_peer_forget(struct np_peer *peer, u64 region_id);
+u32 np_peer_told_gone(struct np_peer *peer, u64 region_id);
+void np_peer_answered(struct np_peer *peer, const struct np_msg *msg);
+void np_ask_kill(struct np_peer *peer);
+void np_ask_init(void);
+
+/* --- serving (serve.c) ----------------------------------------------------------- */
+
+void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
+		const struct np_addr *from, struct ib_mad_recv_wc *recv);
+void np_serve_expire(struct work_struct *work);
+void np_serve_kill(struct np_peer *peer);
+
+/* --- channels (channel.c) --------------------------------------------------------- */
+
+/**
+ * struct np_channel - a queue of events
+ * @ref: its file's, each FAULT's and each binding's
+ * @release: called with the last reference
+ * @lock: protects the rest
+ * @events: struct np_ev
+ * @reserved: those of @events, or still to come, that were reserved
+ * @closed: no more events
+ * @wait: for readers
+ */
+struct np_channel {
+	struct kref ref;
+	void (*release)(struct np_channel *channel);
+	spinlock_t lock; /* of what follows */
+	struct list_head events;
+	unsigned int reserved;
+	bool closed;
+	wait_queue_head_t wait;
+};
+
+void np_channel_init(struct np_channel *channel,
+		     void (*release)(struct np_channel *channel));
+struct np_channel *np_channel_get(struct np_channel *channel);
+void np_channel_put(struct np_channel *channel);
+int np_channel_reserve(struct np_channel *channel);
+void np_channel_unreserve(struct np_channel *channel);
+bool np_channel_post(struct np_channel *channel, struct np_ev *ev);
+void np_channel_unpost(struct np_channel *channel, struct np_ev *ev);
+bool np_channel_pop(struct np_channel *channel, struct np_event *out);
+bool np_channel_is_closed(struct np_channel *channel);
+void np_channel_close(struct np_channel *channel);
+
+#endif /* NP_PROTO_H */

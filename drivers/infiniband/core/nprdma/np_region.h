@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * nprdma: the structures of a region.
+ *
+ * Lock order, outer first:
+ *
+ *   np_device.lock
+ *   np_region.lock		keys, grants, "gone"; held across calls of the driver
+ *     np_region.chunk_lock	which chunks exist; held across notifier insertion
+ *       mmap_lock
+ *     np_region.table_lock	pages of the residency table; held across iommu_split()
+ *     np_chunk.lock		residency: words and leaves.  Taken by the notifier,
+ *				so nothing that may enter reclaim runs under it;
+ *				lockdep is told so in np_chunk_alloc().
+ *       np_region.hold_lock	lists of holds
+ *
+ * A region lives as long as somebody holds a reference: the public MR, each key
+ * (through its umem), each grant, each hold, each running fault.  Its windows live
+ * exactly as long, because all of these may touch them.  What the application can
+ * wait for (keys, pins, residency) ends with the MR, or with the last grant.
+ */
+#ifndef NP_REGION_H
+#define NP_REGION_H
+
+#include <linux/completion.h>
+#include <linux/iommu.h>
+#include <linux/mmu_notifier.h>
+#include <linux/refcount.h>
+#include <linux/sizes.h>
+#include <linux/xarray.h>
+#include <rdma/ib_umem.h>
+
+#include "np.h"
+
+#define NP_SLOT_SHIFT		21
+#define NP_SLOT_SIZE		BIT(NP_SLOT_SHIFT)
+#define NP_SLOT_PAGES		(NP_SLOT_SIZE >> PAGE_SHIFT)
+#define NP_SLOT_ORDER		(NP_SLOT_SHIFT - PAGE_SHIFT)
+
+/*
+ * 64 MiB for each lock and notifier: an invalidation makes every fault of its
+ * chunk look again, and every chunk that has ever been resident costs 1.2 KiB.
+ */
+#define NP_CHUNK_SLOTS		32
+#define NP_CHUNK_SHIFT		(NP_SLOT_SHIFT + 5)
+#define NP_CHUNK_SIZE		BIT(NP_CHUNK_SHIFT)
+
+/* The table's words of one slot fill one page */
+static_assert(NP_SLOT_PAGES * sizeof(u64) == PAGE_SIZE);
+static_assert(NP_CHUNK_SLOTS << NP_SLOT_SHIFT == NP_CHUNK_SIZE);
+
+/* Rights that a region may be registered with, besides being unpinned */
+#define NP_ACCESS_RIGHTS                                                       \
+	(IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_READ |                       \
+	 IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_ATOMIC)
+#define NP_ACCESS_REMOTE_CHANGE (IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_ATOMIC)
+#define NP_ACCESS_REMOTE (IB_ACCESS_REMOTE_READ | NP_ACCESS_REMOTE_CHANGE)
+
+/**
+ * struct np_host - what all regions of the host share
+ * @signature: random word of which an absent page of a read window consists
+ * @signature_page: 2 MiB full of it
+ * @zero_page: 2 MiB of words "absent, generation 0"
+ */
+struct np_host {
+	u64 signature;
+	struct page *signature_page;
+	struct page *zero_page;
+};
+
+/**
+ * struct np_device - an RDMA device
+ * @ibdev: the device
+ * @lock: protects @pd and the making of scratch pages
+ * @pd: no QP belongs to it: the PD of public keys; made by the first region
+ * @rkeys: live regions by public rkey
+ * @users: 1 while the client is there, and 1 for each region
+ * @idle: @users became 0
+ */
+struct np_device {
+	struct ib_device *ibdev;
+	struct mutex lock;
+	struct ib_pd *pd;
+	struct xarray rkeys;
+	refcount_t users;
+	struct completion idle;
+};
+
+/**
+ * struct np_scratch - the scratch page of one PD
+ * @ref: one for the PD and one for each region
+ * @page: 2 MiB
+ */
+struct np_scratch {
+	struct kref ref;
+	struct page *page;
+};
+
+/**
+ * struct np_window - an IOVA range that maps a region page for page
+ * @dev: the device that does DMA
+ * @domain: its IOMMU domain
+ * @va: what @iova stands for, aligned to a slot
+ * @iova: first address, congruent to @va
+ * @slots: number of slots
+ * @size: bytes reserved, with the residency table behind the slots if there is one
+ * @absent: 2 MiB page that absent pages map to
+ * @prot: IOMMU_* of every leaf
+ */
+struct np_window {
+	struct device *dev;
+	struct iommu_domain *domain;
+	unsigned long va;
+	dma_addr_t iova;
+	unsigned long slots;
+	size_t size;
+	phys_addr_t absent;
+	int prot;
+};
+
+/**
+ * struct np_slot_holds - holds on the pages of a slot
+ * @count: holds on each page; all of them pin the page that the leaves map
+ * @stale_read: the leaf in the read window maps the pinned page, although the word
+ *	does not say that it is readable
+ * @stale_write: likewise for the write window
+ */
+struct np_slot_holds {
+	u16 count[NP_SLOT_PAGES];
+	DECLARE_BITMAP(stale_read, NP_SLOT_PAGES);
+	DECLARE_BITMAP(stale_write, NP_SLOT_PAGES);
+};
+
+/**
+ * struct np_slot - 2 MiB of a region
+ * @words: page of the residency table, NULL until a page of the slot is first
+ *	wanted; it stays as long as the region, because a generation that starts
+ *	anew would let a peer prove a WRITE that was lost
+ * @holds: NULL until a page of the slot is first held
+ * @merges: how often the slot was merged; tells a fault that its split is undone
+ * @resident: pages with NP_WORD_READABLE
+ * @writable: pages with NP_WORD_WRITABLE
+ * @held: pages with a hold
+ *
+ * Protected by the chunk's lock.  @words and @holds change once, and are published
+ * with release ordering; a fault looks at them, at words and at @merges without the
+ * lock first.
+ */
+struct np_slot {
+	u64 *words;
+	struct np_slot_holds *holds;
+	unsigned int merges;
+	u16 resident;
+	u16 writable;
+	u16 held;
+};
+
+/**
+ * struct np_chunk - what one lock and one notifier cover
+ * @notifier: of the part of the region that lies in the chunk
+ * @region: no reference: the region frees its chunks
+ * @lock: see above
+ * @va: of the first slot
+ * @dead: the region is gone; nothing becomes resident any more
+ * @slots: those behind the region's end are never used
+ */
+struct np_chunk {
+	struct mmu_interval_notifier notifier;
+	struct np_region *region;
+	struct mutex lock;
+	unsigned long va;
+	bool dead;
+	struct np_slot slots[NP_CHUNK_SLOTS];
+};
+
+/**
+ * struct np_counters - of one region; see struct np_stats
+ */
+struct np_counters {
+	atomic64_t resident;
+	atomic64_t writable;
+	atomic64_t held;
+	atomic64_t faults_minor;
+	atomic64_t faults_major;
+	atomic64_t faults_noop;
+	atomic64_t faults_failed;
+	atomic64_t retries;
+	atomic64_t invalidations;
+	atomic64_t pages_invalidated;
+	atomic64_t holds;
+	atomic64_t table_pages;
+};
+
+/**
+ * struct np_region - one unpinned memory region
+ * @ref: see the top of this file
+ * @id: never used again on this host
+ * @npdev: the device
+ * @pd: the application's; valid while the region is not gone or has keys
+ * @mm: of the owner, mmgrab()ed
+ * @start: first va
+ * @length: bytes
+ * @base: the application's remote address of @start
+ * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED
+ * @scratch: of @pd; NULL: no write window
+ * @read: read window and residency table
+ * @write: write window; no slots: nobody may write
+ * @lock: protects @gone, @grants, @read_mr, @write_mr
+ * @gone: the public MR is dead
+ * @leaked: the driver could not destroy a key: keep the windows
+ * @public_rkey: key of np_device.rkeys
+ * @read_mr: read key, NULL until the first RESOLVE
+ * @write_mr: write key, likewise
+ * @grants: peers that know the keys
+ * @chunk_lock: protects changes of @chunks, and @closed
+ * @chunks: struct np_chunk by number, made by the first fault
+ * @closed: no chunk may be made any more
+ * @table_lock: serialises changes of the residency table's leaves
+ * @hold_lock: protects @holds and the lists of pins
+ * @holds: of this region
+ * @count: statistics
+ */
+struct np_region {
+	struct kref ref;
+	u64 id;
+	struct np_device *npdev;
+	struct ib_pd *pd;
+	struct mm_struct *mm;
+	unsigned long start;
+	size_t length;
+	u64 base;
+	u32 access;
+	struct np_scratch *scratch;
+	struct np_window read;
+	struct np_window write;
+
+	struct mutex lock;
+	bool gone;
+	bool leaked;
+	u32 public_rkey;
+	struct ib_mr *read_mr;
+	struct ib_mr *write_mr;
+	struct list_head grants;
+
+	struct mutex chunk_lock;
+	struct xarray chunks;
+	bool closed;
+
+	struct mutex table_lock;
+
+	spinlock_t hold_lock;
+	struct list_head holds;
+
+	struct np_counters count;
+};
+
+/**
+ * struct np_hold - pins with one owner
+ * @node: in np_region.holds
+ * @region: holds a reference
+ * @write: pinned for write
+ * @pages: number of pages pinned
+ * @pins: list of struct np_pin
+ */
+struct np_hold {
+	struct list_head node;
+	struct np_region *region;
+	bool write;
+	unsigned long pages;
+	struct list_head pins;
+};
+
+/* device.c */
+extern struct np_host np_host;
+struct np_device *np_device_get(struct ib_device *ibdev);
+void np_device_put(struct np_device *npdev);
+struct ib_pd *np_device_pd(struct np_device *npdev);
+struct iommu_domain *np_device_domain(struct ib_device *ibdev);
+int np_host_pages(void);
+struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd);
+void np_scratch_put(struct np_scratch *scratch);
+
+/* window.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+int np_iova_reserve(struct device *dev, size_t size, size_t align,
+		    size_t offset, dma_addr_t *iova);
+void np_iova_release(struct device *dev, dma_addr_t iova, size_t size);
+#endif
+int np_window_map(struct np_window *win, struct device *dev,
+		  struct iommu_domain *domain, unsigned long start,
+		  size_t length, bool table, phys_addr_t absent, int prot);
+void np_window_unmap(struct np_window *win);
+int np_window_fill(struct np_window *win, unsigned long va, unsigned long npages,
+		   struct iommu_inval *inval);
+int np_window_merge(struct np_window *win, unsigned long va,
+		    struct iommu_inval *inval);
+int np_window_pages(struct np_window *win, unsigned long va, unsigned int npages,
+		    const phys_addr_t *paddrs, struct iommu_inval *inval);
+int np_window_split(struct np_window *win, unsigned long va);
+int np_window_table_page(struct np_window *win, unsigned long va,
+			 struct page *page);
+
+static inline bool np_window_exists(const struct np_window *win)
+{
+	return win->slots;
+}
+
+static inline dma_addr_t np_window_iova(const struct np_window *win,
+					unsigned long va)
+{
+	return win->iova + (va - win->va);
+}
+
+/* Of the residency table's page for the slot of @va */
+static inline dma_addr_t np_window_table_iova(const struct np_window *win,
+					      unsigned long va)
+{
+	return win->iova + (win->slots << NP_SLOT_SHIFT) +
+	       (((va - win->va) >> NP_SLOT_SHIFT) << PAGE_SHIFT);
+}
+
+/* region.c */
+int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
+		 u32 access);
+struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
+				   struct device *dev,
+				   struct iommu_domain *domain, u64 start,
+				   u64 length, u64 base, u32 access);
+void np_region_close(struct np_region *region);
+
+/* fault.c */
+void np_region_absent(struct np_region *region);
+void np_region_free_chunks(struct np_region *region);
+
+/* umem.c */
+struct ib_mr *np_umem_reg_mr(struct np_region *region, struct ib_pd *pd,
+			     dma_addr_t iova, size_t length, u64 virt,
+			     u32 access, struct ib_udata *udata);
+
+#endif /* NP_REGION_H */

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * User space's side of nprdma: the uverbs methods, and the files of channels.
+ *
+ * Here what an application gave is checked; what happens then is in ask.c.
+ */
+#include <linux/poll.h>
+#include <linux/uaccess.h>
+#include <rdma/uverbs_ioctl.h>
+#include <rdma/uverbs_std_types.h>
+
+#include "../rdma_core.h"
+#include "../uverbs.h"
+#include "np_proto.h"
+
+#define UVERBS_MODULE_NAME ib_uverbs
+#include <rdma/uverbs_named_ioctl.h>
+
+/**
+ * struct np_channel_uobject - the file of a channel
+ * @uobj: uverbs' part; the file keeps it after the object was destroyed
+ * @channel: the channel; its references together have one to @uobj
+ */
+struct np_channel_uobject {
+	struct ib_uobject uobj;
+	struct np_channel channel;
+};
+
+static struct np_channel *np_uobj_channel(struct ib_uobject *uobj)
+{
+	return &container_of(uobj, struct np_channel_uobject, uobj)->channel;
+}
+
+static struct np_channel *np_file_channel(struct file *filp)
+{
+	return np_uobj_channel(filp->private_data);
+}
+
+static ssize_t np_channel_read(struct file *filp, char __user *buf,
+			       size_t count, loff_t *pos)
+{
+	struct np_channel *channel = np_file_channel(filp);
+	struct np_event ev;
+	ssize_t done = 0;
+
+	if (count < sizeof(ev))
+		return -EINVAL;
+
+	while (count - done >= sizeof(ev)) {
+		if (np_channel_pop(channel, &ev)) {
+			if (copy_to_user(buf + done, &ev, sizeof(ev)))
+				return -EFAULT;
+			done += sizeof(ev);
+			continue;
+		}
+		if (done)
+			break;
+		if (np_channel_is_closed(channel))
+			return -EIO;
+		if (filp->f_flags & O_NONBLOCK)
+			return -EAGAIN;
+		if (wait_event_interruptible(channel->wait,
+					     !list_empty_careful(&channel->events) ||
+					     np_channel_is_closed(channel)))
+			return -ERESTARTSYS;
+	}
+	return done;
+}
+
+static __poll_t np_channel_poll(struct file *filp, struct poll_table_struct *pt)
+{
+	struct np_channel *channel = np_file_channel(filp);
+	__poll_t mask = 0;
+
+	poll_wait(filp, &channel->wait, pt);
+	spin_lock(&channel->lock);
+	if (!list_empty(&channel->events))
+		mask |= EPOLLIN | EPOLLRDNORM;
+	if (channel->closed)
+		mask |= EPOLLERR;
+	spin_unlock(&channel->lock);
+	return mask;
+}
+
+static const struct file_operations np_channel_fops = {
+	.owner = THIS_MODULE,
+	.read = np_channel_read,
+	.poll = np_channel_poll,
+	.release = uverbs_uobject_fd_release,
+};
+
+static void np_channel_free(struct np_channel *channel)
+{
+	uverbs_uobject_put(&container_of(channel, struct np_channel_uobject,
+					 channel)->uobj);
+}
+
+/* Last close, or the device goes: then reading finds the end. */
+static void np_channel_destroy(struct ib_uobject *uobj,
+			       enum rdma_remove_reason why)
+{
+	np_channel_close(np_uobj_channel(uobj));
+	np_channel_put(np_uobj_channel(uobj));
+}
+
+/* --- methods ------------------------------------------------------------------- */
+
+static struct np_channel *np_attr_channel(struct uverbs_attr_bundle *attrs,
+					  u16 id)
+{
+	return np_uobj_channel(uverbs_attr_get_uobject(attrs, id));
+}
+
+static int UVERBS_HANDLER(NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_uobject *uobj = uverbs_attr_get_uobject(attrs,
+							  NP_ATTR_CHANNEL_FD);
+
+	uverbs_uobject_get(uobj);
+	np_channel_init(np_uobj_channel(uobj), np_channel_free);
+	return 0;
+}
+
+static int UVERBS_HANDLER(NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs)
+{
+	struct np_query query = {
+		.abi_version = NP_ABI_VERSION,
+		.max_ranges = NP_MAX_RANGES,
+		.max_pages = NP_MAX_PAGES,
+		.max_outstanding = NP_LANES,
+	};
+	struct ib_ucontext *ucontext = ib_uverbs_get_ucontext(attrs);
+	int err;
+
+	if (IS_ERR(ucontext))
+		return PTR_ERR(ucontext);
+	err = np_device_check(ucontext->device);
+	if (err)
+		return err;
+	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_QUERY_RESP, &query,
+					     sizeof(query));
+}
+
+static int UVERBS_HANDLER(NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_RESOLVE_QP);
+	struct np_channel *channel = np_attr_channel(attrs,
+						     NP_ATTR_RESOLVE_CHANNEL);
+	struct np_region_info info = {};
+	struct np_resolve out;
+	struct np_peer *peer;
+	u32 rkey;
+	int err;
+
+	err = uverbs_copy_from(&rkey, attrs, NP_ATTR_RESOLVE_RKEY);
+	if (err)
+		return err;
+	peer = np_peer_make(qp);
+	if (IS_ERR(peer))
+		return PTR_ERR(peer);
+	err = np_peer_resolve(peer, channel, rkey, &out);
+	np_peer_put(peer);
+	if (err)
+		return err;
+
+	info.region_id = out.id;
+	info.base = out.base;
+	info.length = out.length;
+	info.access = out.access;
+	info.read_key = out.read_key;
+	info.write_key = out.write_key;
+	info.read_addr = out.read_addr;
+	info.write_addr = out.write_addr;
+	info.table_addr = out.table_addr;
+	info.signature = out.signature;
+	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_RESOLVE_RESP,
+					     &info, sizeof(info));
+}
+
+static int UVERBS_HANDLER(NP_METHOD_FAULT)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_FAULT_QP);
+	struct np_channel *channel = np_attr_channel(attrs,
+						     NP_ATTR_FAULT_CHANNEL);
+	struct np_range ranges[NP_MAX_RANGES];
+	struct np_fault_req req;
+	struct np_peer *peer;
+	int err, nr;
+
+	nr = uverbs_attr_ptr_get_array_size(attrs, NP_ATTR_FAULT_RANGES,
+					    sizeof(ranges[0]));
+	if (nr < 0)
+		return nr;
+	if (nr > NP_MAX_RANGES)
+		return -EINVAL;
+	err = uverbs_copy_from(&req, attrs, NP_ATTR_FAULT_REQ);
+	if (err)
+		return err;
+	/* The address of the array: what is copied is as large as what it points to */
+	err = uverbs_copy_from_or_zero(&ranges, attrs, NP_ATTR_FAULT_RANGES);
+	if (err)
+		return err;
+	if (req.reserved)
+		return -EINVAL;
+	err = np_ranges_check(ranges, nr, req.flags);
+	if (err)
+		return err;
+
+	/* Without a peer nothing can have been resolved */
+	peer = np_peer_get(qp);
+	if (!peer)
+		return -ENOENT;
+	err = np_peer_fault(peer, channel, &req, ranges, nr);
+	np_peer_put(peer);
+	return err;
+}
+
+static int UVERBS_HANDLER(NP_METHOD_RELEASE)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_RELEASE_QP);
+	struct np_peer *peer;
+	u64 hold_id;
+	int err;
+
+	err = uverbs_copy_from(&hold_id, attrs, NP_ATTR_RELEASE_HOLD);
+	if (err)
+		return err;
+	peer = np_peer_get(qp);
+	if (!peer)
+		return -ENOENT;
+	err = np_peer_release(peer, hold_id);
+	np_peer_put(peer);
+	return err;
+}
+
+static int UVERBS_HANDLER(NP_METHOD_FORGET)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_FORGET_QP);
+	struct np_peer *peer;
+	u64 region_id;
+	int err;
+
+	err = uverbs_copy_from(&region_id, attrs, NP_ATTR_FORGET_REGION);
+	if (err)
+		return err;
+	peer = np_peer_get(qp);
+	if (!peer)
+		return -ENOENT;
+	err = np_peer_forget(peer, region_id);
+	np_peer_put(peer);
+	return err;
+}
+
+static int UVERBS_HANDLER(NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_mr *mr = uverbs_attr_get_obj(attrs, NP_ATTR_QUERY_MR_HANDLE);
+	struct np_region *region = np_mr_region(mr);
+	struct np_mr_info info = {};
+	struct np_resolve what;
+	struct np_stats stats;
+
+	if (!region)
+		return -EINVAL;
+	np_region_describe(region, &what);
+	np_region_stats(region, &stats);
+	info.region_id = what.id;
+	info.base = what.base;
+	info.length = what.length;
+	info.access = what.access;
+	info.resident_pages = stats.resident;
+	info.writable_pages = stats.writable;
+	info.held_pages = stats.held;
+	info.faults_minor = stats.faults_minor;
+	info.faults_major = stats.faults_major;
+	info.faults_noop = stats.faults_noop;
+	info.faults_failed = stats.faults_failed;
+	info.invalidations = stats.invalidations;
+	info.pages_invalidated = stats.pages_invalidated;
+	info.holds = stats.holds;
+	info.table_pages = stats.table_pages;
+	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_QUERY_MR_RESP,
+					     &info, sizeof(info));
+}
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_QUERY,
+	UVERBS_ATTR_PTR_OUT(NP_ATTR_QUERY_RESP,
+			    UVERBS_ATTR_STRUCT(struct np_query, reserved),
+			    UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_RESOLVE,
+	UVERBS_ATTR_IDR(NP_ATTR_RESOLVE_QP, UVERBS_OBJECT_QP,
+			UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_FD(NP_ATTR_RESOLVE_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
+		       UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(NP_ATTR_RESOLVE_RKEY, UVERBS_ATTR_TYPE(u32),
+			   UA_MANDATORY),
+	UVERBS_ATTR_PTR_OUT(NP_ATTR_RESOLVE_RESP,
+			    UVERBS_ATTR_STRUCT(struct np_region_info,
+					       signature),
+			    UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_FAULT,
+	UVERBS_ATTR_IDR(NP_ATTR_FAULT_QP, UVERBS_OBJECT_QP,
+			UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_FD(NP_ATTR_FAULT_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
+		       UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(NP_ATTR_FAULT_REQ,
+			   UVERBS_ATTR_STRUCT(struct np_fault_req, reserved),
+			   UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(NP_ATTR_FAULT_RANGES,
+			   UVERBS_ATTR_SIZE(sizeof(struct np_range),
+					    NP_MAX_RANGES *
+					    sizeof(struct np_range)),
+			   UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_RELEASE,
+	UVERBS_ATTR_IDR(NP_ATTR_RELEASE_QP, UVERBS_OBJECT_QP,
+			UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(NP_ATTR_RELEASE_HOLD, UVERBS_ATTR_TYPE(u64),
+			   UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_FORGET,
+	UVERBS_ATTR_IDR(NP_ATTR_FORGET_QP, UVERBS_OBJECT_QP,
+			UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(NP_ATTR_FORGET_REGION, UVERBS_ATTR_TYPE(u64),
+			   UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_QUERY_MR,
+	UVERBS_ATTR_IDR(NP_ATTR_QUERY_MR_HANDLE, UVERBS_OBJECT_MR,
+			UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_PTR_OUT(NP_ATTR_QUERY_MR_RESP,
+			    UVERBS_ATTR_STRUCT(struct np_mr_info, reserved),
+			    UA_MANDATORY));
+
+DECLARE_UVERBS_GLOBAL_METHODS(
+	UVERBS_OBJECT_NPRDMA,
+	&UVERBS_METHOD(NP_METHOD_QUERY),
+	&UVERBS_METHOD(NP_METHOD_RESOLVE),
+	&UVERBS_METHOD(NP_METHOD_FAULT),
+	&UVERBS_METHOD(NP_METHOD_RELEASE),
+	&UVERBS_METHOD(NP_METHOD_FORGET),
+	&UVERBS_METHOD(NP_METHOD_QUERY_MR));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_CHANNEL_ALLOC,
+	UVERBS_ATTR_FD(NP_ATTR_CHANNEL_FD, UVERBS_OBJECT_NP_CHANNEL,
+		       UVERBS_ACCESS_NEW, UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_OBJECT(
+	UVERBS_OBJECT_NP_CHANNEL,
+	UVERBS_TYPE_ALLOC_FD(sizeof(struct np_channel_uobject),
+			     np_channel_destroy, &np_channel_fops, "[nprdma]", O_RDONLY),
+	&UVERBS_METHOD(NP_METHOD_CHANNEL_ALLOC));
+
+const struct uapi_definition uverbs_def_obj_nprdma[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_NPRDMA),
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_NP_CHANNEL),
+	{}
+};

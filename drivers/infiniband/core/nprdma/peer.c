@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Peers: connected RC QPs of ours, and when their state ends.
+ *
+ * A peer is made on the first RESOLVE in either direction and tells, from then
+ * on without asking the device, who the other end is.  It is the answer to "may
+ * he?": a request is obeyed only if it comes from the address and names the QP
+ * that our QP is connected to.
+ *
+ * A peer ends when its QP is modified out of the connected states, gets another
+ * address, or is destroyed.  The QP notifier says so after the device did it;
+ * when it returns, nothing that was done on behalf of the other end is left:
+ * requests are finished, holds released, grants dropped.  A QP that returns to a
+ * connected state begins anew.
+ *
+ * It also ends, a little later, when the device says that the QP failed by itself.
+ * An initiator whose request is refused hears of that as a completion in user
+ * space only; its peer ends with what the application does next.
+ *
+ * A peer made from attributes that were read before a concurrent modification
+ * must not come to life after it: np_hca.modified orders the two.
+ */
+#include <linux/notifier.h>
+#include <linux/slab.h>
+#include <kunit/visibility.h>
+
+#include "../core_priv.h"
+#include "../restrack.h"
+#include "np_proto.h"
+#include "trace.h"
+
+struct workqueue_struct *np_wq;
+EXPORT_SYMBOL_IF_KUNIT(np_wq);
+
+static bool np_state_connected(enum ib_qp_state state)
+{
+	return state == IB_QPS_RTR || state == IB_QPS_RTS || state == IB_QPS_SQD;
+}
+
+static void np_peer_free(struct kref *ref)
+{
+	struct np_peer *peer = container_of(ref, struct np_peer, ref);
+	struct np_hca *hca = peer->hca;
+
+	rdma_destroy_ah(peer->ah, RDMA_DESTROY_AH_SLEEPABLE);
+	xa_destroy(&peer->grants);
+	kvfree(peer->serve);
+	kfree_rcu(peer, rcu);
+	if (atomic_dec_and_test(&hca->nr_peers))
+		wake_up_all(&hca->idle);
+	np_hca_put(hca);
+}
+
+/**
+ * np_peer_put - Give back a reference
+ * @peer: the peer
+ *
+ * Context: process context, without locks; the last one destroys the address
+ * handle
+ */
+void np_peer_put(struct np_peer *peer)
+{
+	kref_put(&peer->ref, np_peer_free);
+}
+EXPORT_SYMBOL_GPL(np_peer_put);
+
+/**
+ * np_peer_find - The peer of a QP number
+ * @hca: the device
+ * @qpn: of our QP
+ *
+ * Return: with a reference, or NULL
+ */
+struct np_peer *np_peer_find(struct np_hca *hca, u32 qpn)
+{
+	struct np_peer *peer;
+
+	rcu_read_lock();
+	peer = xa_load(&hca->peers, qpn);
+	if (peer && !kref_get_unless_zero(&peer->ref))
+		peer = NULL;
+	rcu_read_unlock();
+	return peer;
+}
+
+/**
+ * np_peer_get - The peer of a QP, if it has been made
+ * @qp: the QP
+ *
+ * Return: with a reference, or NULL
+ */
+struct np_peer *np_peer_get(struct ib_qp *qp)
+{
+	struct np_hca *hca = np_hca_get(qp->device);
+	struct np_peer *peer;
+
+	if (!hca)
+		return NULL;
+	peer = np_peer_find(hca, qp->qp_num);
+	np_hca_put(hca);
+	if (peer && peer->qp != qp) {
+		np_peer_put(peer);
+		return NULL;
+	}
+	return peer;
+}
+EXPORT_SYMBOL_GPL(np_peer_get);
+
+static void np_peer_addr(struct np_peer *peer, const struct rdma_ah_attr *ah)
+{
+	peer->addr.roce = rdma_protocol_roce(peer->hca->ibdev,
+					     peer->port->port_num);
+	peer->addr.lid = rdma_ah_get_dlid(ah);
+	peer->addr.grh = rdma_ah_get_ah_flags(ah) & IB_AH_GRH;
+	if (peer->addr.grh)
+		peer->addr.gid = rdma_ah_read_grh(ah)->dgid;
+}
+
+static void np_peer_failed(struct work_struct *work);
+
+/* Ask the device who @qp is connected to. */
+static int np_peer_query(struct np_peer *peer, struct ib_qp *qp)
+{
+	struct ib_qp_init_attr init = {};
+	struct ib_qp_attr attr = {};
+	u32 port_num;
+	int err;
+
+	err = ib_query_qp(qp, &attr,
+			  IB_QP_STATE | IB_QP_AV | IB_QP_DEST_QPN |
+			  IB_QP_PKEY_INDEX | IB_QP_PORT, &init);
+	if (err)
+		return err;
+	if (attr.qp_state != IB_QPS_RTR && attr.qp_state != IB_QPS_RTS)
+		return -ENOTCONN;
+
+	port_num = attr.port_num ?: qp->port;
+	if (!port_num || port_num > peer->hca->nr_ports)
+		return -ENOTCONN;
+	peer->port = &peer->hca->ports[port_num - 1];
+	if (!peer->port->agent)
+		return -EOPNOTSUPP;
+
+	peer->remote_qpn = attr.dest_qp_num;
+	peer->pkey_index = attr.pkey_index;
+	rdma_ah_set_port_num(&attr.ah_attr, port_num);
+	np_peer_addr(peer, &attr.ah_attr);
+	/* The flavour for user space resolves a RoCE peer's MAC address, too */
+	peer->ah = rdma_create_user_ah(peer->port->agent->qp->pd, &attr.ah_attr,
+				       NULL);
+	return PTR_ERR_OR_ZERO(peer->ah);
+}
+
+static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
+{
+	struct np_peer *peer;
+	int err;
+
+	peer = kzalloc(sizeof(*peer), GFP_KERNEL);
+	if (!peer)
+		return ERR_PTR(-ENOMEM);
+	peer->hca = hca;
+	peer->qp = qp;
+	peer->pd = qp->pd;
+	peer->qpn = qp->qp_num;
+	kref_init(&peer->ref);
+	spin_lock_init(&peer->lock);
+	INIT_LIST_HEAD(&peer->trans);
+	hash_init(peer->bindings);
+	INIT_LIST_HEAD(&peer->kept);
+	INIT_LIST_HEAD(&peer->holds);
+	init_waitqueue_head(&peer->idle);
+	init_completion(&peer->gone);
+	mutex_init(&peer->ctl);
+	xa_init(&peer->grants);
+	INIT_DELAYED_WORK(&peer->expire, np_serve_expire);
+	INIT_WORK(&peer->failed, np_peer_failed);
+
+	err = np_peer_query(peer, qp);
+	if (err) {
+		kfree(peer);
+		return ERR_PTR(err);
+	}
+	kref_get(&hca->ref);
+	atomic_inc(&hca->nr_peers);
+	return peer;
+}
+
+/**
+ * np_peer_make - The peer of a QP; made if it does not exist
+ * @qp: the caller keeps it from being destroyed
+ *
+ * Context: process context, may sleep
+ * Return: with a reference; -ENOTCONN: not RC, or not connected; -ENODEV: the
+ * device is going; -EBUSY: somebody modifies it all the time; -ENOMEM
+ */
+struct np_peer *np_peer_make(struct ib_qp *qp)
+{
+	struct np_peer *peer, *old;
+	struct np_hca *hca;
+	unsigned int tries;
+	u32 modified;
+	int err;
+
+	if (qp->qp_type != IB_QPT_RC || qp->real_qp != qp)
+		return ERR_PTR(-ENOTCONN);
+	hca = np_hca_get(qp->device);
+	if (!hca)
+		return ERR_PTR(-ENODEV);
+
+	for (tries = 0; tries < 8; tries++) {
+		peer = np_peer_find(hca, qp->qp_num);
+		if (peer)
+			goto out;
+
+		xa_lock_irq(&hca->peers);
+		modified = hca->modified[qp->qp_num % NP_MODIFY_BUCKETS];
+		xa_unlock_irq(&hca->peers);
+		peer = np_peer_alloc(hca, qp);
+		if (IS_ERR(peer))
+			goto out;
+
+		xa_lock_irq(&hca->peers);
+		if (hca->dying)
+			err = -ENODEV;
+		else if (modified !=
+			 hca->modified[qp->qp_num % NP_MODIFY_BUCKETS])
+			err = -EBUSY;
+		else
+			err = __xa_insert(&hca->peers, qp->qp_num, peer,
+					  GFP_ATOMIC);
+		/* The table's reference is the first one */
+		if (!err)
+			kref_get(&peer->ref);
+		xa_unlock_irq(&hca->peers);
+		if (!err)
+			goto out;
+
+		old = peer;
+		peer = ERR_PTR(err);
+		np_peer_put(old);
+		if (err != -EBUSY)
+			break;
+	}
+out:
+	np_hca_put(hca);
+	return peer;
+}
+EXPORT_SYMBOL_GPL(np_peer_make);
+
+/**
+ * np_peer_begin - Begin to serve the other end
+ * @peer: the peer
+ *
+ * Return: false if the peer is dead; else np_peer_end() must follow
+ */
+bool np_peer_begin(struct np_peer *peer)
+{
+	bool ok;
+
+	spin_lock(&peer->lock);
+	ok = !peer->dead;
+	peer->active += ok;
+	spin_unlock(&peer->lock);
+	return ok;
+}
+
+/**
+ * np_peer_end - End what np_peer_begin() began
+ * @peer: the peer
+ */
+void np_peer_end(struct np_peer *peer)
+{
+	spin_lock(&peer->lock);
+	if (!--peer->active)
+		wake_up_all(&peer->idle);
+	spin_unlock(&peer->lock);
+}
+
+static bool np_peer_is_idle(struct np_peer *peer)
+{
+	bool idle;
+
+	spin_lock(&peer->lock);
+	idle = !peer->active;
+	spin_unlock(&peer->lock);
+	return idle;
+}
+
+/* When it returns, nothing is left of @peer but references to its memory. */
+static void np_peer_kill(struct np_peer *peer)
+{
+	spin_lock(&peer->lock);
+	if (peer->dead) {
+		spin_unlock(&peer->lock);
+		wait_for_completion(&peer->gone);
+		return;
+	}
+	peer->dead = true;
+	spin_unlock(&peer->lock);
+
+	xa_cmpxchg_irq(&peer->hca->peers, peer->qpn, peer, NULL, 0);
+	np_ask_kill(peer);
+	wait_event(peer->idle, np_peer_is_idle(peer));
+	np_serve_kill(peer);
+	complete_all(&peer->gone);
+	np_peer_put(peer);
+}
+
+/*
+ * With a restrack reference.  NULL: it is being destroyed, or the peer is dead,
+ * and who does that ends the peer.
+ */
+static struct ib_qp *np_peer_qp(struct np_peer *peer)
+{
+	struct rdma_restrack_entry *res;
+	struct ib_qp *qp;
+
+	res = rdma_restrack_get_byid(peer->hca->ibdev, RDMA_RESTRACK_QP,
+				     peer->qpn);
+	if (IS_ERR(res))
+		return NULL;
+	qp = container_of(res, struct ib_qp, res);
+	if (qp == peer->qp && !READ_ONCE(peer->dead))
+		return qp;
+	rdma_restrack_put(res);
+	return NULL;
+}
+
+/*
+ * The device said that the QP had failed.  By now it may have been connected
+ * anew: a peer made after that must live, for its other end has the keys.
+ */
+static void np_peer_failed(struct work_struct *work)
+{
+	struct np_peer *peer = container_of(work, struct np_peer, failed);
+	struct ib_qp *qp = np_peer_qp(peer);
+	struct ib_qp_init_attr init = {};
+	struct ib_qp_attr attr = {};
+
+	if (qp && !ib_query_qp(qp, &attr, IB_QP_STATE, &init) &&
+	    !np_state_connected(attr.qp_state))
+		np_peer_kill(peer);
+	if (qp)
+		rdma_restrack_put(&qp->res);
+	np_peer_put(peer);
+}
+
+/**
+ * np_peer_fail - Move the peer's QP to the error state, and so end the peer
+ * @peer: the peer
+ *
+ * What somebody pays who keeps memory for longer than we allow.
+ *
+ * Context: process context, not while serving the peer
+ */
+void np_peer_fail(struct np_peer *peer)
+{
+	struct ib_qp_attr attr = { .qp_state = IB_QPS_ERR };
+	struct ib_qp *qp = np_peer_qp(peer);
+	int err;
+
+	if (!qp)
+		return;
+	err = ib_modify_qp(qp, &attr, IB_QP_STATE);
+	if (err)
+		ibdev_warn_ratelimited(peer->hca->ibdev,
+				       "nprdma: QP %u to error: %d\n",
+				       peer->qpn, err);
+	rdma_restrack_put(&qp->res);
+	/* A device that does not even do that has lost the QP */
+	if (err)
+		np_peer_kill(peer);
+}
+
+/**
+ * np_peer_kill_device - End all peers of a device
+ * @hca: the device
+ *
+ * Returns when the last reference is gone and nobody serves anything.
+ */
+void np_peer_kill_device(struct np_hca *hca)
+{
+	struct np_peer *peer;
+	unsigned long qpn;
+
+	xa_lock_irq(&hca->peers);
+	hca->dying = true;
+	xa_unlock_irq(&hca->peers);
+
+	xa_for_each(&hca->peers, qpn, peer) {
+		peer = np_peer_find(hca, qpn);
+		if (!peer)
+			continue;
+		np_peer_kill(peer);
+		np_peer_put(peer);
+	}
+	wait_event(hca->idle,
+		   !atomic_read(&hca->nr_peers) && !READ_ONCE(hca->serving));
+}
+
+static bool np_still_connected(const struct ib_qp_notify_info *info)
+{
+	if (info->attr_mask & (IB_QP_AV | IB_QP_DEST_QPN | IB_QP_PKEY_INDEX |
+			       IB_QP_PORT | IB_QP_PATH_MIG_STATE))
+		return false;
+	if (!(info->attr_mask & IB_QP_STATE))
+		return true;
+	return np_state_connected(info->attr->qp_state);
+}
+
+static int np_qp_notify(struct notifier_block *nb, unsigned long event,
+			void *data)
+{
+	const struct ib_qp_notify_info *info = data;
+	struct ib_qp *qp = info->qp;
+	struct np_peer *peer;
+	struct np_hca *hca;
+
+	if (event == IB_QP_NOTIFY_MODIFIED && np_still_connected(info))
+		return NOTIFY_DONE;
+	hca = np_hca_get(qp->device);
+	if (!hca)
+		return NOTIFY_DONE;
+
+	xa_lock_irq(&hca->peers);
+	hca->modified[qp->qp_num % NP_MODIFY_BUCKETS]++;
+	xa_unlock_irq(&hca->peers);
+	peer = np_peer_find(hca, qp->qp_num);
+	if (peer && peer->qp == qp)
+		np_peer_kill(peer);
+	if (peer)
+		np_peer_put(peer);
+	np_hca_put(hca);
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block np_qp_nb = {
+	.notifier_call = np_qp_notify,
+};
+
+/* Of these events the architecture says that the QP is in the error state. */
+static bool np_qp_has_failed(unsigned long event)
+{
+	return event == IB_EVENT_QP_FATAL || event == IB_EVENT_QP_REQ_ERR ||
+	       event == IB_EVENT_QP_ACCESS_ERR;
+}
+
+/* In any context, so the peer's end is left to a worker. */
+static int np_qp_event(struct notifier_block *nb, unsigned long event,
+		       void *data)
+{
+	struct ib_qp *qp = data;
+	struct np_peer *peer;
+	unsigned long flags;
+	struct np_hca *hca;
+
+	if (!np_qp_has_failed(event))
+		return NOTIFY_DONE;
+	hca = np_hca_get(qp->device);
+	if (!hca)
+		return NOTIFY_DONE;
+
+	xa_lock_irqsave(&hca->peers, flags);
+	hca->modified[qp->qp_num % NP_MODIFY_BUCKETS]++;
+	peer = xa_load(&hca->peers, qp->qp_num);
+	/* While it is in the table, under its lock, the table's reference stays */
+	if (peer && peer->qp == qp) {
+		kref_get(&peer->ref);
+		if (!queue_work(np_wq, &peer->failed))
+			np_peer_put(peer);
+	}
+	xa_unlock_irqrestore(&hca->peers, flags);
+	np_hca_put(hca);
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block np_qp_event_nb = {
+	.notifier_call = np_qp_event,
+};
+
+/**
+ * np_peer_init - Begin to talk to peers
+ *
+ * Return: 0 or a negative errno
+ */
+int np_peer_init(void)
+{
+	int err;
+
+	/*
+	 * Unbound, so that a fault that waits for a disk delays no other; not
+	 * dependent on new workers, because the peer's memory pressure may wait
+	 * for us.
+	 */
+	np_wq = alloc_workqueue("nprdma",
+				WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
+	if (!np_wq)
+		return -ENOMEM;
+	np_ask_init();
+	err = ib_register_qp_notifier(&np_qp_nb);
+	if (err)
+		goto err_wq;
+	err = ib_register_qp_event_notifier(&np_qp_event_nb);
+	if (err)
+		goto err_notifier;
+	err = np_mad_init();
+	if (err)
+		goto err_event_notifier;
+	return 0;
+
+err_event_notifier:
+	ib_unregister_qp_event_notifier(&np_qp_event_nb);
+err_notifier:
+	ib_unregister_qp_notifier(&np_qp_nb);
+err_wq:
+	destroy_workqueue(np_wq);
+	return err;
+}
+
+/**
+ * np_peer_exit - End what np_peer_init() began
+ */
+void np_peer_exit(void)
+{
+	np_mad_exit();
+	ib_unregister_qp_event_notifier(&np_qp_event_nb);
+	ib_unregister_qp_notifier(&np_qp_nb);
+	destroy_workqueue(np_wq);
+}

@@ -1,0 +1,762 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: regions, their keys and their end.
+ *
+ * A region has up to three keys.  The public one, which the application knows, is
+ * registered in a protection domain that no QP belongs to, without remote
+ * rights: it is a name.  A peer that uses it as an rkey, and an application that
+ * uses it as an lkey, get a protection error; the scheme fails closed.  The read
+ * key and the write key give access to the two windows.  They are made when the
+ * first peer resolves the region.
+ *
+ * Drivers reuse key values at once.  So when the public MR dies, the region is
+ * gone, all its pages become absent for good, and the read and write keys stay in
+ * quarantine until every peer that was given them has said that it does not use
+ * them any more, or has lost its QP.  A peer with stale keys reads signatures and
+ * writes to the scratch page; it never reaches another region.
+ */
+#include <kunit/visibility.h>
+#include <linux/overflow.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+
+#include "np_hooks.h"
+#include "np_region.h"
+
+/* Every region of the host that still has a reference, by id */
+static DEFINE_XARRAY(np_regions);
+static atomic64_t np_region_last_id;
+
+/* --- references and lookup ----------------------------------------------- */
+
+static void np_region_free(struct kref *ref)
+{
+	struct np_region *region = container_of(ref, struct np_region, ref);
+
+	xa_erase(&np_regions, region->id);
+	WARN_ON(!list_empty(&region->grants));
+	WARN_ON(!list_empty(&region->holds));
+	if (!region->leaked) {
+		np_window_unmap(&region->write);
+		np_window_unmap(&region->read);
+		np_region_free_chunks(region);
+		if (region->scratch)
+			np_scratch_put(region->scratch);
+	}
+	xa_destroy(&region->chunks);
+	mmdrop(region->mm);
+	np_device_put(region->npdev);
+	kfree(region);
+}
+
+/**
+ * np_region_get() - take a reference
+ * @region: region of which the caller has a reference
+ */
+void np_region_get(struct np_region *region)
+{
+	kref_get(&region->ref);
+}
+
+/**
+ * np_region_put() - drop a reference
+ * @region: region
+ *
+ * Context: process context; the last one unmaps the windows.
+ */
+void np_region_put(struct np_region *region)
+{
+	kref_put(&region->ref, np_region_free);
+}
+EXPORT_SYMBOL_GPL(np_region_put);
+
+/**
+ * np_region_find_rkey() - the live region with this public key
+ * @ibdev: device, held by a client or a uverbs object
+ * @rkey: what the owner's application calls mr->rkey (and mr->lkey)
+ *
+ * Return: the region with a reference, or NULL.
+ */
+struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey)
+{
+	struct np_device *npdev = np_device_get(ibdev);
+	struct np_region *region;
+
+	if (!npdev)
+		return NULL;
+	xa_lock(&npdev->rkeys);
+	region = xa_load(&npdev->rkeys, rkey);
+	if (region && !kref_get_unless_zero(&region->ref))
+		region = NULL;
+	xa_unlock(&npdev->rkeys);
+	np_device_put(npdev);
+	return region;
+}
+EXPORT_SYMBOL_GPL(np_region_find_rkey);
+
+/**
+ * np_region_find_id() - the region with this id, live or in quarantine
+ * @ibdev: device
+ * @id: id
+ *
+ * Return: the region with a reference, or NULL.
+ */
+struct np_region *np_region_find_id(struct ib_device *ibdev, u64 id)
+{
+	struct np_region *region;
+
+	xa_lock(&np_regions);
+	region = xa_load(&np_regions, id);
+	if (region && (region->npdev->ibdev != ibdev ||
+		       !kref_get_unless_zero(&region->ref)))
+		region = NULL;
+	xa_unlock(&np_regions);
+	return region;
+}
+EXPORT_SYMBOL_GPL(np_region_find_id);
+
+/**
+ * np_mr_region() - the region behind an MR
+ * @mr: MR that the caller keeps alive
+ *
+ * Return: the region, without a reference, or NULL if the MR is a pinned one.
+ */
+struct np_region *np_mr_region(struct ib_mr *mr)
+{
+	return mr->np;
+}
+EXPORT_SYMBOL_GPL(np_mr_region);
+
+/**
+ * np_region_is_gone() - is the public MR dead?
+ * @region: region
+ *
+ * Return: true if it is; it may become so at any time.
+ */
+bool np_region_is_gone(struct np_region *region)
+{
+	return READ_ONCE(region->gone);
+}
+EXPORT_SYMBOL_GPL(np_region_is_gone);
+
+/**
+ * np_region_id() - the name that is never used again on this host
+ * @region: region
+ *
+ * Return: its id, not 0.
+ */
+u64 np_region_id(struct np_region *region)
+{
+	return region->id;
+}
+EXPORT_SYMBOL_GPL(np_region_id);
+
+/**
+ * np_region_pd() - the application's PD
+ * @region: region
+ *
+ * Return: the PD, to compare with that of a QP; it may be freed if the region is
+ * gone.
+ */
+struct ib_pd *np_region_pd(struct np_region *region)
+{
+	return region->pd;
+}
+EXPORT_SYMBOL_GPL(np_region_pd);
+
+/**
+ * np_region_describe() - what a region is, without making keys
+ * @region: region
+ * @out: where to; keys and remote addresses are 0
+ */
+void np_region_describe(struct np_region *region, struct np_resolve *out)
+{
+	*out = (struct np_resolve){
+		.id = region->id,
+		.base = region->base,
+		.length = region->length,
+		.access = region->access,
+		.signature = np_host.signature,
+	};
+}
+EXPORT_SYMBOL_GPL(np_region_describe);
+
+/**
+ * np_region_stats() - read the counters
+ * @region: region
+ * @stats: where to; the counters are not read at one instant
+ */
+void np_region_stats(struct np_region *region, struct np_stats *stats)
+{
+	struct np_counters *count = &region->count;
+
+	*stats = (struct np_stats){
+		.resident = atomic64_read(&count->resident),
+		.writable = atomic64_read(&count->writable),
+		.held = atomic64_read(&count->held),
+		.faults_minor = atomic64_read(&count->faults_minor),
+		.faults_major = atomic64_read(&count->faults_major),
+		.faults_noop = atomic64_read(&count->faults_noop),
+		.faults_failed = atomic64_read(&count->faults_failed),
+		.retries = atomic64_read(&count->retries),
+		.invalidations = atomic64_read(&count->invalidations),
+		.pages_invalidated = atomic64_read(&count->pages_invalidated),
+		.holds = atomic64_read(&count->holds),
+		.table_pages = atomic64_read(&count->table_pages),
+	};
+}
+EXPORT_SYMBOL_GPL(np_region_stats);
+
+/* --- making a region ------------------------------------------------------- */
+
+/**
+ * np_region_create() - a region with its windows, without keys
+ * @npdev: device; on success the region takes over the caller's reference
+ * @pd: the application's PD
+ * @dev: the device that does DMA
+ * @domain: its domain
+ * @start: first va
+ * @length: bytes; not 0, [@start, @start + @length) is user space
+ * @base: remote address of @start
+ * @access: IB_ACCESS_*
+ *
+ * Context: process context; the owner is current->mm.
+ * Return: the region with one reference, or -ENOMEM or what the IOMMU said.
+ */
+struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
+				   struct device *dev,
+				   struct iommu_domain *domain, u64 start,
+				   u64 length, u64 base, u32 access)
+{
+	struct np_region *region;
+	int ret;
+
+	ret = np_host_pages();
+	if (ret)
+		return ERR_PTR(ret);
+
+	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
+	if (!region)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&region->ref);
+	region->id = atomic64_inc_return(&np_region_last_id);
+	region->pd = pd;
+	region->start = start;
+	region->length = length;
+	region->base = base;
+	region->access = access;
+	mutex_init(&region->lock);
+	INIT_LIST_HEAD(&region->grants);
+	mutex_init(&region->chunk_lock);
+	xa_init(&region->chunks);
+	mutex_init(&region->table_lock);
+	spin_lock_init(&region->hold_lock);
+	INIT_LIST_HEAD(&region->holds);
+
+	if (access & IB_ACCESS_LOCAL_WRITE) {
+		region->scratch = np_scratch_get(npdev, pd);
+		if (IS_ERR(region->scratch)) {
+			ret = PTR_ERR(region->scratch);
+			goto free;
+		}
+		ret = np_window_map(&region->write, dev, domain, start, length,
+				    false, page_to_phys(region->scratch->page),
+				    IOMMU_READ | IOMMU_WRITE);
+		if (ret)
+			goto put_scratch;
+	}
+	ret = np_window_map(&region->read, dev, domain, start, length, true,
+			    page_to_phys(np_host.signature_page), IOMMU_READ);
+	if (ret)
+		goto unmap;
+
+	ret = xa_insert(&np_regions, region->id, region, GFP_KERNEL_ACCOUNT);
+	if (ret)
+		goto unmap_read;
+
+	region->npdev = npdev;
+	region->mm = current->mm;
+	mmgrab(region->mm);
+	return region;
+
+unmap_read:
+	np_window_unmap(&region->read);
+unmap:
+	np_window_unmap(&region->write);
+put_scratch:
+	if (region->scratch)
+		np_scratch_put(region->scratch);
+free:
+	kfree(region);
+	return ERR_PTR(ret);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_create);
+
+static int np_refuse_access(struct ib_device *ibdev, u32 access)
+{
+	static const struct {
+		u32 flag;
+		const char *why;
+	} refused[] = {
+		{ IB_ACCESS_ON_DEMAND,
+		  "the device cannot page on demand as well; ask for one of them" },
+		{ IB_ACCESS_MW_BIND,
+		  "memory windows cannot be bound to it; register without MW_BIND" },
+		{ IB_ZERO_BASED,
+		  "zero-based addresses are not supported; pass an IOVA of 0 instead" },
+		{ IB_ACCESS_HUGETLB,
+		  "HUGETLB promises pages that stay; register without it" },
+		{ IB_ACCESS_RELAXED_ORDERING,
+		  "a READ could overtake the WRITE it proves; register without RELAXED_ORDERING" },
+		{ IB_ACCESS_FLUSH_GLOBAL | IB_ACCESS_FLUSH_PERSISTENT,
+		  "FLUSH cannot be proven; register without the flush rights" },
+	};
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(refused); i++) {
+		if (!(access & refused[i].flag))
+			continue;
+		dev_warn_ratelimited(&ibdev->dev,
+				     "unpinned memory region refused: %s\n",
+				     refused[i].why);
+		return -EOPNOTSUPP;
+	}
+	return access & ~(NP_ACCESS_RIGHTS | IB_ACCESS_UNPINNED) ? -EINVAL : 0;
+}
+
+/**
+ * np_reg_check() - can this be an unpinned region of the device?
+ * @ibdev: device
+ * @start: first va
+ * @length: bytes
+ * @hca_va: remote address of @start
+ * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED
+ *
+ * What a pinned registration would refuse for its arguments gets the same error.
+ *
+ * Return: 0 or an error.
+ */
+int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
+		 u32 access)
+{
+	u64 end;
+	int ret;
+
+	ret = np_refuse_access(ibdev, access);
+	if (ret)
+		return ret;
+	ret = ib_check_mr_access(ibdev, access & ~IB_ACCESS_UNPINNED);
+	if (ret)
+		return ret;
+	if (!length || check_add_overflow(start, length, &end) ||
+	    PAGE_ALIGN(end) < end || check_add_overflow(hca_va, length - 1, &end))
+		return -EINVAL;
+	if (offset_in_page(start) != offset_in_page(hca_va))
+		return -EINVAL;
+	if (!access_ok((void __user *)(unsigned long)start, length))
+		return -EFAULT;
+	return 0;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_reg_check);
+
+/**
+ * np_reg_user_mr() - register an unpinned region
+ * @pd: the application's PD
+ * @start: first va
+ * @length: bytes
+ * @hca_va: remote address of @start
+ * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED, unchecked
+ * @udata: of the request
+ *
+ * The caller fills in what it fills in for a pinned MR: pd, uobject, iova, length.
+ *
+ * Context: a uverbs request of the owner.
+ * Return: the public MR, or an error.
+ */
+struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
+			     u64 hca_va, u32 access, struct ib_udata *udata)
+{
+	struct ib_device *ibdev = pd->device;
+	struct iommu_domain *domain;
+	struct np_device *npdev;
+	struct np_region *region;
+	struct ib_pd *public_pd;
+	struct ib_mr *mr;
+	int ret;
+
+	ret = np_reg_check(ibdev, start, length, hca_va, access);
+	if (ret)
+		return ERR_PTR(ret);
+	domain = np_device_domain(ibdev);
+	if (IS_ERR(domain))
+		return ERR_CAST(domain);
+	npdev = np_device_get(ibdev);
+	if (!npdev)
+		return ERR_PTR(-ENODEV);
+	public_pd = np_device_pd(npdev);
+	if (IS_ERR(public_pd)) {
+		np_device_put(npdev);
+		return ERR_CAST(public_pd);
+	}
+
+	region = np_region_create(npdev, pd, ibdev->dma_device, domain, start,
+				  length, hca_va, access);
+	if (IS_ERR(region)) {
+		np_device_put(npdev);
+		return ERR_CAST(region);
+	}
+
+	/* A name needs no translation: one page whatever the region's length */
+	mr = np_umem_reg_mr(region, public_pd, region->read.iova, PAGE_SIZE,
+			    ALIGN_DOWN(hca_va, PAGE_SIZE), 0, udata);
+	if (IS_ERR(mr)) {
+		ret = PTR_ERR(mr);
+		goto close;
+	}
+	region->public_rkey = mr->rkey;
+	mr->np = region;
+	ret = xa_insert(&npdev->rkeys, mr->rkey, region, GFP_KERNEL);
+	if (ret)
+		goto dereg;
+	return mr;
+
+dereg:
+	if (ibdev->ops.dereg_mr(mr, udata))
+		region->leaked = true;
+close:
+	np_region_close(region);
+	np_region_put(region);
+	return ERR_PTR(ret);
+}
+EXPORT_SYMBOL_GPL(np_reg_user_mr);
+
+/**
+ * np_rereg_check() - may this MR be re-registered this way?
+ * @mr: MR
+ * @flags: IB_MR_REREG_*
+ * @access: new access flags, if @flags say so
+ *
+ * Return: 0, or -EOPNOTSUPP: neither of an unpinned region nor to one.
+ */
+int np_rereg_check(struct ib_mr *mr, int flags, u32 access)
+{
+	if (!mr->np &&
+	    !(flags & IB_MR_REREG_ACCESS && access & IB_ACCESS_UNPINNED))
+		return 0;
+	dev_warn_ratelimited(&mr->device->dev,
+			     "re-registration refused: an unpinned memory region cannot change, and none can become one; deregister and register\n");
+	return -EOPNOTSUPP;
+}
+EXPORT_SYMBOL_GPL(np_rereg_check);
+
+static int np_advise_sge(struct ib_pd *pd, struct np_region *region,
+			 unsigned int fault_flags, const struct ib_sge *sge)
+{
+	if (region->pd != pd)
+		return -EPERM;
+	if (!sge->length)
+		return 0;
+	return np_region_fault(region, sge->addr, sge->length,
+			       fault_flags | NP_FAULT_LOCAL, NULL, NULL, 0);
+}
+
+/**
+ * np_advise_mr() - prefetch parts of unpinned regions
+ * @pd: PD that the regions must belong to
+ * @advice: enum ib_uverbs_advise_mr_advice
+ * @flags: IB_UVERBS_ADVISE_MR_FLAG_FLUSH, which changes nothing: it is done when
+ *	this returns
+ * @sg_list: what to prefetch
+ * @num_sge: its length
+ * @ours: set to whether the first entry is of an unpinned region; otherwise nothing
+ *	was done
+ *
+ * Context: a uverbs request.
+ * Return: 0; -EINVAL for a list that mixes pinned and unpinned regions; what
+ * np_region_fault() says.
+ */
+int np_advise_mr(struct ib_pd *pd, u32 advice, u32 flags,
+		 struct ib_sge *sg_list, u32 num_sge, bool *ours)
+{
+	unsigned int fault_flags = 0;
+	struct np_region *region;
+	bool known = true;
+	u32 i;
+	int ret;
+
+	*ours = false;
+	switch (advice) {
+	case IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH:
+		break;
+	case IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE:
+		fault_flags = NP_FAULT_WRITE;
+		break;
+	case IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT:
+		fault_flags = NP_FAULT_PRESENT;
+		break;
+	default:
+		known = false;
+	}
+	for (i = 0; i < num_sge; i++) {
+		region = np_region_find_rkey(pd->device, sg_list[i].lkey);
+		if (!region)
+			return i ? -EINVAL : 0;
+		*ours = true;
+		ret = known ? np_advise_sge(pd, region, fault_flags,
+					    &sg_list[i]) : -EOPNOTSUPP;
+		np_region_put(region);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_advise_mr);
+
+/* --- keys and grants -------------------------------------------------------- */
+
+/*
+ * The address of a byte under a key is its IOVA: congruent whatever the base is,
+ * so the device's translation table stays small, and it never wraps.
+ */
+static u64 np_region_read_addr(struct np_region *region)
+{
+	return np_window_iova(&region->read, region->start);
+}
+
+static u64 np_region_write_addr(struct np_region *region)
+{
+	return np_window_iova(&region->write, region->start);
+}
+
+static u64 np_region_table_addr(struct np_region *region)
+{
+	unsigned long index = (region->start - region->read.va) >> PAGE_SHIFT;
+
+	return np_window_table_iova(&region->read, region->read.va) +
+	       index * sizeof(u64);
+}
+
+static struct ib_mr *np_region_make_key(struct np_region *region,
+					dma_addr_t iova, dma_addr_t end,
+					u32 access)
+{
+	struct ib_mr *mr;
+
+	mr = np_umem_reg_mr(region, region->pd, iova, end - iova, iova, access,
+			    NULL);
+	if (!IS_ERR(mr))
+		atomic_inc(&region->pd->usecnt);
+	return mr;
+}
+
+/* The PD must be free to go once its last grant is gone, so this is synchronous */
+static void np_region_free_key(struct np_region *region, struct ib_mr *mr)
+{
+	int ret;
+
+	if (!mr)
+		return;
+	ret = mr->device->ops.dereg_mr(mr, NULL);
+	if (ret) {
+		/* Device and PD may still use it: better to lose memory than to free it */
+		region->leaked = true;
+		dev_err(&mr->device->dev,
+			"key of a dead unpinned memory region could not be destroyed (%d), its windows stay mapped\n",
+			ret);
+		return;
+	}
+	atomic_dec(&region->pd->usecnt);
+}
+
+static void np_region_free_keys(struct np_region *region)
+{
+	lockdep_assert_held(&region->lock);
+	np_region_free_key(region, region->write_mr);
+	np_region_free_key(region, region->read_mr);
+	region->write_mr = NULL;
+	region->read_mr = NULL;
+}
+
+static int np_region_make_keys(struct np_region *region)
+{
+	u32 change = region->access & NP_ACCESS_REMOTE_CHANGE;
+	dma_addr_t start, end;
+	struct ib_mr *mr;
+
+	lockdep_assert_held(&region->lock);
+	if (!region->read_mr) {
+		/* Who may only write reads the residency table all the same */
+		start = region->access & IB_ACCESS_REMOTE_READ ?
+				np_region_read_addr(region) :
+				np_region_table_addr(region);
+		end = np_window_table_iova(&region->read, region->read.va) +
+		      (region->read.slots << PAGE_SHIFT);
+		mr = np_region_make_key(region, start, end,
+					IB_ACCESS_REMOTE_READ);
+		if (IS_ERR(mr))
+			return PTR_ERR(mr);
+		region->read_mr = mr;
+	}
+	if (!region->write_mr && change) {
+		start = np_region_write_addr(region);
+		mr = np_region_make_key(region, start, start + region->length,
+					IB_ACCESS_LOCAL_WRITE | change);
+		if (IS_ERR(mr))
+			return PTR_ERR(mr);
+		region->write_mr = mr;
+	}
+	return 0;
+}
+
+/**
+ * np_region_resolve() - make the keys, if they do not exist, and tell them
+ * @region: region
+ * @out: where to
+ *
+ * Context: process context.
+ * Return: 0, -ENXIO if the region is gone, -EPERM if it has no remote rights,
+ * -ENOMEM, or what the driver said.
+ */
+int np_region_resolve(struct np_region *region, struct np_resolve *out)
+{
+	int ret;
+
+	if (!(region->access & NP_ACCESS_REMOTE))
+		return -EPERM;
+
+	guard(mutex)(&region->lock);
+	if (region->gone)
+		return -ENXIO;
+	ret = np_region_make_keys(region);
+	if (ret) {
+		/* All or none, so that a region without grants never has a half */
+		if (list_empty(&region->grants))
+			np_region_free_keys(region);
+		return ret;
+	}
+
+	np_region_describe(region, out);
+	out->read_key = region->read_mr->rkey;
+	out->table_addr = np_region_table_addr(region);
+	if (region->access & IB_ACCESS_REMOTE_READ)
+		out->read_addr = np_region_read_addr(region);
+	if (region->write_mr) {
+		out->write_key = region->write_mr->rkey;
+		out->write_addr = np_region_write_addr(region);
+	}
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_region_resolve);
+
+/**
+ * np_region_grant() - a peer will be told the keys
+ * @region: region
+ * @grant: zeroed; the caller's, until np_region_ungrant()
+ *
+ * Context: process context.
+ * Return: 0, or -ENXIO if the region is gone: then tell the peer nothing.
+ */
+int np_region_grant(struct np_region *region, struct np_grant *grant)
+{
+	guard(mutex)(&region->lock);
+	if (region->gone)
+		return -ENXIO;
+	grant->region = region;
+	grant->told = false;
+	np_region_get(region);
+	list_add_tail(&grant->node, &region->grants);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_region_grant);
+
+/**
+ * np_region_ungrant() - the peer does not use the keys any more, or cannot
+ * @grant: nothing happens if it is not granted
+ *
+ * The last grant of a region that is gone ends the quarantine: when this returns,
+ * its keys do not exist any more.
+ *
+ * Context: process context, not in np_peer_region_gone().
+ */
+void np_region_ungrant(struct np_grant *grant)
+{
+	struct np_region *region = grant->region;
+
+	if (!region)
+		return;
+	mutex_lock(&region->lock);
+	list_del(&grant->node);
+	grant->region = NULL;
+	if (region->gone && list_empty(&region->grants))
+		np_region_free_keys(region);
+	mutex_unlock(&region->lock);
+	np_region_put(region);
+}
+EXPORT_SYMBOL_GPL(np_region_ungrant);
+
+/* --- the end ----------------------------------------------------------------- */
+
+/**
+ * np_region_close() - the region is gone
+ * @region: region without a public MR
+ *
+ * When this returns all pages are absent and stay so, no page is pinned for the
+ * region, and without grants it has no keys.
+ *
+ * Context: process context.
+ */
+void np_region_close(struct np_region *region)
+{
+	struct np_grant *grant;
+
+	mutex_lock(&region->lock);
+	WRITE_ONCE(region->gone, true);
+	mutex_unlock(&region->lock);
+
+	/* Pages first: peers that look again now read signatures, and ask us */
+	np_region_absent(region);
+
+	mutex_lock(&region->lock);
+	if (list_empty(&region->grants))
+		np_region_free_keys(region);
+	list_for_each_entry(grant, &region->grants, node) {
+		grant->told = true;
+		np_peer_region_gone(grant);
+	}
+	mutex_unlock(&region->lock);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_close);
+
+/**
+ * np_mr_dereg_begin() - the public MR is about to be destroyed
+ * @mr: public MR
+ *
+ * The driver may give the key's value to somebody else before it returns.
+ */
+void np_mr_dereg_begin(struct ib_mr *mr)
+{
+	struct np_region *region = mr->np;
+
+	if (region)
+		xa_erase(&region->npdev->rkeys, region->public_rkey);
+}
+
+/**
+ * np_mr_dereg_end() - the driver has destroyed the public MR, or has not
+ * @region: what mr->np was
+ * @mr: public MR; valid only if @ret says that it exists
+ * @ret: what the driver said
+ */
+void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr, int ret)
+{
+	if (!region)
+		return;
+	if (ret) {
+		/* The slot was erased just now; if it needs memory, the key stays nameless */
+		xa_store(&region->npdev->rkeys, region->public_rkey, region,
+			 GFP_KERNEL);
+		return;
+	}
+	np_region_close(region);
+	np_region_put(region);
+}

@@ -1,0 +1,881 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Serving a peer: what arrives, and what we do about it.
+ *
+ * A request is obeyed if the QP it names is ours, is connected to the QP it
+ * claims to come from at the address it came from, and the region belongs to
+ * that QP's PD: exactly those who could have used the rkey of a pinned region.
+ *
+ * np_receive() runs in the handler of a completion.  It answers what needs no
+ * waiting; the rest goes to a queue of our own, where a fault that waits delays
+ * no other.  Everything that is queued is counted; over a bound the answer is
+ * BUSY and no memory is spent.
+ *
+ * A FAULT is executed once, however often it arrives: see struct np_lane.
+ */
+#include <linux/moduleparam.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+
+#include "../core_priv.h"
+#include "../restrack.h"
+#include "np_proto.h"
+#include "trace.h"
+
+static unsigned int np_hold_ms = 5000;
+module_param_named(nprdma_hold_ms, np_hold_ms, uint, 0644);
+MODULE_PARM_DESC(nprdma_hold_ms,
+		 "Time after which a hold not given back ends its QP, in ms");
+
+/**
+ * struct np_held - a hold that we granted
+ * @entry: in np_peer.holds, oldest first
+ * @work: releases it
+ * @peer: reference while @work is queued
+ * @hold: the region's
+ * @id: cannot be guessed, and is looked up in its own peer only
+ * @pages: what it counts in the bounds
+ * @expires: jiffies
+ */
+struct np_held {
+	struct list_head entry;
+	struct work_struct work;
+	struct np_peer *peer;
+	struct np_hold *hold;
+	u64 id;
+	unsigned int pages;
+	unsigned long expires;
+};
+
+/**
+ * struct np_pgrant - the other end of a peer was given a region's keys
+ * @grant: the region's part
+ * @gone: tells the other end that the region died; its references are those
+ *        of the whole
+ * @drop: ungrants
+ * @peer: the peer
+ * @id: the region's id
+ * @seq: tid of the newest RESOLVE that was answered with it
+ */
+struct np_pgrant {
+	struct np_grant grant;
+	struct np_trans gone;
+	struct work_struct drop;
+	struct np_peer *peer;
+	u64 id;
+	u64 seq;
+};
+
+/**
+ * struct np_serve_lane - a lane of the other end
+ * @lane: what was answered in it
+ * @work: serves the FAULT
+ * @peer: reference while it is served
+ * @region: reference while it is served
+ * @msg: the FAULT
+ */
+struct np_serve_lane {
+	struct np_lane lane;
+	struct work_struct work;
+	struct np_peer *peer;
+	struct np_region *region;
+	struct np_msg msg;
+};
+
+struct np_serve {
+	struct np_serve_lane lanes[NP_LANES];
+};
+
+/**
+ * struct np_asked - a RESOLVE or FORGET that waits for its turn
+ * @work: serves it
+ * @port: where it arrived
+ * @peer: reference; NULL: not a peer, or not yet
+ * @ah: to a stranger
+ * @pkey_index: to a stranger
+ * @from: where it came from
+ * @msg: the request
+ */
+struct np_asked {
+	struct work_struct work;
+	struct np_port *port;
+	struct np_peer *peer;
+	struct ib_ah *ah;
+	u16 pkey_index;
+	struct np_addr from;
+	struct np_msg msg;
+};
+
+/* --- answers -------------------------------------------------------------------- */
+
+static void np_answer_init(struct np_msg *answer, const struct np_msg *msg,
+			   u32 status)
+{
+	memset(answer, 0, sizeof(*answer));
+	answer->type = msg->type;
+	answer->answer = true;
+	answer->status = status;
+	answer->quick = msg->quick;
+	answer->src_qpn = msg->dst_qpn;
+	answer->dst_qpn = msg->src_qpn;
+	answer->tid = msg->tid;
+}
+
+static void np_answer_peer(struct np_peer *peer, const struct np_msg *answer)
+{
+	np_send(peer->port, peer->ah, peer->pkey_index, peer, answer);
+}
+
+static void np_answer_status(struct np_peer *peer, const struct np_msg *msg,
+			     u32 status)
+{
+	struct np_msg answer;
+
+	np_answer_init(&answer, msg, status);
+	np_answer_peer(peer, &answer);
+}
+
+static struct ib_ah *np_stranger_ah(struct np_port *port,
+				    struct ib_mad_recv_wc *recv)
+{
+	return ib_create_ah_from_wc(port->agent->qp->pd, recv->wc,
+				    recv->recv_buf.grh, port->port_num);
+}
+
+static void np_answer_stranger(struct np_port *port,
+			       struct ib_mad_recv_wc *recv,
+			       const struct np_msg *msg, u32 status)
+{
+	struct ib_ah *ah = np_stranger_ah(port, recv);
+	struct np_msg answer;
+
+	if (IS_ERR(ah))
+		return;
+	np_answer_init(&answer, msg, status);
+	np_send(port, ah, recv->wc->pkey_index, NULL, &answer);
+}
+
+/* --- holds ------------------------------------------------------------------------ */
+
+static bool np_held_reserve(struct np_peer *peer, unsigned int pages)
+{
+	struct np_hca *hca = peer->hca;
+	bool ok;
+
+	spin_lock(&peer->lock);
+	ok = !peer->dead && peer->held_pages + pages <= NP_HELD_QP;
+	if (ok)
+		peer->held_pages += pages;
+	spin_unlock(&peer->lock);
+	if (!ok)
+		return false;
+	if (atomic_long_add_return(pages, &hca->held_pages) <= NP_HELD_DEVICE)
+		return true;
+	atomic_long_sub(pages, &hca->held_pages);
+	spin_lock(&peer->lock);
+	peer->held_pages -= pages;
+	spin_unlock(&peer->lock);
+	return false;
+}
+
+static void np_held_unreserve(struct np_peer *peer, unsigned int pages)
+{
+	atomic_long_sub(pages, &peer->hca->held_pages);
+	spin_lock(&peer->lock);
+	peer->held_pages -= pages;
+	spin_unlock(&peer->lock);
+}
+
+static void np_held_free(struct np_peer *peer, struct np_held *held)
+{
+	trace_np_hold_release(peer->hca->ibdev, peer->qpn, held->id,
+			      held->pages);
+	np_hold_release(held->hold);
+	np_held_unreserve(peer, held->pages);
+	kfree(held);
+}
+
+static void np_held_work(struct work_struct *work)
+{
+	struct np_held *held = container_of(work, struct np_held, work);
+	struct np_peer *peer = held->peer;
+
+	np_held_free(peer, held);
+	np_peer_end(peer);
+	np_peer_put(peer);
+}
+
+/* The hold is granted: it counts from here on. */
+static bool np_held_add(struct np_peer *peer, struct np_held *held)
+{
+	held->expires = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms));
+
+	spin_lock(&peer->lock);
+	if (peer->dead) {
+		spin_unlock(&peer->lock);
+		return false;
+	}
+	list_add_tail(&held->entry, &peer->holds);
+	if (queue_delayed_work(system_unbound_wq, &peer->expire,
+			       msecs_to_jiffies(READ_ONCE(np_hold_ms)) + 1))
+		kref_get(&peer->ref);
+	spin_unlock(&peer->lock);
+	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
+			    held->pages);
+	return true;
+}
+
+/**
+ * np_serve_expire - End the QP of a hold that was not given back
+ * @work: np_peer.expire, which has a reference to the peer
+ */
+void np_serve_expire(struct work_struct *work)
+{
+	struct np_peer *peer = container_of(to_delayed_work(work),
+					    struct np_peer, expire);
+	struct np_held *held;
+	bool expired = false;
+
+	spin_lock(&peer->lock);
+	held = list_first_entry_or_null(&peer->holds, struct np_held, entry);
+	if (held && !peer->dead) {
+		expired = time_after_eq(jiffies, held->expires);
+		if (expired)
+			trace_np_hold_expire(peer->hca->ibdev, peer->qpn,
+					     held->id, held->pages);
+		else if (queue_delayed_work(system_unbound_wq, &peer->expire,
+					    held->expires - jiffies + 1))
+			kref_get(&peer->ref);
+	}
+	spin_unlock(&peer->lock);
+
+	if (expired) {
+		ibdev_warn_ratelimited(peer->hca->ibdev,
+				       "nprdma: QP %u kept a hold for %u ms: ending it\n",
+				       peer->qpn, READ_ONCE(np_hold_ms));
+		np_peer_fail(peer);
+	}
+	np_peer_put(peer);
+}
+
+static void np_serve_release(struct np_peer *peer, const struct np_msg *msg)
+{
+	struct np_held *held;
+	bool found = false;
+
+	spin_lock(&peer->lock);
+	if (!peer->dead) {
+		list_for_each_entry(held, &peer->holds, entry) {
+			found = held->id == msg->hold_id;
+			if (found)
+				break;
+		}
+	}
+	if (found) {
+		list_del(&held->entry);
+		/* As in np_peer_begin() */
+		peer->active++;
+	}
+	spin_unlock(&peer->lock);
+
+	/* Not found: a copy. */
+	if (found) {
+		kref_get(&peer->ref);
+		held->peer = peer;
+		queue_work(np_wq, &held->work);
+	}
+	np_answer_status(peer, msg, NP_OK);
+}
+
+/* --- FAULT ---------------------------------------------------------------------------- */
+
+static unsigned int np_range_pages(const struct np_range *range)
+{
+	return ((range->addr + range->length - 1) >> NP_PAGE_SHIFT) -
+	       (range->addr >> NP_PAGE_SHIFT) + 1;
+}
+
+static unsigned int np_fault_pages(const struct np_msg *msg)
+{
+	unsigned int i, pages = 0;
+
+	for (i = 0; i < msg->fault.nr_ranges; i++)
+		pages += np_range_pages(&msg->fault.ranges[i]);
+	return pages;
+}
+
+static int np_fault_ranges(struct np_serve_lane *sl, struct np_hold *hold,
+			   struct np_msg *answer)
+{
+	const struct np_range *range = sl->msg.fault.ranges;
+	unsigned int i, nr_words;
+	int err;
+
+	nr_words = min_t(unsigned int, np_range_pages(range), NP_EVENT_WORDS);
+	for (i = 0; i < sl->msg.fault.nr_ranges; i++) {
+		err = np_region_fault(sl->region, range[i].addr,
+				      range[i].length,
+				      sl->msg.fault.flags & NP_FAULT_WRITE,
+				      hold, i ? NULL : answer->faulted.words,
+				      i ? 0 : nr_words);
+		if (err)
+			return err;
+	}
+	answer->faulted.nr_words = nr_words;
+	return 0;
+}
+
+static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
+{
+	unsigned int pages = np_fault_pages(&sl->msg);
+	struct np_peer *peer = sl->peer;
+	struct np_held *held;
+	int err;
+
+	if (!np_held_reserve(peer, pages))
+		return -EBUSY;
+	held = kzalloc(sizeof(*held), GFP_KERNEL);
+	if (!held) {
+		err = -ENOMEM;
+		goto err_reserve;
+	}
+	held->hold = np_hold_alloc(sl->region,
+				   sl->msg.fault.flags & NP_FAULT_WRITE);
+	if (IS_ERR_OR_NULL(held->hold)) {
+		err = held->hold ? PTR_ERR(held->hold) : -ENOMEM;
+		goto err_free;
+	}
+	INIT_WORK(&held->work, np_held_work);
+	held->pages = pages;
+	do
+		held->id = get_random_u64();
+	while (!held->id);
+
+	err = np_fault_ranges(sl, held->hold, answer);
+	if (!err && !np_held_add(peer, held))
+		err = -ENOTCONN;
+	if (err)
+		goto err_release;
+	answer->faulted.hold_id = held->id;
+	return 0;
+
+err_release:
+	np_hold_release(held->hold);
+err_free:
+	kfree(held);
+err_reserve:
+	np_held_unreserve(peer, pages);
+	return err;
+}
+
+/* The FAULT of a lane was served. */
+static void np_fault_served(struct np_serve_lane *sl, struct np_msg *answer,
+			    bool queued)
+{
+	struct np_peer *peer = sl->peer;
+
+	trace_np_fault_serve(peer->hca->ibdev, peer->qpn, sl->msg.tid,
+			     sl->msg.fault.region_id, queued, answer->status);
+	if (sl->region)
+		np_region_put(sl->region);
+	sl->region = NULL;
+
+	spin_lock(&peer->lock);
+	np_lane_answer(&sl->lane, answer);
+	spin_unlock(&peer->lock);
+	/* The lane may be used again from here on */
+	np_answer_peer(peer, answer);
+	np_hca_end(peer->hca, false);
+	np_peer_end(peer);
+	np_peer_put(peer);
+}
+
+static void np_fault_work(struct work_struct *work)
+{
+	struct np_serve_lane *sl = container_of(work, struct np_serve_lane,
+						work);
+	struct np_msg answer;
+	int err;
+
+	np_answer_init(&answer, &sl->msg, NP_OK);
+	if (READ_ONCE(sl->peer->dead))
+		err = -ENOTCONN;
+	else if (sl->msg.fault.flags & NP_FAULT_HOLD)
+		err = np_fault_held(sl, &answer);
+	else
+		err = np_fault_ranges(sl, NULL, &answer);
+	answer.status = np_errno_to_status(err);
+	np_fault_served(sl, &answer, true);
+}
+
+static struct np_region *np_granted_region(struct np_peer *peer, u64 id)
+{
+	struct np_region *region = NULL;
+	struct np_pgrant *pg;
+
+	xa_lock(&peer->grants);
+	pg = xa_load(&peer->grants, id);
+	if (pg) {
+		region = pg->grant.region;
+		np_region_get(region);
+	}
+	xa_unlock(&peer->grants);
+	return region;
+}
+
+static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
+{
+	enum np_lane_verdict verdict;
+	struct np_serve_lane *sl;
+	struct np_msg answer;
+
+	spin_lock(&peer->lock);
+	if (peer->dead || !peer->serve) {
+		spin_unlock(&peer->lock);
+		np_answer_status(peer, msg, peer->dead ? NP_QP : NP_GONE);
+		return;
+	}
+	sl = &peer->serve->lanes[msg->fault.lane];
+	verdict = np_lane_arrive(&sl->lane, msg);
+	if (verdict == NP_LANE_REPLAY)
+		answer = sl->lane.answer;
+	else if (verdict == NP_LANE_NEW)
+		peer->active++;
+	spin_unlock(&peer->lock);
+
+	switch (verdict) {
+	case NP_LANE_NEW:
+		break;
+	case NP_LANE_REPLAY:
+		answer.quick = msg->quick;
+		np_answer_peer(peer, &answer);
+		return;
+	case NP_LANE_WORKING:
+		np_answer_status(peer, msg, NP_WIRE_WORKING);
+		return;
+	case NP_LANE_BUSY:
+		np_answer_status(peer, msg, NP_BUSY);
+		return;
+	case NP_LANE_STALE:
+		return;
+	}
+
+	/* The lane is ours until np_lane_answer() */
+	if (!np_hca_begin(peer->hca, false)) {
+		np_answer_init(&answer, msg, NP_BUSY);
+		spin_lock(&peer->lock);
+		np_lane_answer(&sl->lane, &answer);
+		spin_unlock(&peer->lock);
+		np_answer_peer(peer, &answer);
+		np_peer_end(peer);
+		return;
+	}
+	kref_get(&peer->ref);
+	sl->peer = peer;
+	sl->msg = *msg;
+	sl->region = np_granted_region(peer, msg->fault.region_id);
+	if (!sl->region) {
+		np_answer_init(&answer, msg, NP_GONE);
+		np_fault_served(sl, &answer, false);
+		return;
+	}
+	queue_work(np_wq, &sl->work);
+}
+
+/* --- RESOLVE, FORGET, GONE --------------------------------------------------------------- */
+
+static void np_pgrant_free(struct np_trans *gone)
+{
+	kfree(container_of(gone, struct np_pgrant, gone));
+}
+
+/* Under np_peer.ctl. */
+static void np_pgrant_drop(struct np_pgrant *pg)
+{
+	struct np_peer *peer = pg->peer;
+
+	lockdep_assert_held(&peer->ctl);
+	xa_erase(&peer->grants, pg->id);
+	trace_np_ungrant(peer->hca->ibdev, peer->qpn, pg->id, NP_OK);
+	/* After this np_peer_region_gone() is not called for it any more */
+	np_region_ungrant(&pg->grant);
+	np_trans_cancel(&pg->gone);
+	np_trans_put(&pg->gone);
+}
+
+static void np_pgrant_drop_work(struct work_struct *work)
+{
+	struct np_pgrant *pg = container_of(work, struct np_pgrant, drop);
+	struct np_peer *peer = pg->peer;
+
+	mutex_lock(&peer->ctl);
+	/* Else it was dropped meanwhile */
+	if (xa_load(&peer->grants, pg->id) == pg)
+		np_pgrant_drop(pg);
+	mutex_unlock(&peer->ctl);
+	np_trans_put(&pg->gone);
+	np_peer_put(peer);
+}
+
+/* The other end does not use the keys (OK), or does not know the QP. */
+static void np_gone_done(struct np_trans *gone, u32 status,
+			 const struct np_msg *answer)
+{
+	struct np_pgrant *pg = container_of(gone, struct np_pgrant, gone);
+
+	/* If it is our QP that died, who kills the peer drops the grant */
+	if (!answer)
+		return;
+	kref_get(&gone->ref);
+	kref_get(&pg->peer->ref);
+	queue_work(np_wq, &pg->drop);
+}
+
+/**
+ * np_peer_region_gone - A region died whose keys a peer knows
+ * @grant: the peer's grant
+ *
+ * Context: process context, under the region's lock, so @grant stays
+ */
+void np_peer_region_gone(struct np_grant *grant)
+{
+	struct np_pgrant *pg = container_of(grant, struct np_pgrant, grant);
+	int err;
+
+	err = np_trans_start(&pg->gone);
+	trace_np_gone_send(pg->peer->hca->ibdev, pg->peer->qpn, pg->id,
+			   err ? NP_QP : NP_OK);
+}
+
+static struct np_pgrant *np_pgrant_make(struct np_peer *peer,
+					struct np_region *region)
+{
+	struct np_pgrant *pg;
+	int err;
+
+	pg = kzalloc(sizeof(*pg), GFP_KERNEL);
+	if (!pg)
+		return ERR_PTR(-ENOMEM);
+	pg->peer = peer;
+	pg->id = np_region_id(region);
+	INIT_WORK(&pg->drop, np_pgrant_drop_work);
+	np_trans_init(&pg->gone, peer, NP_MSG_GONE, np_gone_done,
+		      np_pgrant_free);
+	pg->gone.forever = true;
+	pg->gone.msg.forget.region_id = pg->id;
+
+	/* From here on it may be told that the region is gone */
+	err = np_region_grant(region, &pg->grant);
+	if (err)
+		goto err_free;
+	err = xa_err(xa_store(&peer->grants, pg->id, pg, GFP_KERNEL));
+	if (err)
+		goto err_ungrant;
+	return pg;
+
+err_ungrant:
+	np_region_ungrant(&pg->grant);
+	np_trans_cancel(&pg->gone);
+err_free:
+	np_trans_put(&pg->gone);
+	return ERR_PTR(err);
+}
+
+static int np_serve_alloc(struct np_peer *peer)
+{
+	struct np_serve *serve;
+	unsigned int i;
+
+	if (peer->serve)
+		return 0;
+	serve = kvzalloc(sizeof(*serve), GFP_KERNEL);
+	if (!serve)
+		return -ENOMEM;
+	for (i = 0; i < NP_LANES; i++)
+		INIT_WORK(&serve->lanes[i].work, np_fault_work);
+	spin_lock(&peer->lock);
+	peer->serve = serve;
+	spin_unlock(&peer->lock);
+	return 0;
+}
+
+/* Under np_peer.ctl. */
+static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
+			    struct np_resolve *out)
+{
+	struct np_region *region;
+	struct np_pgrant *pg;
+	bool made;
+	int err;
+
+	err = np_serve_alloc(peer);
+	if (err)
+		return err;
+	region = np_region_find_rkey(peer->hca->ibdev, msg->rkey);
+	/* Whose PD it is not must not learn that it exists */
+	if (!region)
+		return -EACCES;
+	if (np_region_pd(region) != peer->pd) {
+		err = -EACCES;
+		goto out;
+	}
+
+	pg = xa_load(&peer->grants, np_region_id(region));
+	made = !pg;
+	if (made) {
+		pg = np_pgrant_make(peer, region);
+		if (IS_ERR(pg)) {
+			err = PTR_ERR(pg);
+			goto out;
+		}
+	}
+	err = np_region_resolve(region, out);
+	if (!err)
+		pg->seq = max(pg->seq, msg->tid);
+	else if (made)
+		np_pgrant_drop(pg);
+out:
+	np_region_put(region);
+	/* A region that is gone is no region, and any other error may pass */
+	return err == -ENXIO ? -EACCES : err;
+}
+
+/* Under np_peer.ctl. */
+static void np_serve_forget(struct np_peer *peer, const struct np_msg *msg)
+{
+	struct np_pgrant *pg = xa_load(&peer->grants, msg->forget.region_id);
+
+	/* A late copy does not undo a newer RESOLVE */
+	if (pg && pg->seq <= msg->forget.seq)
+		np_pgrant_drop(pg);
+}
+
+static struct np_peer *np_stranger_peer(struct np_asked *asked)
+{
+	struct rdma_restrack_entry *res;
+	struct np_peer *peer;
+
+	res = rdma_restrack_get_byid(asked->port->hca->ibdev, RDMA_RESTRACK_QP,
+				     asked->msg.dst_qpn);
+	if (IS_ERR(res))
+		return ERR_CAST(res);
+	peer = np_peer_make(container_of(res, struct ib_qp, res));
+	rdma_restrack_put(res);
+	if (IS_ERR(peer))
+		return peer;
+	if (peer->port == asked->port &&
+	    peer->remote_qpn == asked->msg.src_qpn &&
+	    np_addr_match(&peer->addr, &asked->from) && np_peer_begin(peer))
+		return peer;
+	np_peer_put(peer);
+	return ERR_PTR(-EACCES);
+}
+
+static void np_asked_work(struct work_struct *work)
+{
+	struct np_asked *asked = container_of(work, struct np_asked, work);
+	struct np_hca *hca = asked->port->hca;
+	bool stranger = !asked->peer;
+	struct np_peer *peer = asked->peer;
+	struct np_msg answer;
+	int err = 0;
+
+	np_answer_init(&answer, &asked->msg, NP_OK);
+	if (stranger) {
+		peer = np_stranger_peer(asked);
+		if (IS_ERR(peer)) {
+			err = PTR_ERR(peer);
+			/* EACCES says the same for each reason */
+			answer.status = err == -EBUSY || err == -ENOMEM ?
+					NP_BUSY : NP_ACCESS;
+			np_send(asked->port, asked->ah, asked->pkey_index,
+				NULL, &answer);
+			goto out;
+		}
+	}
+
+	WRITE_ONCE(peer->ud_qpn, asked->msg.ud_qpn);
+	mutex_lock(&peer->ctl);
+	if (asked->msg.type == NP_MSG_RESOLVE)
+		err = np_serve_resolve(peer, &asked->msg, &answer.region);
+	else
+		np_serve_forget(peer, &asked->msg);
+	mutex_unlock(&peer->ctl);
+
+	answer.status = np_errno_to_status(err);
+	if (asked->msg.type == NP_MSG_RESOLVE)
+		trace_np_resolve_serve(hca->ibdev, peer->qpn, asked->msg.rkey,
+				       answer.region.id, answer.status);
+	np_answer_peer(peer, &answer);
+
+	if (stranger) {
+		rdma_destroy_ah(asked->ah, RDMA_DESTROY_AH_SLEEPABLE);
+	} else {
+		spin_lock(&peer->lock);
+		peer->control--;
+		spin_unlock(&peer->lock);
+	}
+	np_peer_end(peer);
+	np_peer_put(peer);
+out:
+	np_hca_end(hca, stranger);
+	kfree(asked);
+}
+
+/* Queue a RESOLVE or FORGET. False: over a bound. */
+static bool np_asked_queue(struct np_port *port, struct np_peer *peer,
+			   const struct np_msg *msg, const struct np_addr *from,
+			   struct ib_mad_recv_wc *recv)
+{
+	struct np_asked *asked;
+
+	if (peer) {
+		bool ok;
+
+		spin_lock(&peer->lock);
+		ok = !peer->dead && peer->control < NP_SERVE_CONTROL;
+		peer->control += ok;
+		peer->active += ok;
+		spin_unlock(&peer->lock);
+		if (!ok)
+			return false;
+	}
+	if (!np_hca_begin(port->hca, !peer))
+		goto err_peer;
+	asked = kzalloc(sizeof(*asked), GFP_NOWAIT | __GFP_NOWARN);
+	if (!asked)
+		goto err_hca;
+	asked->port = port;
+	asked->msg = *msg;
+	asked->from = *from;
+	INIT_WORK(&asked->work, np_asked_work);
+	if (peer) {
+		kref_get(&peer->ref);
+		asked->peer = peer;
+	} else {
+		asked->pkey_index = recv->wc->pkey_index;
+		asked->ah = np_stranger_ah(port, recv);
+		if (IS_ERR(asked->ah))
+			goto err_free;
+	}
+	queue_work(np_wq, &asked->work);
+	return true;
+
+err_free:
+	kfree(asked);
+err_hca:
+	np_hca_end(port->hca, !peer);
+err_peer:
+	if (peer) {
+		spin_lock(&peer->lock);
+		peer->control--;
+		spin_unlock(&peer->lock);
+		np_peer_end(peer);
+	}
+	return false;
+}
+
+/* --- arrivals --------------------------------------------------------------------------------- */
+
+static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
+				const struct np_addr *from,
+				struct ib_mad_recv_wc *recv)
+{
+	switch (msg->type) {
+	case NP_MSG_RESOLVE:
+		if (!np_asked_queue(port, NULL, msg, from, recv))
+			np_answer_stranger(port, recv, msg, NP_BUSY);
+		return;
+	case NP_MSG_GONE:
+		/* Who is no peer has no keys */
+		np_answer_stranger(port, recv, msg, NP_OK);
+		return;
+	default:
+		np_answer_stranger(port, recv, msg, NP_QP);
+	}
+}
+
+static void np_receive_peer(struct np_port *port, struct np_peer *peer,
+			    const struct np_msg *msg,
+			    const struct np_addr *from,
+			    struct ib_mad_recv_wc *recv)
+{
+	WRITE_ONCE(peer->ud_qpn, msg->ud_qpn);
+	if (msg->answer) {
+		np_peer_answered(peer, msg);
+		return;
+	}
+
+	switch (msg->type) {
+	case NP_MSG_FAULT:
+		np_serve_fault(peer, msg);
+		return;
+	case NP_MSG_RELEASE:
+		np_serve_release(peer, msg);
+		return;
+	case NP_MSG_GONE:
+		np_answer_status(peer, msg,
+				 np_peer_told_gone(peer,
+						   msg->forget.region_id));
+		return;
+	case NP_MSG_RESOLVE:
+	case NP_MSG_FORGET:
+		if (!np_asked_queue(port, peer, msg, from, recv))
+			np_answer_status(peer, msg, NP_BUSY);
+	}
+}
+
+/**
+ * np_receive - A message arrived
+ * @port: here
+ * @msg: the message
+ * @malformed: only its header is valid, and it is a request
+ * @from: from there
+ * @recv: the MAD; NULL: came by the quick transport, so from a peer or nobody
+ *
+ * Context: completion handler: process context, must not wait for long
+ */
+void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
+		const struct np_addr *from, struct ib_mad_recv_wc *recv)
+{
+	struct np_peer *peer;
+
+	if (malformed) {
+		np_answer_stranger(port, recv, msg, NP_PROTO);
+		return;
+	}
+
+	peer = np_peer_find(port->hca, msg->dst_qpn);
+	if (peer && peer->port == port && peer->remote_qpn == msg->src_qpn &&
+	    np_addr_match(&peer->addr, from))
+		np_receive_peer(port, peer, msg, from, recv);
+	else if (!msg->answer && recv)
+		np_receive_stranger(port, msg, from, recv);
+	if (peer)
+		np_peer_put(peer);
+}
+
+/**
+ * np_serve_kill - The QP is not connected any more: undo what we did for it
+ * @peer: dead, and nobody serves it
+ */
+void np_serve_kill(struct np_peer *peer)
+{
+	struct np_held *held, *next;
+	struct np_pgrant *pg;
+	unsigned long id;
+	LIST_HEAD(holds);
+
+	spin_lock(&peer->lock);
+	list_splice_init(&peer->holds, &holds);
+	spin_unlock(&peer->lock);
+	list_for_each_entry_safe(held, next, &holds, entry)
+		np_held_free(peer, held);
+	if (cancel_delayed_work(&peer->expire))
+		np_peer_put(peer);
+
+	mutex_lock(&peer->ctl);
+	xa_for_each(&peer->grants, id, pg)
+		np_pgrant_drop(pg);
+	mutex_unlock(&peer->ctl);
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: what "rdma resource show mr" and "rdma statistic show mr" say of an
+ * unpinned region.  A pinned MR says what it said before.
+ */
+#include <net/netlink.h>
+#include <rdma/rdma_netlink.h>
+#include <rdma/restrack.h>
+
+#include "np_hooks.h"
+#include "np_region.h"
+
+/**
+ * np_fill_res_mr() - describe a region to "rdma resource show mr"
+ * @msg: netlink message
+ * @mr: MR that the caller's restrack reference keeps alive
+ *
+ * Return: 0, also for a pinned MR, or -EMSGSIZE.
+ */
+int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
+{
+	struct nlattr *table;
+	struct np_stats stats;
+
+	if (!mr->np)
+		return 0;
+	np_region_stats(mr->np, &stats);
+
+	table = nla_nest_start(msg, RDMA_NLDEV_ATTR_DRIVER);
+	if (!table)
+		return -EMSGSIZE;
+	if (rdma_nl_put_driver_string(msg, "memory", "unpinned") ||
+	    rdma_nl_put_driver_u64(msg, "region", np_region_id(mr->np)) ||
+	    rdma_nl_put_driver_u64(msg, "resident", stats.resident) ||
+	    rdma_nl_put_driver_u64(msg, "writable", stats.writable) ||
+	    rdma_nl_put_driver_u64(msg, "held", stats.held)) {
+		nla_nest_cancel(msg, table);
+		return -EMSGSIZE;
+	}
+	nla_nest_end(msg, table);
+	return 0;
+}
+
+/**
+ * np_fill_stat_mr() - tell the counters of a region to "rdma statistic show mr"
+ * @msg: netlink message
+ * @mr: MR that the caller's restrack reference keeps alive, of an unpinned region
+ *
+ * Return: 0 or -EMSGSIZE.
+ */
+int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
+{
+#define NP_COUNTER(name, field) { name, offsetof(struct np_stats, field) }
+	static const struct {
+		const char *name;
+		size_t offset;
+	} counters[] = {
+		NP_COUNTER("faults_minor", faults_minor),
+		NP_COUNTER("faults_major", faults_major),
+		NP_COUNTER("faults_noop", faults_noop),
+		NP_COUNTER("faults_failed", faults_failed),
+		NP_COUNTER("retries", retries),
+		NP_COUNTER("page_invalidations", pages_invalidated),
+		NP_COUNTER("invalidations", invalidations),
+		NP_COUNTER("holds", holds),
+		NP_COUNTER("table_pages", table_pages),
+	};
+#undef NP_COUNTER
+	struct nlattr *table;
+	struct np_stats stats;
+	unsigned int i;
+
+	np_region_stats(mr->np, &stats);
+	table = nla_nest_start(msg, RDMA_NLDEV_ATTR_STAT_HWCOUNTERS);
+	if (!table)
+		return -EMSGSIZE;
+	for (i = 0; i < ARRAY_SIZE(counters); i++) {
+		u64 *value = (void *)&stats + counters[i].offset;
+
+		if (rdma_nl_stat_hwcounter_entry(msg, counters[i].name,
+						 *value)) {
+			nla_nest_cancel(msg, table);
+			return -EMSGSIZE;
+		}
+	}
+	nla_nest_end(msg, table);
+	return 0;
+}

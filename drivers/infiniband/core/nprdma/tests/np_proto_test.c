@@ -1,0 +1,812 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * KUnit tests of the protocol between kernels: messages and hostile bytes,
+ * FAULT executed at most once, transactions answered, repeated, given up and
+ * killed, and the bookkeeping of keys and holds.
+ *
+ * The asking side runs for real, on a peer without a device: what it sends ends
+ * in a list of the test.
+ */
+#include <kunit/test.h>
+#include <linux/prandom.h>
+
+#include "../np_proto.h"
+
+MODULE_IMPORT_NS(EXPORTED_FOR_KUNIT_TESTING);
+
+/* --- messages ------------------------------------------------------------------- */
+
+static struct np_msg np_sample(u8 type, bool answer)
+{
+	struct np_msg msg = {
+		.type = type,
+		.answer = answer,
+		.ud_qpn = 0x515253,
+		.src_qpn = 0x123456,
+		.dst_qpn = 0xabcdef,
+		.tid = 0x1122334455667788,
+	};
+	unsigned int i;
+
+	if (answer && type == NP_MSG_RESOLVE) {
+		msg.region = (struct np_resolve) {
+			.id = 7, .base = 0x7f0000001000, .length = 0x5000,
+			.access = 0x40f, .read_key = 0x1111,
+			.write_key = 0x2222, .read_addr = 0x100000001000,
+			.write_addr = 0x200000001000,
+			.table_addr = 0x100000200000,
+			.signature = 0xdeadbeefcafef00d,
+		};
+	} else if (answer && type == NP_MSG_FAULT) {
+		msg.faulted.hold_id = 99;
+		msg.faulted.nr_words = NP_EVENT_WORDS;
+		for (i = 0; i < NP_EVENT_WORDS; i++)
+			msg.faulted.words[i] = i << 2 | 3;
+	} else if (type == NP_MSG_RESOLVE) {
+		msg.rkey = 0x87654321;
+	} else if (type == NP_MSG_FAULT && !answer) {
+		msg.fault.region_id = 7;
+		msg.fault.flags = NP_FAULT_WRITE | NP_FAULT_HOLD;
+		msg.fault.lane = NP_LANES - 1;
+		msg.fault.nr_ranges = NP_MAX_RANGES;
+		for (i = 0; i < NP_MAX_RANGES; i++)
+			msg.fault.ranges[i] = (struct np_range) {
+				.addr = 0x1000 * i + 5, .length = 4096,
+			};
+	} else if (type == NP_MSG_RELEASE && !answer) {
+		msg.hold_id = 0x99;
+	} else if (!answer) {
+		msg.forget.region_id = 7;
+		msg.forget.seq = 0x55;
+	}
+	return msg;
+}
+
+static void np_msg_survives_the_wire(struct kunit *test)
+{
+	struct np_msg in, out;
+	struct np_wire wire;
+	int answer;
+	u8 type;
+
+	for (type = 1; type <= NP_MSG_LAST; type++) {
+		for (answer = 0; answer < 2; answer++) {
+			in = np_sample(type, answer);
+			np_msg_encode(&in, &wire);
+			memset(&out, 0, sizeof(out));
+			KUNIT_ASSERT_EQ(test, np_msg_decode(&wire, &out), 0);
+			KUNIT_EXPECT_MEMEQ(test, &in, &out, sizeof(in));
+		}
+	}
+}
+
+static void np_msg_length_must_fit_the_type(struct kunit *test)
+{
+	struct np_msg in, out;
+	struct np_wire wire;
+	int answer, delta;
+	u16 length;
+	u8 type;
+
+	for (type = 1; type <= NP_MSG_LAST; type++) {
+		for (answer = 0; answer < 2; answer++) {
+			in = np_sample(type, answer);
+			np_msg_encode(&in, &wire);
+			length = be16_to_cpu(wire.hdr.length);
+			for (delta = -16; delta <= 16; delta++) {
+				if (!delta || (int)length + delta < 0)
+					continue;
+				wire.hdr.length = cpu_to_be16(length + delta);
+				KUNIT_EXPECT_EQ_MSG(test,
+						    np_msg_decode(&wire, &out),
+						    -EBADMSG,
+						    "type %u answer %d %+d",
+						    type, answer, delta);
+			}
+			wire.hdr.length = cpu_to_be16(0xffff);
+			KUNIT_EXPECT_EQ(test, np_msg_decode(&wire, &out),
+					-EBADMSG);
+		}
+	}
+}
+
+static void np_msg_header_is_checked(struct kunit *test)
+{
+	struct np_msg msg = np_sample(NP_MSG_RELEASE, false), out;
+	struct np_wire good, wire;
+
+	np_msg_encode(&msg, &good);
+#define NP_EXPECT_BAD(err, change)					\
+	do {								\
+		wire = good;						\
+		change;							\
+		KUNIT_EXPECT_EQ(test, np_msg_decode(&wire, &out), err);	\
+	} while (0)
+	NP_EXPECT_BAD(0, ({}));
+	NP_EXPECT_BAD(-EINVAL, wire.hdr.tid = 0);
+	NP_EXPECT_BAD(-EINVAL, wire.hdr.src_qpn = cpu_to_be32(1 << 24));
+	NP_EXPECT_BAD(-EINVAL, wire.hdr.dst_qpn = cpu_to_be32(1 << 24));
+	NP_EXPECT_BAD(-EINVAL, wire.hdr.ud_qpn = cpu_to_be32(1 << 24));
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.reserved2 = cpu_to_be32(1));
+	NP_EXPECT_BAD(-EPROTO, wire.hdr.version = NP_WIRE_VERSION + 1);
+	NP_EXPECT_BAD(-EPROTO, wire.hdr.version = 0);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.type = 0);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.type = NP_MSG_LAST + 1);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.flags = 2);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = NP_BUSY);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.reserved = cpu_to_be16(1));
+	/* An answer to RELEASE has no body */
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.flags = NP_WIRE_ANSWER);
+	NP_EXPECT_BAD(0, (wire.hdr.flags = NP_WIRE_ANSWER,
+			  wire.hdr.length = 0));
+	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.flags = NP_WIRE_ANSWER,
+				 wire.hdr.length = 0,
+				 wire.hdr.status = NP_PROTO + 1));
+	NP_EXPECT_BAD(0, (wire.hdr.flags = NP_WIRE_ANSWER,
+			  wire.hdr.length = 0,
+			  wire.hdr.status = NP_WIRE_WORKING));
+
+	msg = np_sample(NP_MSG_FAULT, false);
+	np_msg_encode(&msg, &good);
+	NP_EXPECT_BAD(0, ({}));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.lane = cpu_to_be16(NP_LANES));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.nr_ranges = 0);
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.nr_ranges = cpu_to_be16(7));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.nr_ranges = cpu_to_be16(0xffff));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.flags = cpu_to_be32(4));
+	/* Flags of ours alone, such as NP_FAULT_PRESENT */
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.flags = cpu_to_be32(0x100));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.ranges[7].length = 0);
+	NP_EXPECT_BAD(-EBADMSG,
+		      wire.fault.ranges[0].length = cpu_to_be64(U64_MAX));
+	NP_EXPECT_BAD(-EBADMSG,
+		      wire.fault.ranges[3].addr = cpu_to_be64(U64_MAX - 1));
+
+	msg = np_sample(NP_MSG_FAULT, true);
+	np_msg_encode(&msg, &good);
+	NP_EXPECT_BAD(-EBADMSG, wire.faulted.nr_words =
+				cpu_to_be32(NP_EVENT_WORDS + 1));
+	NP_EXPECT_BAD(-EBADMSG, wire.faulted.nr_words = cpu_to_be32(U32_MAX));
+	NP_EXPECT_BAD(-EBADMSG, wire.faulted.reserved = cpu_to_be32(1));
+
+	msg = np_sample(NP_MSG_RESOLVE, true);
+	np_msg_encode(&msg, &good);
+	NP_EXPECT_BAD(-EBADMSG, wire.region.length = 0);
+	NP_EXPECT_BAD(-EBADMSG, wire.region.base = cpu_to_be64(U64_MAX - 7));
+	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved = cpu_to_be32(1));
+#undef NP_EXPECT_BAD
+}
+
+/* Whatever bytes come, what is accepted is within bounds and means itself. */
+static void np_msg_garbage_is_refused_or_sane(struct kunit *test)
+{
+	struct rnd_state rnd;
+	struct np_wire wire, again;
+	unsigned int i, accepted = 0;
+	struct np_msg msg;
+
+	prandom_seed_state(&rnd, 42);
+	for (i = 0; i < 200000; i++) {
+		struct np_msg base = np_sample(1 + i % NP_MSG_LAST, i & 8);
+		unsigned int flips = 1 + i % 3;
+
+		np_msg_encode(&base, &wire);
+		while (flips--)
+			((u8 *)&wire)[prandom_u32_state(&rnd) % 96] =
+				prandom_u32_state(&rnd);
+		memset(&msg, 0, sizeof(msg));
+		if (np_msg_decode(&wire, &msg))
+			continue;
+		accepted++;
+		if (msg.type == NP_MSG_FAULT && !msg.answer) {
+			KUNIT_ASSERT_LT(test, msg.fault.lane, NP_LANES);
+			KUNIT_ASSERT_EQ(test, 0,
+					np_ranges_check(msg.fault.ranges,
+							msg.fault.nr_ranges,
+							msg.fault.flags));
+		}
+		if (msg.type == NP_MSG_FAULT && msg.answer && !msg.status)
+			KUNIT_ASSERT_LE(test, msg.faulted.nr_words,
+					NP_EVENT_WORDS);
+		np_msg_encode(&msg, &again);
+		KUNIT_ASSERT_EQ(test, be16_to_cpu(wire.hdr.length),
+				be16_to_cpu(again.hdr.length));
+		KUNIT_ASSERT_MEMEQ(test, wire.body, again.body,
+				   be16_to_cpu(wire.hdr.length));
+	}
+	/* Or else the test tested nothing */
+	KUNIT_EXPECT_GT(test, accepted, 1000);
+}
+
+static void np_ranges_bounds(struct kunit *test)
+{
+	struct np_range r[NP_MAX_RANGES + 1] = {};
+	unsigned int i;
+
+	r[0] = (struct np_range) { 0x1000, NP_MAX_PAGES * 4096 };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), 0);
+	r[0].length++;
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
+	/* The same length, but it touches one page more */
+	r[0] = (struct np_range) { 0x1001, NP_MAX_PAGES * 4096 };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
+	r[0] = (struct np_range) { U64_MAX, 1 };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), 0);
+	r[0] = (struct np_range) { U64_MAX, 2 };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
+	r[0] = (struct np_range) { 0, U64_MAX };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
+
+	for (i = 0; i <= NP_MAX_RANGES; i++)
+		r[i] = (struct np_range) { i * 4096, 64 * 4096 };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, NP_MAX_RANGES, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, NP_MAX_RANGES + 1, 0),
+			-EINVAL);
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 0, 0), -EINVAL);
+	r[7].length++;
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, NP_MAX_RANGES, 0), -EINVAL);
+}
+
+/* --- at most once ------------------------------------------------------------------ */
+
+static void np_lane_serves_each_fault_once(struct kunit *test)
+{
+	struct np_msg msg = np_sample(NP_MSG_FAULT, false);
+	struct np_msg answer = np_sample(NP_MSG_FAULT, true);
+	struct np_lane lane = {};
+
+	msg.incarnation = 5;
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_NEW);
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_WORKING);
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_WORKING);
+
+	/* The asker gave it up and asks for something else */
+	msg.tid++;
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_BUSY);
+	msg.tid--;
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_WORKING);
+
+	np_lane_answer(&lane, &answer);
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_REPLAY);
+	KUNIT_EXPECT_MEMEQ(test, &lane.answer, &answer, sizeof(answer));
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_REPLAY);
+
+	msg.tid++;
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_NEW);
+	msg.tid--;
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_STALE);
+	np_lane_answer(&lane, &answer);
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_STALE);
+}
+
+static void np_lane_forgets_an_earlier_boot(struct kunit *test)
+{
+	struct np_msg msg = np_sample(NP_MSG_FAULT, false);
+	struct np_msg answer = np_sample(NP_MSG_FAULT, true);
+	struct np_lane lane = {};
+
+	msg.incarnation = 5;
+	msg.tid = U64_MAX;
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_NEW);
+	msg.incarnation = 6;
+	msg.tid = 1;
+	/* Not while somebody works in it */
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_BUSY);
+	np_lane_answer(&lane, &answer);
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_NEW);
+	KUNIT_EXPECT_EQ(test, np_lane_arrive(&lane, &msg), NP_LANE_WORKING);
+}
+
+static void np_rtt_stays_in_bounds(struct kunit *test)
+{
+	static const u64 samples[] = {
+		0, 1, 100, 300, 250, U64_MAX, 90, 1000000, 0, 0, 0, 0, 60000,
+	};
+	struct np_rtt rtt = {};
+	unsigned int i, tries;
+
+	KUNIT_EXPECT_EQ(test, np_rtt_timeout(&rtt, 1), NP_RTO_FIRST_US);
+	for (i = 0; i < ARRAY_SIZE(samples) * 20; i++) {
+		unsigned long last = 0;
+
+		np_rtt_sample(&rtt, samples[i % ARRAY_SIZE(samples)]);
+		for (tries = 1; tries < 100; tries++) {
+			unsigned long us = np_rtt_timeout(&rtt, tries);
+
+			KUNIT_ASSERT_GE(test, us, NP_RTO_MIN_US);
+			KUNIT_ASSERT_LE(test, us, NP_RTO_MAX_US);
+			KUNIT_ASSERT_GE(test, us, last);
+			last = us;
+		}
+	}
+	/* A steady peer is asked again soon */
+	for (i = 0; i < 100; i++)
+		np_rtt_sample(&rtt, 200);
+	KUNIT_EXPECT_EQ(test, np_rtt_timeout(&rtt, 1), NP_RTO_MIN_US);
+}
+
+static void np_addr_only_the_other_end(struct kunit *test)
+{
+	struct np_addr qp = { .lid = 3 }, mad = { .lid = 3 };
+
+	KUNIT_EXPECT_TRUE(test, np_addr_match(&qp, &mad));
+	mad.lid = 4;
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+	mad.lid = 3;
+	mad.grh = true;
+	KUNIT_EXPECT_TRUE(test, np_addr_match(&qp, &mad));
+	mad.roce = true;
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+
+	/* A QP with a GID wants it, and the right LID as well */
+	qp = (struct np_addr) { .lid = 3, .grh = true, .gid.raw = { 1 } };
+	mad = (struct np_addr) { .lid = 3 };
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+	mad = qp;
+	KUNIT_EXPECT_TRUE(test, np_addr_match(&qp, &mad));
+	mad.gid.raw[15] = 1;
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+	mad = qp;
+	mad.lid = 4;
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+
+	qp = (struct np_addr) { .roce = true, .grh = true, .gid.raw = { 1 } };
+	mad = qp;
+	mad.lid = 9;
+	KUNIT_EXPECT_TRUE(test, np_addr_match(&qp, &mad));
+	mad.grh = false;
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+	qp.grh = false;
+	KUNIT_EXPECT_FALSE(test, np_addr_match(&qp, &mad));
+}
+
+/* --- asking -------------------------------------------------------------------------- */
+
+#define NP_TEST_SENT	64
+
+/* A peer without a device, and what was sent to it. */
+struct np_ask_test {
+	struct np_peer peer;
+	struct np_hca hca;
+	struct np_port port;
+	struct ib_device ibdev;
+	struct np_channel channel;
+	bool released;
+	spinlock_t lock; /* of what follows */
+	struct np_msg sent[NP_TEST_SENT];
+	unsigned int nr_sent;
+	wait_queue_head_t wait;
+};
+
+static struct np_ask_test *np_ask_test(struct kunit *test)
+{
+	return test->priv;
+}
+
+static int np_test_send(struct np_port *port, struct ib_ah *ah,
+			u16 pkey_index, struct np_peer *peer,
+			const struct np_msg *msg)
+{
+	struct np_ask_test *t = container_of(port, struct np_ask_test, port);
+
+	spin_lock(&t->lock);
+	if (t->nr_sent < NP_TEST_SENT)
+		t->sent[t->nr_sent] = *msg;
+	t->nr_sent++;
+	spin_unlock(&t->lock);
+	wake_up_all(&t->wait);
+	return 0;
+}
+
+static void np_test_channel_free(struct np_channel *channel)
+{
+	container_of(channel, struct np_ask_test, channel)->released = true;
+}
+
+static int np_ask_init_test(struct kunit *test)
+{
+	struct np_ask_test *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
+	struct np_peer *peer;
+
+	KUNIT_ASSERT_NOT_NULL(test, t);
+	test->priv = t;
+	spin_lock_init(&t->lock);
+	init_waitqueue_head(&t->wait);
+	np_channel_init(&t->channel, np_test_channel_free);
+
+	peer = &t->peer;
+	peer->hca = &t->hca;
+	t->hca.ibdev = &t->ibdev;
+	peer->port = &t->port;
+	t->port.send = np_test_send;
+	peer->qpn = 1;
+	peer->remote_qpn = 2;
+	kref_init(&peer->ref);
+	spin_lock_init(&peer->lock);
+	INIT_LIST_HEAD(&peer->trans);
+	hash_init(peer->bindings);
+	INIT_LIST_HEAD(&peer->kept);
+
+	return 0;
+}
+
+/* Everything ends, nothing keeps a reference. */
+static void np_ask_exit_test(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+
+	spin_lock(&t->peer.lock);
+	t->peer.dead = true;
+	spin_unlock(&t->peer.lock);
+	np_ask_kill(&t->peer);
+	np_channel_close(&t->channel);
+	np_channel_put(&t->channel);
+	flush_workqueue(np_wq);
+	KUNIT_EXPECT_TRUE(test, t->released);
+	KUNIT_EXPECT_EQ(test, kref_read(&t->peer.ref), 1);
+	KUNIT_EXPECT_EQ(test, t->channel.reserved, 0);
+	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->peer.lanes, NP_LANES));
+}
+
+/* As if RESOLVE had been answered. */
+static void np_bind(struct kunit *test, u64 region_id, u64 seq)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_binding *binding = kzalloc(sizeof(*binding), GFP_KERNEL);
+
+	KUNIT_ASSERT_NOT_NULL(test, binding);
+	binding->channel = np_channel_get(&t->channel);
+	binding->region_id = region_id;
+	binding->seq = seq;
+	INIT_LIST_HEAD(&binding->ev.entry);
+	binding->ev.ev.type = NP_EVENT_REGION_GONE;
+	binding->ev.ev.region_id = region_id;
+	spin_lock(&t->peer.lock);
+	hash_add(t->peer.bindings, &binding->entry, region_id);
+	t->peer.nr_bindings++;
+	spin_unlock(&t->peer.lock);
+}
+
+static int np_ask_fault(struct kunit *test, u64 region_id, u64 cookie,
+			u32 flags)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_range range = { 0x1000, 4096 };
+	struct np_fault_req req = {
+		.region_id = region_id, .cookie = cookie, .flags = flags,
+	};
+
+	return np_peer_fault(&t->peer, &t->channel, &req, &range, 1);
+}
+
+static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
+			 u64 hold_id)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg answer = {
+		.type = t->sent[nr].type,
+		.answer = true,
+		.status = status,
+		.tid = t->sent[nr].tid,
+	};
+
+	if (!status && answer.type == NP_MSG_FAULT) {
+		answer.faulted.hold_id = hold_id;
+		answer.faulted.nr_words = 1;
+		answer.faulted.words[0] = 7;
+	}
+	np_peer_answered(&t->peer, &answer);
+}
+
+static void np_fault_has_one_event(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 1, 0), -ENOENT);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 0xc00c1e, 0), 0);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
+	KUNIT_EXPECT_EQ(test, t->sent[0].fault.region_id, 7);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+
+	/* The answer to something else */
+	t->sent[0].tid--;
+	np_answer_to(test, 0, NP_OK, 0);
+	t->sent[0].tid++;
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+
+	np_answer_to(test, 0, NP_OK, 0);
+	np_answer_to(test, 0, NP_OK, 0);
+	np_answer_to(test, 0, NP_ACCESS, 0);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.type, NP_EVENT_FAULT);
+	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.cookie, 0xc00c1e);
+	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
+	KUNIT_EXPECT_EQ(test, ev.words[0], 7);
+	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+}
+
+static void np_fault_lanes_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	DECLARE_BITMAP(seen, NP_LANES) = {};
+	struct np_event ev;
+	unsigned int i;
+
+	np_bind(test, 7, 1);
+	for (i = 0; i < NP_LANES; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, i, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, i, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, NP_LANES);
+	for (i = 0; i < NP_LANES; i++)
+		KUNIT_EXPECT_FALSE(test, __test_and_set_bit(t->sent[i].fault.lane,
+							    seen));
+
+	/* A lane is free when its answer is there; its next tid is higher */
+	np_answer_to(test, 3, NP_BUSY, 0);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 100, 0), 0);
+	KUNIT_EXPECT_EQ(test, t->sent[NP_LANES].fault.lane,
+			t->sent[3].fault.lane);
+	KUNIT_EXPECT_GT(test, t->sent[NP_LANES].tid, t->sent[3].tid);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_BUSY);
+	KUNIT_EXPECT_EQ(test, ev.cookie, 3);
+}
+
+static void np_fault_dies_with_the_qp(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	spin_lock(&t->peer.lock);
+	t->peer.dead = true;
+	spin_unlock(&t->peer.lock);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -ENOTCONN);
+	np_ask_kill(&t->peer);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_QP);
+	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	np_answer_to(test, 0, NP_OK, 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+}
+
+static bool np_wait_event(struct np_ask_test *t, struct np_event *ev)
+{
+	return wait_event_timeout(t->channel.wait,
+				  np_channel_pop(&t->channel, ev), 30 * HZ);
+}
+
+static void np_fault_is_repeated_then_given_up(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+	unsigned int i;
+
+	/* The shortest time-outs: 3.3 s in all */
+	np_rtt_sample(&t->peer.rtt, 1);
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	KUNIT_ASSERT_TRUE(test, np_wait_event(t, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_TIMEOUT);
+	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, NP_TRIES);
+	/* Not all by the same way, see ud.c */
+	KUNIT_EXPECT_TRUE(test, t->sent[0].quick);
+	t->sent[0].quick = false;
+	for (i = 1; i < NP_TRIES; i++)
+		KUNIT_EXPECT_MEMEQ(test, &t->sent[i], &t->sent[0],
+				   sizeof(t->sent[0]));
+	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->peer.lanes, NP_LANES));
+}
+
+static void np_fault_working_is_not_given_up(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+	unsigned int seen;
+
+	np_rtt_sample(&t->peer.rtt, 1);
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	for (seen = 1; seen <= NP_TRIES + 2; seen++) {
+		KUNIT_ASSERT_NE(test, 0,
+				wait_event_timeout(t->wait,
+						   READ_ONCE(t->nr_sent) >= seen,
+						   30 * HZ));
+		np_answer_to(test, 0, NP_WIRE_WORKING, 0);
+	}
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	np_answer_to(test, 0, NP_OK, 0);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	/* A round trip that was repeated teaches nothing */
+	KUNIT_EXPECT_EQ(test, t->peer.rtt.srtt_us, 1);
+}
+
+static void np_hold_is_kept_and_given_back_once(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	np_bind(test, 7, 1);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), -ENOENT);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	np_answer_to(test, 0, NP_OK, 42);
+	/* A copy does not release what is in use */
+	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.hold_id, 42);
+
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 43), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), -ENOENT);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
+	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
+	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
+	np_answer_to(test, 1, NP_OK, 0);
+}
+
+static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg late;
+
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	np_channel_close(&t->channel);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -EBADF);
+	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
+	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
+	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
+
+	/* An answer to a request that was given up */
+	late = np_sample(NP_MSG_FAULT, true);
+	np_peer_answered(&t->peer, &late);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 3);
+	KUNIT_EXPECT_EQ(test, t->sent[2].type, NP_MSG_RELEASE);
+	KUNIT_EXPECT_EQ(test, t->sent[2].hold_id, late.faulted.hold_id);
+}
+
+static void np_gone_waits_for_forget(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
+	np_bind(test, 7, 31);
+	np_bind(test, 8, 32);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.type, NP_EVENT_REGION_GONE);
+	KUNIT_EXPECT_EQ(test, ev.region_id, 7);
+	/* Once, however often the peer repeats it */
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->peer, 7), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->peer, 7), -ENOENT);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
+	KUNIT_EXPECT_EQ(test, t->sent[0].type, NP_MSG_FORGET);
+	KUNIT_EXPECT_EQ(test, t->sent[0].forget.region_id, 7);
+	KUNIT_EXPECT_EQ(test, t->sent[0].forget.seq, 31);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 8), NP_BUSY);
+}
+
+static void np_gone_event_unread_at_forget_is_taken_back(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	np_bind(test, 7, 31);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->peer, 7), 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+}
+
+static void np_gone_closed_channel_uses_nothing(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+
+	np_bind(test, 7, 31);
+	np_channel_close(&t->channel);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, t->peer.nr_bindings, 0);
+}
+
+/* The answer to RESOLVE may be overtaken by GONE. */
+static void np_gone_waits_for_resolve(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+
+	t->peer.resolving = 1;
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
+	t->peer.resolving = 0;
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
+}
+
+static void np_channel_is_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	unsigned int i;
+
+	for (i = 0; !np_channel_reserve(&t->channel); i++)
+		KUNIT_ASSERT_LT(test, i, 100000);
+	KUNIT_EXPECT_EQ(test, np_channel_reserve(&t->channel), -EBUSY);
+	np_bind(test, 7, 1);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), -EBUSY);
+	while (i--)
+		np_channel_unreserve(&t->channel);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+}
+
+static void np_resolved_regions_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_resolve info;
+
+	t->peer.nr_bindings = NP_MAX_BINDINGS - 1;
+	t->peer.resolving = 1;
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->peer, &t->channel, 7, &info),
+			-ENOSPC);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	t->peer.nr_bindings = 0;
+	t->peer.resolving = 0;
+}
+
+static struct kunit_case np_proto_cases[] = {
+	KUNIT_CASE(np_msg_length_must_fit_the_type),
+	KUNIT_CASE(np_msg_header_is_checked),
+	KUNIT_CASE(np_msg_garbage_is_refused_or_sane),
+	KUNIT_CASE(np_msg_survives_the_wire),
+	KUNIT_CASE(np_ranges_bounds),
+	KUNIT_CASE(np_lane_serves_each_fault_once),
+	KUNIT_CASE(np_lane_forgets_an_earlier_boot),
+	KUNIT_CASE(np_rtt_stays_in_bounds),
+	KUNIT_CASE(np_addr_only_the_other_end),
+	{}
+};
+
+static struct kunit_suite np_proto_suite = {
+	.name = "nprdma_proto",
+	.test_cases = np_proto_cases,
+};
+
+static struct kunit_case np_ask_cases[] = {
+	KUNIT_CASE(np_fault_has_one_event),
+	KUNIT_CASE(np_fault_lanes_are_bounded),
+	KUNIT_CASE(np_fault_dies_with_the_qp),
+	KUNIT_CASE_SLOW(np_fault_is_repeated_then_given_up),
+	KUNIT_CASE_SLOW(np_fault_working_is_not_given_up),
+	KUNIT_CASE(np_hold_is_kept_and_given_back_once),
+	KUNIT_CASE(np_hold_nobody_learns_of_is_given_back),
+	KUNIT_CASE(np_gone_waits_for_forget),
+	KUNIT_CASE(np_gone_event_unread_at_forget_is_taken_back),
+	KUNIT_CASE(np_gone_closed_channel_uses_nothing),
+	KUNIT_CASE(np_gone_waits_for_resolve),
+	KUNIT_CASE(np_channel_is_bounded),
+	KUNIT_CASE(np_resolved_regions_are_bounded),
+	{}
+};
+
+static struct kunit_suite np_ask_suite = {
+	.name = "nprdma_ask",
+	.init = np_ask_init_test,
+	.exit = np_ask_exit_test,
+	.test_cases = np_ask_cases,
+};
+
+kunit_test_suites(&np_proto_suite, &np_ask_suite);
+
+MODULE_DESCRIPTION("KUnit tests of nprdma's protocol");
+MODULE_LICENSE("GPL");

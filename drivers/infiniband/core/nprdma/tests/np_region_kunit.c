@@ -1,0 +1,1287 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: unit tests of regions and residency.
+ *
+ * The regions are real, and so is the memory: an address space of the test's own,
+ * HMM, notifiers, pins.  Only the IOMMU is a fake that keeps its leaves in memory
+ * and looks, each time that one changes, at everything that the design promises
+ * for that moment:
+ *
+ *  - a leaf that changes was present before (I2);
+ *  - a leaf is pointed at a page while the word does not grant the right yet, and
+ *    the word grants it only after an invalidation;
+ *  - a leaf is taken from a page only when the word does not grant the right any
+ *    more, and an invalidation follows before anybody goes on.
+ */
+#include <kunit/static_stub.h>
+#include <kunit/test.h>
+#include <linux/iommu.h>
+#include <linux/mman.h>
+#include <linux/module.h>
+#include <linux/pagemap.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "../np_hooks.h"
+#include "../np_region.h"
+
+#define FAKE_IOVA	0x7000000000UL
+#define FAKE_PRESENT	BIT_ULL(63)
+
+struct fake_slot {
+	u64 whole;	/* leaf of 2 MiB, if not split */
+	u64 *leaf;	/* 512 leaves, if split */
+};
+
+struct fake_iommu {
+	struct iommu_domain domain;
+	struct kunit *test;
+	struct np_region *region;
+	struct xarray slots;
+	dma_addr_t next_iova;
+	unsigned int pending;	/* leaves changed, not yet invalidated */
+	unsigned int changes;	/* leaves changed, ever */
+	unsigned int syncs;
+	unsigned int splits;
+	unsigned int merges;
+	int split_error;
+	int read_pages_error;
+	void (*on_split)(struct fake_iommu *fake);
+};
+
+struct np_test {
+	struct fake_iommu fake;
+	struct np_device npdev;
+	struct ib_device *ibdev;
+	struct ib_pd pd;
+	struct np_region *region;
+	unsigned long va;	/* of the mapping, aligned to a slot */
+};
+
+static struct fake_iommu *to_fake(struct iommu_domain *domain)
+{
+	return container_of(domain, struct fake_iommu, domain);
+}
+
+static struct fake_slot *fake_slot(struct fake_iommu *fake, unsigned long iova)
+{
+	return xa_load(&fake->slots, iova >> NP_SLOT_SHIFT);
+}
+
+static u64 fake_leaf(struct fake_iommu *fake, unsigned long iova)
+{
+	struct fake_slot *slot = fake_slot(fake, iova);
+	unsigned long offset = iova & (NP_SLOT_SIZE - 1);
+
+	if (!slot)
+		return 0;
+	if (slot->leaf)
+		return slot->leaf[offset >> PAGE_SHIFT];
+	return slot->whole + (offset & PAGE_MASK);
+}
+
+static phys_addr_t fake_paddr(u64 leaf)
+{
+	return leaf & GENMASK_ULL(51, PAGE_SHIFT);
+}
+
+static u64 fake_make(phys_addr_t paddr, int prot)
+{
+	return paddr | prot | FAKE_PRESENT;
+}
+
+static struct np_slot *np_test_slot(struct np_region *region, unsigned long va)
+{
+	struct np_chunk *chunk = xa_load(&region->chunks, (va - region->read.va) >>
+					 NP_CHUNK_SHIFT);
+
+	return chunk ? &chunk->slots[(va - chunk->va) >> NP_SLOT_SHIFT] : NULL;
+}
+
+static u64 np_test_word(struct np_region *region, unsigned long va)
+{
+	struct np_slot *slot = np_test_slot(region, va);
+
+	if (!slot || !slot->words)
+		return 0;
+	return slot->words[(va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT];
+}
+
+static bool np_test_held(struct np_region *region, unsigned long va)
+{
+	struct np_slot *slot = np_test_slot(region, va);
+
+	return slot && slot->holds &&
+	       slot->holds->count[(va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT];
+}
+
+/* A leaf of a window changes: are words and leaves in step? */
+static void fake_check(struct fake_iommu *fake, unsigned long iova, u64 old,
+		       u64 new)
+{
+	struct np_region *region = fake->region;
+	struct kunit *test = fake->test;
+	struct np_window *win;
+	u64 right, word;
+	unsigned long va;
+
+	KUNIT_EXPECT_TRUE_MSG(test, old & FAKE_PRESENT, "%lx was not present", iova);
+	if (!region)
+		return;
+	if (np_window_exists(&region->write) && iova >= region->write.iova &&
+	    iova < region->write.iova + region->write.size) {
+		win = &region->write;
+		right = NP_WORD_WRITABLE;
+	} else {
+		win = &region->read;
+		right = NP_WORD_READABLE;
+	}
+	if (iova >= win->iova + (win->slots << NP_SLOT_SHIFT))
+		return;	/* residency table */
+	va = win->va + (iova - win->iova);
+	word = np_test_word(region, va);
+	if (old != new)
+		KUNIT_EXPECT_FALSE_MSG(test, word & right,
+				       "leaf of %lx changes under word %llx", va,
+				       word);
+	if (fake_paddr(new) != win->absent + (va & (NP_SLOT_SIZE - 1)))
+		KUNIT_EXPECT_EQ(test, new & IOMMU_WRITE,
+				win == &region->write ? IOMMU_WRITE : 0);
+}
+
+static void fake_set(struct fake_iommu *fake, unsigned long iova, u64 *leaf,
+		     u64 new)
+{
+	fake_check(fake, iova, *leaf, new);
+	if (*leaf == new)
+		return;
+	*leaf = new;
+	fake->pending++;
+	fake->changes++;
+}
+
+static int fake_split(struct iommu_domain *domain, unsigned long iova, gfp_t gfp)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	struct fake_slot *slot = fake_slot(fake, iova);
+	u64 *leaf;
+	int i;
+
+	if (!slot)
+		return -ENOENT;
+	if (fake->split_error)
+		return fake->split_error;
+	if (!slot->leaf) {
+		leaf = kcalloc(NP_SLOT_PAGES, sizeof(u64), GFP_KERNEL);
+		if (!leaf)
+			return -ENOMEM;
+		for (i = 0; i < NP_SLOT_PAGES; i++)
+			leaf[i] = slot->whole + ((u64)i << PAGE_SHIFT);
+		slot->leaf = leaf;
+		fake->splits++;
+	}
+	if (fake->on_split)
+		fake->on_split(fake);
+	return 0;
+}
+
+static int fake_merge(struct iommu_domain *domain, unsigned long iova,
+		      phys_addr_t paddr, int prot, struct iommu_inval *inval)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	struct fake_slot *slot = fake_slot(fake, iova);
+	int i;
+
+	if (!slot)
+		return -ENOENT;
+	if (!slot->leaf)
+		return slot->whole == fake_make(paddr, prot) ? 0 : -EINVAL;
+	for (i = 0; i < NP_SLOT_PAGES; i++)
+		fake_set(fake, iova + (i << PAGE_SHIFT), &slot->leaf[i],
+			 fake_make(paddr + (i << PAGE_SHIFT), prot));
+	kfree(slot->leaf);
+	slot->leaf = NULL;
+	slot->whole = fake_make(paddr, prot);
+	fake->merges++;
+	iommu_inval_add(inval, iova, NP_SLOT_SIZE, true);
+	return 0;
+}
+
+static int fake_replace(struct iommu_domain *domain, unsigned long iova,
+			size_t pgsize, phys_addr_t paddr, int prot,
+			struct iommu_leaf *old, struct iommu_inval *inval)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	struct fake_slot *slot = fake_slot(fake, iova);
+
+	if (!slot)
+		return -ENOENT;
+	if (!slot->leaf)
+		return -EBUSY;
+	fake_set(fake, iova,
+		 &slot->leaf[(iova & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT],
+		 fake_make(paddr, prot));
+	iommu_inval_add(inval, iova, pgsize, false);
+	return 0;
+}
+
+static int fake_replace_pages(struct iommu_domain *domain, unsigned long iova,
+			      unsigned int npages, const phys_addr_t *paddrs,
+			      int prot, struct iommu_inval *inval)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	unsigned int i;
+	int ret;
+
+	if (fake->read_pages_error && !(prot & IOMMU_WRITE))
+		return fake->read_pages_error;
+	for (i = 0; i < npages; i++, iova += PAGE_SIZE) {
+		if (paddrs[i] == IOMMU_LEAF_KEEP)
+			continue;
+		ret = fake_replace(domain, iova, PAGE_SIZE, paddrs[i], prot,
+				   NULL, inval);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+static int fake_replace_fill(struct iommu_domain *domain, unsigned long iova,
+			     size_t len, phys_addr_t paddr, int prot,
+			     struct iommu_inval *inval)
+{
+	unsigned long end = iova + len;
+	int ret;
+
+	for (; iova < end; iova += PAGE_SIZE) {
+		u64 want = fake_make(paddr + (iova & (NP_SLOT_SIZE - 1)), prot);
+
+		if (fake_leaf(to_fake(domain), iova) == want)
+			continue;
+		ret = fake_replace(domain, iova, PAGE_SIZE, fake_paddr(want),
+				   prot, NULL, inval);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+static int fake_map_fill(struct iommu_domain *domain, unsigned long iova,
+			 size_t len, phys_addr_t paddr, int prot, gfp_t gfp,
+			 size_t *mapped)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	struct fake_slot *slot;
+
+	for (*mapped = 0; *mapped < len; *mapped += NP_SLOT_SIZE) {
+		slot = kzalloc(sizeof(*slot), GFP_KERNEL);
+		if (!slot)
+			return -ENOMEM;
+		slot->whole = fake_make(paddr, prot);
+		if (xa_insert(&fake->slots, (iova + *mapped) >> NP_SLOT_SHIFT,
+			      slot, GFP_KERNEL)) {
+			kfree(slot);
+			return -EEXIST;
+		}
+	}
+	return 0;
+}
+
+static void fake_inval_sync(struct iommu_domain *domain,
+			    struct iommu_inval *inval)
+{
+	struct fake_iommu *fake = to_fake(domain);
+
+	fake->pending = 0;
+	fake->syncs++;
+}
+
+static size_t fake_unmap_pages(struct iommu_domain *domain, unsigned long iova,
+			       size_t pgsize, size_t pgcount,
+			       struct iommu_iotlb_gather *gather)
+{
+	struct fake_iommu *fake = to_fake(domain);
+	struct fake_slot *slot;
+	size_t i;
+
+	for (i = 0; i < pgcount; i++) {
+		slot = xa_erase(&fake->slots,
+				(iova + i * pgsize) >> NP_SLOT_SHIFT);
+		KUNIT_EXPECT_NOT_NULL(fake->test, slot);
+		if (slot)
+			kfree(slot->leaf);
+		kfree(slot);
+	}
+	return pgsize * pgcount;
+}
+
+static phys_addr_t fake_iova_to_phys(struct iommu_domain *domain, dma_addr_t iova)
+{
+	return fake_paddr(fake_leaf(to_fake(domain), iova));
+}
+
+static const struct iommu_domain_ops fake_ops = {
+	.unmap_pages = fake_unmap_pages,
+	.iova_to_phys = fake_iova_to_phys,
+};
+
+static const struct iommu_replace_ops fake_replace_ops = {
+	.replace = fake_replace,
+	.replace_pages = fake_replace_pages,
+	.replace_fill = fake_replace_fill,
+	.split = fake_split,
+	.merge = fake_merge,
+	.map_fill = fake_map_fill,
+	.inval_sync = fake_inval_sync,
+};
+
+static int fake_iova_reserve(struct device *dev, size_t size, size_t align,
+			     size_t offset, dma_addr_t *iova)
+{
+	struct np_test *t = kunit_get_current_test()->priv;
+
+	*iova = ALIGN(t->fake.next_iova, align) + offset;
+	t->fake.next_iova = *iova + size;
+	return 0;
+}
+
+static void fake_iova_release(struct device *dev, dma_addr_t iova, size_t size)
+{
+}
+
+/* --- the frame ------------------------------------------------------------------ */
+
+static void np_test_close(struct np_test *t)
+{
+	if (!t->region)
+		return;
+	np_region_close(t->region);
+	t->fake.region = NULL;
+	np_region_put(t->region);
+	t->region = NULL;
+}
+
+static void np_test_exit_region(void *data)
+{
+	struct np_test *t = data;
+
+	np_test_close(t);
+	np_pd_dealloc(&t->pd);
+}
+
+static int np_test_init(struct kunit *test)
+{
+	struct np_test *t;
+
+	t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, t);
+	t->ibdev = kunit_kzalloc(test, sizeof(*t->ibdev), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, t->ibdev);
+	test->priv = t;
+
+	t->fake.test = test;
+	t->fake.next_iova = FAKE_IOVA;
+	xa_init(&t->fake.slots);
+	t->fake.domain.type = IOMMU_DOMAIN_DMA;
+	t->fake.domain.pgsize_bitmap = SZ_4K | SZ_2M;
+	t->fake.domain.ops = &fake_ops;
+	t->fake.domain.replace_ops = &fake_replace_ops;
+
+	t->npdev.ibdev = t->ibdev;
+	mutex_init(&t->npdev.lock);
+	xa_init(&t->npdev.rkeys);
+	refcount_set(&t->npdev.users, 1);
+	init_completion(&t->npdev.idle);
+	t->pd.device = t->ibdev;
+
+	kunit_activate_static_stub(test, np_iova_reserve, fake_iova_reserve);
+	kunit_activate_static_stub(test, np_iova_release, fake_iova_release);
+	return kunit_add_action_or_reset(test, np_test_exit_region, t);
+}
+
+static void np_test_map(struct kunit *test, int prot)
+{
+	struct np_test *t = test->priv;
+	unsigned long va;
+
+	va = kunit_vm_mmap(test, NULL, 0, 4 * NP_SLOT_SIZE, prot,
+			   MAP_ANONYMOUS | MAP_PRIVATE, 0);
+	KUNIT_ASSERT_NE(test, va, 0);
+	t->va = ALIGN(va, NP_SLOT_SIZE);
+}
+
+#define NP_TEST_ACCESS (NP_ACCESS_RIGHTS | IB_ACCESS_UNPINNED)
+
+/* Region of @npages pages, @first pages behind the beginning of the mapping */
+static struct np_region *np_test_region_at(struct kunit *test, unsigned int first,
+					   unsigned int npages, u32 access)
+{
+	struct np_test *t = test->priv;
+	struct np_region *region;
+
+	if (!t->va)
+		np_test_map(test, PROT_READ | PROT_WRITE);
+	refcount_inc(&t->npdev.users);
+	region = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain,
+				  t->va + first * PAGE_SIZE,
+				  (u64)npages * PAGE_SIZE, 0x1000, access);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, region);
+	t->region = region;
+	t->fake.region = region;
+	return region;
+}
+
+static struct np_region *np_test_region(struct kunit *test, unsigned int npages)
+{
+	return np_test_region_at(test, 0, npages, NP_TEST_ACCESS);
+}
+
+static int np_test_fault(struct np_region *region, unsigned int page,
+			 unsigned int npages, unsigned int flags)
+{
+	return np_region_fault(region, region->base + page * PAGE_SIZE,
+			       (u64)npages * PAGE_SIZE, flags, NULL, NULL, 0);
+}
+
+static u64 np_word(struct np_region *region, unsigned int page)
+{
+	return np_test_word(region, (region->start & PAGE_MASK) +
+				    page * PAGE_SIZE);
+}
+
+static u64 np_rights(struct np_region *region, unsigned int page)
+{
+	return np_word(region, page) & NP_WORD_RIGHTS;
+}
+
+static u64 np_generation(struct np_region *region, unsigned int page)
+{
+	return np_word(region, page) >> NP_WORD_GENERATION_SHIFT;
+}
+
+static struct page *np_page_at(struct kunit *test, unsigned long va)
+{
+	struct page *page = NULL;
+	int locked = 1;
+
+	mmap_read_lock(current->mm);
+	KUNIT_ASSERT_EQ(test, 1, get_user_pages_remote(current->mm, va, 1, 0,
+						       &page, &locked));
+	if (locked)
+		mmap_read_unlock(current->mm);
+	put_page(page);
+	return page;
+}
+
+static void np_touch(struct kunit *test, unsigned long va, u64 value)
+{
+	KUNIT_ASSERT_EQ(test, 0, put_user(value, (u64 __user *)va));
+}
+
+static void np_test_unmap(struct np_test *t, unsigned int page,
+			  unsigned int npages)
+{
+	vm_munmap(t->va + page * PAGE_SIZE, npages * PAGE_SIZE);
+}
+
+/*
+ * As if the kernel invalidated just these pages: munmap() of a part of a mapping
+ * invalidates the whole slot, because it might have to split a huge page. The
+ * memory itself stays.
+ */
+static void np_test_invalidate(struct np_test *t, unsigned int page,
+			       unsigned int npages)
+{
+	struct np_chunk *chunk = xa_load(&t->region->chunks, 0);
+	struct mmu_notifier_range range = {
+		.start = t->va + page * PAGE_SIZE,
+		.end = t->va + (page + npages) * PAGE_SIZE,
+		.flags = MMU_NOTIFIER_RANGE_BLOCKABLE,
+	};
+
+	KUNIT_EXPECT_TRUE(t->fake.test,
+			  chunk->notifier.ops->invalidate(&chunk->notifier, &range,
+							  chunk->notifier.invalidate_seq));
+}
+
+/* At rest: every leaf says what its word says, and nothing waits to be flushed */
+static void np_test_settled(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct np_region *region = t->region;
+	unsigned long va, end;
+	u64 word, leaf;
+
+	KUNIT_EXPECT_EQ(test, t->fake.pending, 0);
+	end = region->read.va + (region->read.slots << NP_SLOT_SHIFT);
+	for (va = region->read.va; va < end; va += PAGE_SIZE) {
+		word = np_test_word(region, va);
+		if (np_test_held(region, va))
+			continue;
+		leaf = fake_leaf(&t->fake, np_window_iova(&region->read, va));
+		KUNIT_EXPECT_TRUE(test, leaf & FAKE_PRESENT);
+		KUNIT_EXPECT_EQ(test, !!(word & NP_WORD_READABLE),
+				fake_paddr(leaf) != region->read.absent +
+				(va & (NP_SLOT_SIZE - 1)));
+		if (!np_window_exists(&region->write))
+			continue;
+		leaf = fake_leaf(&t->fake, np_window_iova(&region->write, va));
+		KUNIT_EXPECT_TRUE(test, leaf & FAKE_PRESENT);
+		KUNIT_EXPECT_EQ(test, !!(word & NP_WORD_WRITABLE),
+				fake_paddr(leaf) != region->write.absent +
+				(va & (NP_SLOT_SIZE - 1)));
+	}
+}
+
+static phys_addr_t np_read_paddr(struct np_region *region, unsigned int page)
+{
+	return iommu_iova_to_phys(region->read.domain, region->read.iova +
+				  page * PAGE_SIZE);
+}
+
+static phys_addr_t np_write_paddr(struct np_region *region, unsigned int page)
+{
+	return iommu_iova_to_phys(region->write.domain, region->write.iova +
+				  page * PAGE_SIZE);
+}
+
+/* --- windows ----------------------------------------------------------------------- */
+
+static void np_new_region_is_absent_everywhere(struct kunit *test)
+{
+	struct np_region *region = np_test_region_at(test, 3, 600, NP_TEST_ACCESS);
+	struct np_test *t = test->priv;
+	u64 leaf;
+
+	KUNIT_EXPECT_EQ(test, region->read.slots, 2);
+	KUNIT_EXPECT_EQ(test, region->read.size, 3 * NP_SLOT_SIZE);
+	KUNIT_EXPECT_EQ(test, region->write.size, 2 * NP_SLOT_SIZE);
+	np_test_settled(test);
+	leaf = fake_leaf(&t->fake, np_window_table_iova(&region->read,
+							region->read.va));
+	KUNIT_EXPECT_EQ(test, fake_paddr(leaf),
+			page_to_phys(np_host.zero_page));
+	KUNIT_EXPECT_FALSE(test, leaf & IOMMU_WRITE);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&region->chunks));
+	KUNIT_EXPECT_EQ(test, t->fake.splits, 0);
+}
+
+static void np_window_is_congruent_to_the_address(struct kunit *test)
+{
+	struct np_region *region = np_test_region_at(test, 3, 600, NP_TEST_ACCESS);
+	unsigned long mask = 2 * NP_SLOT_SIZE - 1;
+
+	KUNIT_EXPECT_EQ(test, region->read.iova & mask, region->read.va & mask);
+	KUNIT_EXPECT_EQ(test, region->write.iova & mask, region->write.va & mask);
+}
+
+static void np_signature_fills_its_page(struct kunit *test)
+{
+	u64 *words;
+
+	np_test_region(test, 1);
+	words = page_address(np_host.signature_page);
+	KUNIT_EXPECT_NE(test, np_host.signature, 0);
+	KUNIT_EXPECT_EQ(test, words[0], np_host.signature);
+	KUNIT_EXPECT_EQ(test, words[NP_SLOT_SIZE / 8 - 1], np_host.signature);
+	KUNIT_EXPECT_PTR_EQ(test, memchr_inv(page_address(np_host.zero_page), 0,
+					     NP_SLOT_SIZE), NULL);
+}
+
+static void np_region_without_write_right_has_no_write_window(struct kunit *test)
+{
+	struct np_region *region;
+
+	region = np_test_region_at(test, 0, 4,
+				   IB_ACCESS_REMOTE_READ | IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_FALSE(test, np_window_exists(&region->write));
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -EPERM);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	np_test_settled(test);
+	np_test_unmap(test->priv, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	np_test_settled(test);
+}
+
+static void np_closed_region_unmaps_its_windows(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+
+	np_test_region(test, 600);
+	KUNIT_ASSERT_EQ(test, np_test_fault(t->region, 0, 600, NP_FAULT_WRITE), 0);
+	np_test_close(t);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.slots));
+	KUNIT_EXPECT_EQ(test, kref_read(&t->pd.np->ref), 1);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+}
+
+static void np_scratch_is_shared_within_a_pd_only(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct np_region *a, *b, *c;
+	struct ib_pd other = { .device = t->ibdev };
+
+	np_test_map(test, PROT_READ | PROT_WRITE);
+	refcount_add(3, &t->npdev.users);
+	a = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
+			     PAGE_SIZE, 0, NP_TEST_ACCESS);
+	b = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
+			     PAGE_SIZE, 0, NP_TEST_ACCESS);
+	c = np_region_create(&t->npdev, &other, NULL, &t->fake.domain, t->va,
+			     PAGE_SIZE, 0, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, a);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, b);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, c);
+	KUNIT_EXPECT_EQ(test, a->write.absent, b->write.absent);
+	KUNIT_EXPECT_NE(test, a->write.absent, c->write.absent);
+	KUNIT_EXPECT_NE(test, a->id, b->id);
+	np_region_close(a);
+	np_region_put(a);
+	np_region_close(b);
+	/* b's windows still exist, but a new PD at that address must not get its page */
+	np_pd_dealloc(&t->pd);
+	KUNIT_EXPECT_EQ(test, kref_read(&b->scratch->ref), 1);
+	refcount_inc(&t->npdev.users);
+	a = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
+			     PAGE_SIZE, 0, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, a);
+	KUNIT_EXPECT_NE(test, a->write.absent, b->write.absent);
+	np_region_put(b);
+	np_region_close(a);
+	np_region_put(a);
+	np_region_close(c);
+	np_region_put(c);
+	np_pd_dealloc(&other);
+}
+
+/* A PD whose regions come and go one at a time clears one page, not one for each. */
+static void np_scratch_stays_with_its_pd(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct np_region *region;
+	phys_addr_t page = 0;
+	int i;
+
+	np_test_map(test, PROT_READ | PROT_WRITE);
+	for (i = 0; i < 3; i++) {
+		refcount_inc(&t->npdev.users);
+		region = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain,
+					  t->va, PAGE_SIZE, 0, NP_TEST_ACCESS);
+		KUNIT_ASSERT_NOT_ERR_OR_NULL(test, region);
+		if (i)
+			KUNIT_EXPECT_EQ(test, region->write.absent, page);
+		page = region->write.absent;
+		np_region_close(region);
+		np_region_put(region);
+	}
+}
+
+/* --- becoming resident ------------------------------------------------------------------ */
+
+static void np_read_fault_maps_read_window_only(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	np_touch(test, t->va + PAGE_SIZE, 1);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, 1),
+			NP_WORD_GENERATION | NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 1),
+			page_to_phys(np_page_at(test, t->va + PAGE_SIZE)));
+	KUNIT_EXPECT_EQ(test, np_word(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, 2), 0);
+	np_test_settled(test);
+}
+
+static void np_write_fault_maps_both_windows(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	phys_addr_t paddr;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, 1),
+			NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	paddr = page_to_phys(np_page_at(test, t->va + PAGE_SIZE));
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 1), paddr);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 1), paddr);
+	np_test_settled(test);
+}
+
+static void np_writable_page_is_dirty(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct folio *folio;
+
+	np_touch(test, t->va, 1);
+	folio = page_folio(np_page_at(test, t->va));
+	folio_clear_dirty(folio);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	KUNIT_EXPECT_FALSE(test, folio_test_dirty(folio));
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_PTR_EQ(test, page_folio(np_page_at(test, t->va)), folio);
+	KUNIT_EXPECT_TRUE(test, folio_test_dirty(folio));
+}
+
+static void np_fault_on_resident_page_changes_nothing(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	unsigned int changes, syncs;
+	struct np_stats stats;
+	u64 words[2] = {};
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	changes = t->fake.changes;
+	syncs = t->fake.syncs;
+	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, 2 * PAGE_SIZE,
+					      NP_FAULT_WRITE, NULL, words, 2), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, 0), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.changes, changes);
+	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
+	KUNIT_EXPECT_EQ(test, words[0], NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, words[1], NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.faults_noop, 4);
+	KUNIT_EXPECT_EQ(test, stats.resident, 2);
+	KUNIT_EXPECT_EQ(test, stats.writable, 2);
+}
+
+static void np_fault_next_to_resident_page_leaves_it_alone(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_generation(region, 0), 1);
+	KUNIT_EXPECT_EQ(test, np_generation(region, 1), 1);
+	KUNIT_EXPECT_EQ(test, np_generation(region, 3), 1);
+	np_test_settled(test);
+}
+
+static void np_upgrade_changes_the_generation(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	phys_addr_t paddr;
+
+	np_touch(test, t->va, 1);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	paddr = np_read_paddr(region, 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, 0),
+			2 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	np_test_settled(test);
+}
+
+static void np_fault_crosses_slots(struct kunit *test)
+{
+	struct np_region *region = np_test_region_at(test, 510, 600,
+						     NP_TEST_ACCESS);
+	u64 words[4] = {};
+	unsigned int i;
+
+	KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base + 1,
+					      4 * PAGE_SIZE, NP_FAULT_WRITE,
+					      NULL, words, 4), 0);
+	for (i = 0; i < 4; i++)
+		KUNIT_EXPECT_EQ(test, words[i],
+				NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	for (i = 0; i < 5; i++)
+		KUNIT_EXPECT_EQ(test, np_rights(region, i), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 5), 0);
+	np_test_settled(test);
+}
+
+static void np_prefetch_without_fault_takes_what_is_there(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	np_touch(test, t->va + PAGE_SIZE, 1);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_PRESENT |
+					    NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
+	np_test_settled(test);
+}
+
+static void np_fault_checks_range(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 2);
+	u64 base = region->base, len = region->length;
+	static const struct {
+		s64 addr;
+		s64 len;
+		int ret;
+	} cases[] = {
+		{ 0, 0, -ERANGE },	 { -1, 1, -ERANGE },
+		{ -1, 2, -ERANGE },	 { 0, 1, 0 },
+		{ 0, 0x2000, 0 },	 { 0, 0x2001, -ERANGE },
+		{ 0x1fff, 1, 0 },	 { 0x1fff, 2, -ERANGE },
+		{ 0x2000, 1, -ERANGE },	 { 0x2000, 0, -ERANGE },
+		{ 1, -1, -ERANGE },	 { 1, S64_MIN, -ERANGE },
+		{ S64_MIN, 1, -ERANGE },
+	};
+	unsigned int i;
+
+	KUNIT_ASSERT_EQ(test, len, 0x2000);
+	for (i = 0; i < ARRAY_SIZE(cases); i++)
+		KUNIT_EXPECT_EQ_MSG(test,
+				    np_region_fault(region, base + cases[i].addr,
+						    cases[i].len, 0, NULL, NULL, 0),
+				    cases[i].ret, "case %u", i);
+}
+
+static void np_fault_checks_rights(struct kunit *test)
+{
+	struct np_region *region;
+
+	region = np_test_region_at(test, 0, 2, IB_ACCESS_LOCAL_WRITE |
+				   IB_ACCESS_REMOTE_WRITE | IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -EPERM);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_LOCAL), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+}
+
+static void np_fault_says_what_is_wrong_with_the_mapping(struct kunit *test)
+{
+	struct np_region *region;
+
+	np_test_map(test, PROT_READ);
+	region = np_test_region(test, 4);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -EPERM);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	np_test_unmap(test->priv, 2, 1);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 2, 1, 0), -EFAULT);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 1, 3, 0), -EFAULT);
+	np_test_settled(test);
+}
+
+static void np_failed_split_changes_nothing(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, 0), 0);
+	t->fake.split_error = -ENOMEM;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -ENOMEM);
+	KUNIT_EXPECT_EQ(test, np_word(region, 0), 0);
+	np_test_settled(test);
+	t->fake.split_error = 0;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_settled(test);
+}
+
+static void np_failed_read_leaf_undoes_the_write_leaf(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, NP_FAULT_WRITE), 0);
+	t->fake.read_pages_error = -EINVAL;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), -EINVAL);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 3), NP_WORD_RIGHTS);
+	np_test_settled(test);
+}
+
+/* --- becoming absent --------------------------------------------------------------------- */
+
+static void np_invalidation_makes_absent(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_stats stats;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_WRITE), 0);
+	np_test_invalidate(test->priv, 1, 2);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_word(region, 1), 2 * NP_WORD_GENERATION);
+	KUNIT_EXPECT_EQ(test, np_word(region, 2), 2 * NP_WORD_GENERATION);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 3), NP_WORD_RIGHTS);
+	np_test_settled(test);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.resident, 2);
+	KUNIT_EXPECT_EQ(test, stats.invalidations, 1);
+	KUNIT_EXPECT_EQ(test, stats.pages_invalidated, 2);
+}
+
+static void np_invalidation_of_absent_pages_costs_no_flush(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	unsigned int syncs;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	syncs = t->fake.syncs;
+	np_test_invalidate(t, 2, 2);
+	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
+	KUNIT_EXPECT_EQ(test, np_word(region, 2), 0);
+}
+
+static void np_absent_slot_is_merged(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 600);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 600, NP_FAULT_WRITE), 0);
+	np_test_invalidate(t, 0, 511);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 0);
+	np_test_invalidate(t, 511, 1);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
+	KUNIT_EXPECT_NULL(test, fake_slot(&t->fake, region->read.iova)->leaf);
+	KUNIT_EXPECT_NULL(test, fake_slot(&t->fake, region->write.iova)->leaf);
+	np_test_settled(test);
+}
+
+static void np_generation_survives_a_merge(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 1);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_unmap(t, 0, 1);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
+	KUNIT_ASSERT_EQ(test, t->va, vm_mmap(NULL, t->va, PAGE_SIZE,
+					     PROT_READ | PROT_WRITE, MAP_FIXED |
+					     MAP_ANONYMOUS | MAP_PRIVATE, 0));
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, 0),
+			3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	np_test_settled(test);
+}
+
+/* Runs in the fault, so that what follows is as if another CPU had done it */
+static void np_unmap_other_page(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+
+	fake->on_split = NULL;
+	np_test_unmap(t, 3, 1);
+}
+
+/* The table that the fault has just made is merged away before it takes the lock */
+static void np_fault_notices_that_its_split_is_undone(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_stats stats;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, NP_FAULT_WRITE), 0);
+	/* In the split of the read window, which comes last */
+	t->fake.on_split = np_unmap_other_page;
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_GE(test, stats.retries, 1);
+	np_test_settled(test);
+}
+
+static void np_invalidation_that_may_not_block_gives_up(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 1);
+	struct np_test *t = test->priv;
+	struct mmu_notifier_range range = {
+		.start = t->va,
+		.end = t->va + PAGE_SIZE,
+	};
+	struct np_chunk *chunk;
+	unsigned long seq;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	chunk = xa_load(&region->chunks, 0);
+	seq = chunk->notifier.invalidate_seq;
+	mutex_lock(&chunk->lock);
+	KUNIT_EXPECT_FALSE(test, chunk->notifier.ops->invalidate(&chunk->notifier,
+								 &range, seq));
+	mutex_unlock(&chunk->lock);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_TRUE(test, chunk->notifier.ops->invalidate(&chunk->notifier,
+								&range, seq));
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	np_test_settled(test);
+}
+
+static void np_neighbours_of_the_region_do_not_matter(struct kunit *test)
+{
+	struct np_region *region = np_test_region_at(test, 2, 2, NP_TEST_ACCESS);
+	struct np_chunk *chunk;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, 0), 0);
+	chunk = xa_load(&region->chunks, 0);
+	KUNIT_EXPECT_EQ(test, chunk->notifier.interval_tree.start, region->start);
+	KUNIT_EXPECT_EQ(test, chunk->notifier.interval_tree.last,
+			region->start + 2 * PAGE_SIZE - 1);
+}
+
+/* --- holds ------------------------------------------------------------------------------------ */
+
+static struct np_hold *np_test_hold(struct kunit *test, struct np_region *region,
+				    unsigned int page, unsigned int npages,
+				    unsigned int flags)
+{
+	struct np_hold *hold = np_hold_alloc(region, flags);
+
+	KUNIT_ASSERT_NOT_NULL(test, hold);
+	KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base +
+					      page * PAGE_SIZE,
+					      (u64)npages * PAGE_SIZE, 0, hold,
+					      NULL, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_hold_pages(hold), npages);
+	return hold;
+}
+
+static void np_hold_pins_what_is_mapped(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	struct np_stats stats;
+	struct page *page;
+
+	hold = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	page = np_page_at(test, t->va);
+	KUNIT_EXPECT_TRUE(test, folio_maybe_dma_pinned(page_folio(page)));
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), page_to_phys(page));
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, 2);
+	KUNIT_EXPECT_EQ(test, stats.holds, 1);
+	np_hold_release(hold);
+	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(page)));
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, 0);
+	np_test_settled(test);
+}
+
+static void np_held_leaf_outlives_the_mapping(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	phys_addr_t paddr;
+
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	paddr = np_write_paddr(region, 0);
+	np_test_unmap(t, 0, 4);
+	/* Nobody can prove a WRITE by the word, but who holds the page still has it */
+	KUNIT_EXPECT_EQ(test, np_word(region, 0), 2 * NP_WORD_GENERATION);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	np_hold_release(hold);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
+	np_test_settled(test);
+}
+
+static void np_stale_page_is_refreshed_if_it_is_the_same(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	phys_addr_t paddr;
+
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	paddr = np_write_paddr(region, 0);
+	/* As after a failed migration: invalidated, but the page stays */
+	np_test_invalidate(t, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	np_hold_release(hold);
+	/* The leaf in the write window was not refreshed */
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	np_test_settled(test);
+}
+
+static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	phys_addr_t paddr;
+
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	paddr = np_write_paddr(region, 0);
+	KUNIT_ASSERT_EQ(test, t->va, vm_mmap(NULL, t->va, PAGE_SIZE,
+					     PROT_READ | PROT_WRITE, MAP_FIXED |
+					     MAP_ANONYMOUS | MAP_PRIVATE, 0));
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	np_hold_release(hold);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0),
+			page_to_phys(np_page_at(test, t->va)));
+	np_test_settled(test);
+}
+
+static void np_page_stays_until_its_last_hold(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *a, *b;
+	phys_addr_t paddr;
+
+	a = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	b = np_test_hold(test, region, 0, 1, 0);
+	paddr = np_read_paddr(region, 0);
+	np_test_unmap(t, 0, 4);
+	np_hold_release(a);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 1),
+			region->read.absent + PAGE_SIZE);
+	np_hold_release(b);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	np_test_settled(test);
+}
+
+static void np_end_of_region_ends_holds(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	struct page *page;
+
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	page = np_page_at(test, t->va);
+	np_region_close(region);
+	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(page)));
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	np_test_settled(test);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);
+	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, PAGE_SIZE, 0,
+					      hold, NULL, 0), -ENXIO);
+	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(page)));
+	np_hold_release(hold);
+	t->region = NULL;
+	np_region_put(region);
+}
+
+/* --- refusals ----------------------------------------------------------------------------------- */
+
+static void np_reg_check_refuses(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	const u32 rw = NP_TEST_ACCESS;
+	static const struct {
+		u64 start;
+		u64 length;
+		u64 hca_va;
+		u32 access;
+		int ret;
+	} cases[] = {
+		{ 0x10000, 0x1000, 0x10000, 0, 0 },
+		{ 0x10001, 1, 1, 0, 0 },
+		{ 0x10000, 0, 0x10000, 0, -EINVAL },
+		{ 0x10001, 0x1000, 0x10000, 0, -EINVAL },
+		{ U64_MAX - 0xfff, 0x1000, 0, 0, -EINVAL },
+		{ U64_MAX - 0xfff, 0x2000, 0, 0, -EINVAL },
+		{ 0x10000, U64_MAX, 0x10000, 0, -EINVAL },
+		{ 0x10000, 0x1000, U64_MAX - 0xfff, 0, 0 },
+		{ 0x10000, 0x1001, U64_MAX - 0xfff, 0, -EINVAL },
+		{ 0xffff888000000000, 0x1000, 0, 0, -EFAULT },
+		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_ON_DEMAND, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_MW_BIND, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, IB_ZERO_BASED, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_HUGETLB, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_RELAXED_ORDERING, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_FLUSH_GLOBAL, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_FLUSH_PERSISTENT, -EOPNOTSUPP },
+		{ 0x10000, 0x1000, 0x10000, 1 << 11, -EINVAL },
+		{ 0x10000, 0x1000, 0x10000, 1U << 31, -EINVAL },
+	};
+	unsigned int i;
+
+	device_initialize(&t->ibdev->dev);
+	for (i = 0; i < ARRAY_SIZE(cases); i++)
+		KUNIT_EXPECT_EQ_MSG(test,
+				    np_reg_check(t->ibdev, cases[i].start,
+						 cases[i].length, cases[i].hca_va,
+						 rw | cases[i].access),
+				    cases[i].ret, "case %u", i);
+	KUNIT_EXPECT_EQ(test, np_reg_check(t->ibdev, 0x10000, 1, 0x10000,
+					   IB_ACCESS_REMOTE_WRITE |
+					   IB_ACCESS_UNPINNED), -EINVAL);
+}
+
+static void np_umem_get_refuses_other_objects(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct ib_umem *umem;
+
+	device_initialize(&t->ibdev->dev);
+	umem = np_umem_get(t->ibdev, 0x10000, 0x1000, NP_TEST_ACCESS);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(umem), -EOPNOTSUPP);
+}
+
+static void np_device_without_iommu_is_refused(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+
+	device_initialize(&t->ibdev->dev);
+	/* No dma_device, as rxe, siw and rdmavt */
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_device_domain(t->ibdev)), -EOPNOTSUPP);
+}
+
+static struct kunit_case np_region_cases[] = {
+	KUNIT_CASE(np_new_region_is_absent_everywhere),
+	KUNIT_CASE(np_window_is_congruent_to_the_address),
+	KUNIT_CASE(np_signature_fills_its_page),
+	KUNIT_CASE(np_region_without_write_right_has_no_write_window),
+	KUNIT_CASE(np_closed_region_unmaps_its_windows),
+	KUNIT_CASE(np_scratch_is_shared_within_a_pd_only),
+	KUNIT_CASE(np_scratch_stays_with_its_pd),
+	KUNIT_CASE(np_read_fault_maps_read_window_only),
+	KUNIT_CASE(np_write_fault_maps_both_windows),
+	KUNIT_CASE(np_writable_page_is_dirty),
+	KUNIT_CASE(np_fault_on_resident_page_changes_nothing),
+	KUNIT_CASE(np_fault_next_to_resident_page_leaves_it_alone),
+	KUNIT_CASE(np_upgrade_changes_the_generation),
+	KUNIT_CASE(np_fault_crosses_slots),
+	KUNIT_CASE(np_prefetch_without_fault_takes_what_is_there),
+	KUNIT_CASE(np_fault_checks_range),
+	KUNIT_CASE(np_fault_checks_rights),
+	KUNIT_CASE(np_fault_says_what_is_wrong_with_the_mapping),
+	KUNIT_CASE(np_failed_split_changes_nothing),
+	KUNIT_CASE(np_failed_read_leaf_undoes_the_write_leaf),
+	KUNIT_CASE(np_invalidation_makes_absent),
+	KUNIT_CASE(np_invalidation_of_absent_pages_costs_no_flush),
+	KUNIT_CASE(np_absent_slot_is_merged),
+	KUNIT_CASE(np_generation_survives_a_merge),
+	KUNIT_CASE(np_fault_notices_that_its_split_is_undone),
+	KUNIT_CASE(np_invalidation_that_may_not_block_gives_up),
+	KUNIT_CASE(np_neighbours_of_the_region_do_not_matter),
+	KUNIT_CASE(np_hold_pins_what_is_mapped),
+	KUNIT_CASE(np_held_leaf_outlives_the_mapping),
+	KUNIT_CASE(np_stale_page_is_refreshed_if_it_is_the_same),
+	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
+	KUNIT_CASE(np_page_stays_until_its_last_hold),
+	KUNIT_CASE(np_end_of_region_ends_holds),
+	KUNIT_CASE(np_reg_check_refuses),
+	KUNIT_CASE(np_umem_get_refuses_other_objects),
+	KUNIT_CASE(np_device_without_iommu_is_refused),
+	{}
+};
+
+static struct kunit_suite np_region_suite = {
+	.name = "nprdma-region",
+	.init = np_test_init,
+	.test_cases = np_region_cases,
+};
+kunit_test_suite(np_region_suite);
+
+MODULE_IMPORT_NS(EXPORTED_FOR_KUNIT_TESTING);
+MODULE_DESCRIPTION("Unit tests of memory regions that are not pinned");
+MODULE_LICENSE("GPL");

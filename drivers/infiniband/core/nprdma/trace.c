@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Where the trace points of nprdma are instantiated.
+ */
+#define CREATE_TRACE_POINTS
+#include "trace.h"

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Trace points of nprdma.
+ *
+ * Each event names its objects as "rdma resource show" does: the QP by its
+ * number (which is its restrack id), the MR by its restrack id, a region by its
+ * own id.  Nothing here keeps state; a run with tracing off takes the same path.
+ */
+#undef TRACE_SYSTEM
+#define TRACE_SYSTEM nprdma
+
+#if !defined(NP_TRACE_H) || defined(TRACE_HEADER_MULTI_READ)
+#define NP_TRACE_H
+
+#include <linux/tracepoint.h>
+#include <rdma/ib_verbs.h>
+#include <uapi/rdma/nprdma.h>
+
+TRACE_DEFINE_ENUM(NP_OK);
+TRACE_DEFINE_ENUM(NP_GONE);
+TRACE_DEFINE_ENUM(NP_ACCESS);
+TRACE_DEFINE_ENUM(NP_ADDRESS);
+TRACE_DEFINE_ENUM(NP_BUSY);
+TRACE_DEFINE_ENUM(NP_TIMEOUT);
+TRACE_DEFINE_ENUM(NP_NOMEM);
+TRACE_DEFINE_ENUM(NP_QP);
+TRACE_DEFINE_ENUM(NP_PROTO);
+
+#define np_show_status(status)						\
+	__print_symbolic(status,					\
+		{ NP_OK,	"OK" },					\
+		{ NP_GONE,	"GONE" },				\
+		{ NP_ACCESS,	"ACCESS" },				\
+		{ NP_ADDRESS,	"ADDRESS" },				\
+		{ NP_BUSY,	"BUSY" },				\
+		{ NP_TIMEOUT,	"TIMEOUT" },				\
+		{ NP_NOMEM,	"NOMEM" },				\
+		{ NP_QP,	"QP" },					\
+		{ NP_PROTO,	"PROTO" })
+
+#define np_show_fault_flags(flags)					\
+	__print_flags(flags, "|",					\
+		{ NP_FAULT_WRITE,	"WRITE" },			\
+		{ NP_FAULT_HOLD,	"HOLD" })
+
+#define np_show_rights(rights)						\
+	__print_symbolic(rights,					\
+		{ 0,					"absent" },	\
+		{ NP_WORD_READABLE,			"read" },	\
+		{ NP_WORD_READABLE | NP_WORD_WRITABLE,	"write" })
+
+DECLARE_EVENT_CLASS(np_resolve_class,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u32 rkey, u64 region_id,
+		 u32 status),
+	TP_ARGS(ibdev, qpn, rkey, region_id, status),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u64, region_id)
+		__field(u32, qpn)
+		__field(u32, rkey)
+		__field(u32, status)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->region_id = region_id;
+		__entry->qpn = qpn;
+		__entry->rkey = rkey;
+		__entry->status = status;
+	),
+
+	TP_printk("dev=%s qp=%u rkey=0x%08x region=0x%llx status=%s",
+		  __get_str(dev), __entry->qpn, __entry->rkey,
+		  __entry->region_id, np_show_status(__entry->status))
+);
+
+/* The asking side, when RESOLVE ended, and the side that answered it. */
+DEFINE_EVENT(np_resolve_class, np_resolve,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u32 rkey, u64 region_id,
+		 u32 status),
+	TP_ARGS(ibdev, qpn, rkey, region_id, status));
+
+DEFINE_EVENT(np_resolve_class, np_resolve_serve,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u32 rkey, u64 region_id,
+		 u32 status),
+	TP_ARGS(ibdev, qpn, rkey, region_id, status));
+
+TRACE_EVENT(np_fault_submit,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 tid, u64 region_id,
+		 u64 addr, u64 length, u32 nr_ranges, u32 flags),
+	TP_ARGS(ibdev, qpn, tid, region_id, addr, length, nr_ranges, flags),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u64, tid)
+		__field(u64, region_id)
+		__field(u64, addr)
+		__field(u64, length)
+		__field(u32, qpn)
+		__field(u32, nr_ranges)
+		__field(u32, flags)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->tid = tid;
+		__entry->region_id = region_id;
+		__entry->addr = addr;
+		__entry->length = length;
+		__entry->qpn = qpn;
+		__entry->nr_ranges = nr_ranges;
+		__entry->flags = flags;
+	),
+
+	TP_printk("dev=%s qp=%u tid=%llu region=0x%llx first=0x%llx+0x%llx ranges=%u flags=%s",
+		  __get_str(dev), __entry->qpn, __entry->tid,
+		  __entry->region_id, __entry->addr, __entry->length,
+		  __entry->nr_ranges, np_show_fault_flags(__entry->flags))
+);
+
+TRACE_EVENT(np_fault_serve,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 tid, u64 region_id,
+		 bool queued, u32 status),
+	TP_ARGS(ibdev, qpn, tid, region_id, queued, status),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u64, tid)
+		__field(u64, region_id)
+		__field(u32, qpn)
+		__field(u32, status)
+		__field(bool, queued)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->tid = tid;
+		__entry->region_id = region_id;
+		__entry->qpn = qpn;
+		__entry->status = status;
+		__entry->queued = queued;
+	),
+
+	TP_printk("dev=%s qp=%u tid=%llu region=0x%llx %s status=%s",
+		  __get_str(dev), __entry->qpn, __entry->tid,
+		  __entry->region_id, __entry->queued ? "queued" : "inline",
+		  np_show_status(__entry->status))
+);
+
+TRACE_EVENT(np_fault_complete,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 tid, u32 status,
+		 u32 tries, u64 ns),
+	TP_ARGS(ibdev, qpn, tid, status, tries, ns),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u64, tid)
+		__field(u64, ns)
+		__field(u32, qpn)
+		__field(u32, status)
+		__field(u32, tries)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->tid = tid;
+		__entry->ns = ns;
+		__entry->qpn = qpn;
+		__entry->status = status;
+		__entry->tries = tries;
+	),
+
+	TP_printk("dev=%s qp=%u tid=%llu status=%s tries=%u ns=%llu",
+		  __get_str(dev), __entry->qpn, __entry->tid,
+		  np_show_status(__entry->status), __entry->tries, __entry->ns)
+);
+
+DECLARE_EVENT_CLASS(np_hold_class,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 hold_id,
+		 unsigned long pages),
+	TP_ARGS(ibdev, qpn, hold_id, pages),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u64, hold_id)
+		__field(unsigned long, pages)
+		__field(u32, qpn)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->hold_id = hold_id;
+		__entry->pages = pages;
+		__entry->qpn = qpn;
+	),
+
+	TP_printk("dev=%s qp=%u hold=0x%llx pages=%lu",
+		  __get_str(dev), __entry->qpn, __entry->hold_id,
+		  __entry->pages)
+);
+
+#define NP_DEFINE_HOLD_EVENT(name)					\
+	DEFINE_EVENT(np_hold_class, name,				\
+		TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 hold_id,	\
+			 unsigned long pages),				\
+		TP_ARGS(ibdev, qpn, hold_id, pages))
+
+NP_DEFINE_HOLD_EVENT(np_hold_grant);
+NP_DEFINE_HOLD_EVENT(np_hold_release);
+NP_DEFINE_HOLD_EVENT(np_hold_expire);
+
+DECLARE_EVENT_CLASS(np_gone_class,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 region_id, u32 status),
+	TP_ARGS(ibdev, qpn, region_id, status),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u64, region_id)
+		__field(u32, qpn)
+		__field(u32, status)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->region_id = region_id;
+		__entry->qpn = qpn;
+		__entry->status = status;
+	),
+
+	TP_printk("dev=%s qp=%u region=0x%llx status=%s", __get_str(dev),
+		  __entry->qpn, __entry->region_id,
+		  np_show_status(__entry->status))
+);
+
+/* The owner's side: told the peer, dropped the grant; the peer: was told. */
+#define NP_DEFINE_GONE_EVENT(name)					\
+	DEFINE_EVENT(np_gone_class, name,				\
+		TP_PROTO(struct ib_device *ibdev, u32 qpn,		\
+			 u64 region_id, u32 status),			\
+		TP_ARGS(ibdev, qpn, region_id, status))
+
+NP_DEFINE_GONE_EVENT(np_gone_send);
+NP_DEFINE_GONE_EVENT(np_gone_receive);
+NP_DEFINE_GONE_EVENT(np_ungrant);
+
+/*
+ * Pages of a region changed their state: @rights is what their words say now
+ * (0: absent).  @va is the owner's address where the range begins that was faulted
+ * or invalidated, @pages how many in it changed.  @rkey is the public key.
+ */
+TRACE_EVENT(np_residency,
+	TP_PROTO(u64 region_id, u32 rkey, u64 va, u64 pages, u32 rights),
+	TP_ARGS(region_id, rkey, va, pages, rights),
+
+	TP_STRUCT__entry(
+		__field(u64, region_id)
+		__field(u64, va)
+		__field(u64, pages)
+		__field(u32, rkey)
+		__field(u32, rights)
+	),
+
+	TP_fast_assign(
+		__entry->region_id = region_id;
+		__entry->va = va;
+		__entry->pages = pages;
+		__entry->rkey = rkey;
+		__entry->rights = rights;
+	),
+
+	TP_printk("region=0x%llx rkey=0x%x va=0x%llx pages=%llu now=%s",
+		  __entry->region_id, __entry->rkey, __entry->va,
+		  __entry->pages, np_show_rights(__entry->rights))
+);
+
+#endif /* NP_TRACE_H */
+
+#undef TRACE_INCLUDE_PATH
+#define TRACE_INCLUDE_PATH ../../drivers/infiniband/core/nprdma
+#undef TRACE_INCLUDE_FILE
+#define TRACE_INCLUDE_FILE trace
+#include <trace/define_trace.h>

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The quick transport: a UD QP of the kernel's on each port.
+ *
+ * A MAD on QP1 costs mappings of its buffers, completions of its own and two
+ * work queues on its way; a fault is short against that. So kernels that know each
+ * other through RESOLVE, which goes by MAD and tells the number of this QP, send
+ * the rest here: inline, without completions, from and to memory that stays
+ * mapped. Nothing relies on it: whatever is not answered is sent again by MAD,
+ * and a request that came by MAD is answered by MAD.
+ *
+ * The Q_Key is a privileged one, as QP1's is: user space cannot have it.
+ * A message still counts only if it comes from the address of a peer.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/slab.h>
+
+#include "np_proto.h"
+
+#define NP_UD_QKEY	0x804e5031	/* bit 31: privileged */
+
+#define NP_UD_SEND	256		/* depth of the send queue */
+#define NP_UD_SIGNAL	32		/* every so many sends a completion */
+#define NP_UD_RECV	512		/* receive buffers */
+
+#define NP_UD_GRH	sizeof(struct ib_grh)
+#define NP_UD_SIZE	(NP_UD_GRH + NP_WIRE_SIZE)
+
+/**
+ * struct np_ud_recv - a receive buffer
+ * @cqe: its completion
+ * @ud: the QP it belongs to
+ * @buf: GRH and message
+ * @dma: of @buf
+ */
+struct np_ud_recv {
+	struct ib_cqe cqe;
+	struct np_ud *ud;
+	u8 *buf;
+	dma_addr_t dma;
+};
+
+/**
+ * struct np_ud - a port's UD QP
+ * @port: the port
+ * @cq: for it
+ * @qp: itself
+ * @sent: completion of each NP_UD_SIGNAL-th send
+ * @lock: protects @inflight, @unsignaled
+ * @inflight: sends not known to be done
+ * @unsignaled: sends since the last with a completion
+ * @broken: the QP failed, so all goes by MAD
+ * @bufs: memory of all receive buffers
+ * @dma: of @bufs
+ * @recv: receive buffers
+ */
+struct np_ud {
+	struct np_port *port;
+	struct ib_cq *cq;
+	struct ib_qp *qp;
+	struct ib_cqe sent;
+	spinlock_t lock; /* of @inflight and @unsignaled */
+	unsigned int inflight;
+	unsigned int unsignaled;
+	bool broken;
+	u8 *bufs;
+	dma_addr_t dma;
+	struct np_ud_recv recv[NP_UD_RECV];
+};
+
+static void np_ud_fail(struct np_ud *ud, const struct ib_wc *wc)
+{
+	if (wc->status == IB_WC_WR_FLUSH_ERR)
+		return;
+	if (!READ_ONCE(ud->broken))
+		ibdev_warn(ud->port->hca->ibdev,
+			   "nprdma: port %u: %s, going on with MADs\n",
+			   ud->port->port_num, ib_wc_status_msg(wc->status));
+	WRITE_ONCE(ud->broken, true);
+}
+
+static void np_ud_sent(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct np_ud *ud = container_of(wc->wr_cqe, struct np_ud, sent);
+
+	if (wc->status != IB_WC_SUCCESS)
+		np_ud_fail(ud, wc);
+	spin_lock(&ud->lock);
+	ud->inflight -= NP_UD_SIGNAL;
+	spin_unlock(&ud->lock);
+}
+
+/**
+ * np_ud_send - Send a message to a peer, once
+ * @peer: the peer
+ * @msg: the message
+ *
+ * Context: process context, does not wait
+ * Return: 0 if it is on its way; else it must go by MAD
+ */
+int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
+{
+	struct np_ud *ud = peer->port->ud;
+	u32 remote = READ_ONCE(peer->ud_qpn);
+	struct np_wire wire;
+	struct ib_sge sge = {
+		.addr = (uintptr_t)&wire,
+	};
+	struct ib_ud_wr wr = {
+		.wr.sg_list = &sge,
+		.wr.num_sge = 1,
+		.wr.opcode = IB_WR_SEND,
+		.wr.send_flags = IB_SEND_INLINE,
+		.ah = peer->ah,
+		.remote_qpn = remote,
+		.remote_qkey = NP_UD_QKEY,
+		.port_num = peer->port->port_num,
+	};
+	int err = -EAGAIN;
+
+	/* The QP is in the default partition, as nearly all are */
+	if (!ud || !remote || peer->pkey_index || READ_ONCE(ud->broken))
+		return -EOPNOTSUPP;
+
+	wr.wr.wr_cqe = &ud->sent;
+	np_msg_encode(msg, &wire);
+	np_wire_stamp(&wire, peer->port);
+	sge.length = sizeof(wire.hdr) + be16_to_cpu(wire.hdr.length);
+
+	spin_lock(&ud->lock);
+	if (ud->inflight < NP_UD_SEND) {
+		if (ud->unsignaled == NP_UD_SIGNAL - 1)
+			wr.wr.send_flags |= IB_SEND_SIGNALED;
+		err = ib_post_send(ud->qp, &wr.wr, NULL);
+		if (!err) {
+			ud->inflight++;
+			ud->unsignaled = (ud->unsignaled + 1) % NP_UD_SIGNAL;
+		}
+	}
+	spin_unlock(&ud->lock);
+	return err;
+}
+
+/**
+ * np_ud_qpn - What to tell peers
+ * @port: the port
+ *
+ * Return: number of the port's UD QP; 0: none
+ */
+u32 np_ud_qpn(const struct np_port *port)
+{
+	struct np_ud *ud = port->ud;
+
+	return ud && !READ_ONCE(ud->broken) ? ud->qp->qp_num : 0;
+}
+
+static int np_ud_post(struct np_ud_recv *recv)
+{
+	struct ib_sge sge = {
+		.addr = recv->dma,
+		.length = NP_UD_SIZE,
+		.lkey = recv->ud->qp->pd->local_dma_lkey,
+	};
+	struct ib_recv_wr wr = {
+		.wr_cqe = &recv->cqe,
+		.sg_list = &sge,
+		.num_sge = 1,
+	};
+
+	return ib_post_recv(recv->ud->qp, &wr, NULL);
+}
+
+static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct np_ud_recv *recv = container_of(wc->wr_cqe, struct np_ud_recv,
+					       cqe);
+	struct np_ud *ud = recv->ud;
+	struct np_wire *wire = (struct np_wire *)(recv->buf + NP_UD_GRH);
+	struct np_addr from = {
+		.grh = wc->wc_flags & IB_WC_GRH,
+		.lid = wc->slid,
+	};
+	struct np_msg msg;
+
+	if (wc->status != IB_WC_SUCCESS) {
+		np_ud_fail(ud, wc);
+		return;
+	}
+	if (from.grh)
+		from.gid = ((struct ib_grh *)recv->buf)->sgid;
+	/* What is behind the message's end is an older message's */
+	if (wc->byte_len >= NP_UD_GRH + sizeof(wire->hdr) &&
+	    be16_to_cpu(wire->hdr.length) <=
+	    wc->byte_len - NP_UD_GRH - sizeof(wire->hdr) &&
+	    !np_msg_decode(wire, &msg)) {
+		msg.quick = true;
+		np_receive(ud->port, &msg, false, &from, NULL);
+	}
+	if (np_ud_post(recv))
+		WRITE_ONCE(ud->broken, true);
+}
+
+static int np_ud_ready(struct np_ud *ud)
+{
+	struct ib_qp_attr attr = {
+		.qp_state = IB_QPS_INIT,
+		.port_num = ud->port->port_num,
+		.qkey = NP_UD_QKEY,
+	};
+	int err;
+
+	err = ib_modify_qp(ud->qp, &attr, IB_QP_STATE | IB_QP_PKEY_INDEX |
+					  IB_QP_PORT | IB_QP_QKEY);
+	if (err)
+		return err;
+	attr.qp_state = IB_QPS_RTR;
+	err = ib_modify_qp(ud->qp, &attr, IB_QP_STATE);
+	if (err)
+		return err;
+	attr.qp_state = IB_QPS_RTS;
+	return ib_modify_qp(ud->qp, &attr, IB_QP_STATE | IB_QP_SQ_PSN);
+}
+
+/**
+ * np_ud_close - End the quick transport of a port
+ * @port: has no peers any more
+ */
+void np_ud_close(struct np_port *port)
+{
+	struct np_ud *ud = port->ud;
+
+	if (!ud)
+		return;
+	/*
+	 * Handlers post receives again, so they end first. Those of sends touch
+	 * only memory of ours, and a UD send queue cannot be drained: what
+	 * drivers post for that is an RDMA WRITE.
+	 */
+	ib_drain_rq(ud->qp);
+	port->ud = NULL;
+	ib_destroy_qp(ud->qp);
+	ib_free_cq(ud->cq);
+	dma_free_coherent(port->hca->ibdev->dma_device, NP_UD_RECV * NP_UD_SIZE,
+			  ud->bufs, ud->dma);
+	kvfree(ud);
+}
+
+static int np_ud_fill(struct np_ud *ud)
+{
+	unsigned int i;
+	int err;
+
+	for (i = 0; i < NP_UD_RECV; i++) {
+		struct np_ud_recv *recv = &ud->recv[i];
+
+		recv->cqe.done = np_ud_received;
+		recv->ud = ud;
+		recv->buf = ud->bufs + i * NP_UD_SIZE;
+		recv->dma = ud->dma + i * NP_UD_SIZE;
+		err = np_ud_post(recv);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/**
+ * np_ud_open - Begin the quick transport of a port
+ * @port: has a MAD agent
+ *
+ * A port without does all by MAD: that is slower, and no error.
+ */
+void np_ud_open(struct np_port *port)
+{
+	struct ib_device *ibdev = port->hca->ibdev;
+	struct ib_qp_init_attr init = {
+		.cap.max_send_wr = NP_UD_SEND + 1,
+		.cap.max_recv_wr = NP_UD_RECV + 1,
+		.cap.max_send_sge = 1,
+		.cap.max_recv_sge = 1,
+		.cap.max_inline_data = NP_WIRE_SIZE,
+		.sq_sig_type = IB_SIGNAL_REQ_WR,
+		.qp_type = IB_QPT_UD,
+		.port_num = port->port_num,
+	};
+	struct np_ud *ud;
+	int err;
+
+	/* Addresses of RoCE peers take more than is told here */
+	if (!rdma_protocol_ib(ibdev, port->port_num) ||
+	    rdma_cap_opa_ah(ibdev, port->port_num) || ib_uses_virt_dma(ibdev))
+		return;
+	ud = kvzalloc(sizeof(*ud), GFP_KERNEL);
+	if (!ud)
+		return;
+	ud->port = port;
+	ud->sent.done = np_ud_sent;
+	spin_lock_init(&ud->lock);
+
+	ud->bufs = dma_alloc_coherent(ibdev->dma_device,
+				      NP_UD_RECV * NP_UD_SIZE, &ud->dma,
+				      GFP_KERNEL);
+	if (!ud->bufs) {
+		err = -ENOMEM;
+		goto err_free;
+	}
+	ud->cq = ib_alloc_cq_any(ibdev, ud, NP_UD_SEND + NP_UD_RECV + 2,
+				 IB_POLL_WORKQUEUE);
+	if (IS_ERR(ud->cq)) {
+		err = PTR_ERR(ud->cq);
+		goto err_bufs;
+	}
+	init.send_cq = ud->cq;
+	init.recv_cq = ud->cq;
+	/* The PD of the peers' address handles */
+	ud->qp = ib_create_qp(port->agent->qp->pd, &init);
+	if (IS_ERR(ud->qp)) {
+		err = PTR_ERR(ud->qp);
+		goto err_cq;
+	}
+	err = np_ud_ready(ud);
+	if (!err)
+		err = np_ud_fill(ud);
+	if (err) {
+		/* As when the port closes: buffers may be posted */
+		port->ud = ud;
+		np_ud_close(port);
+		ud = NULL;
+		goto err_free;
+	}
+	port->ud = ud;
+	return;
+
+err_cq:
+	ib_free_cq(ud->cq);
+err_bufs:
+	dma_free_coherent(ibdev->dma_device, NP_UD_RECV * NP_UD_SIZE, ud->bufs,
+			  ud->dma);
+err_free:
+	kvfree(ud);
+	ibdev_warn(ibdev, "nprdma: no UD QP on port %u (%d), using MADs\n",
+		   port->port_num, err);
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause) */
+/*
+ * Unpinned RDMA memory regions: the interface of uverbs object "nprdma".
+ *
+ * A region registered with IB_UVERBS_ACCESS_UNPINNED is reached by a peer
+ * through keys that RESOLVE hands out, and is made resident by FAULT. All
+ * methods are ioctl methods (RDMA_VERBS_IOCTL) of the device context that the
+ * QP or MR belongs to and need no privilege. Attributes of at most 8 bytes
+ * that go to the kernel are passed by value, as for every uverbs method.
+ *
+ * Addresses of a region are in "base space": the address space the region was
+ * registered with (the virtual address, or the IOVA that was asked for).
+ */
+#ifndef _UAPI_RDMA_NPRDMA_H
+#define _UAPI_RDMA_NPRDMA_H
+
+#include <linux/types.h>
+
+/* What struct np_query says in abi_version. */
+#define NP_ABI_VERSION			1
+
+/* Object ids, in a range of the core namespace that is ours alone. */
+#define UVERBS_OBJECT_NPRDMA		0x300
+#define UVERBS_OBJECT_NP_CHANNEL	0x301
+
+/* The same bit as IB_UVERBS_ACCESS_UNPINNED, for builds with older headers. */
+#define NP_ACCESS_UNPINNED		(1 << 10)
+
+#define NP_PAGE_SHIFT			12
+#define NP_PAGE_SIZE			(1 << NP_PAGE_SHIFT)
+
+/* Bounds of one FAULT. */
+#define NP_MAX_RANGES			8
+#define NP_MAX_PAGES			512
+/* Residency words that one event carries. */
+#define NP_EVENT_WORDS			16
+
+/* A residency word, one for each page of NP_PAGE_SIZE. */
+#define NP_WORD_READABLE		(1ULL << 0)
+#define NP_WORD_WRITABLE		(1ULL << 1)
+#define NP_WORD_GENERATION_SHIFT	2
+
+/* Methods of UVERBS_OBJECT_NPRDMA. */
+enum np_methods {
+	NP_METHOD_QUERY,
+	NP_METHOD_RESOLVE,
+	NP_METHOD_FAULT,
+	NP_METHOD_RELEASE,
+	NP_METHOD_FORGET,
+	NP_METHOD_QUERY_MR,
+};
+
+/* Methods of UVERBS_OBJECT_NP_CHANNEL. */
+enum np_channel_methods {
+	NP_METHOD_CHANNEL_ALLOC,
+};
+
+/*
+ * QUERY: what the device can do. Fails with EOPNOTSUPP (and a line in the
+ * kernel log that says why) if unpinned regions cannot be registered on it.
+ */
+enum np_query_attrs {
+	NP_ATTR_QUERY_RESP,		/* out, struct np_query */
+};
+
+/*
+ * RESOLVE: exchange the public rkey of a region of the connected peer for its
+ * read and write keys. Blocks for a bounded time, can be killed.
+ *
+ * EACCES        no such region that this QP may reach
+ * ENOTCONN      the QP is not RC, or neither RTR nor RTS
+ * EHOSTUNREACH  the peer's kernel knows nothing of nprdma: it never answered
+ * ETIMEDOUT     the peer answered before, but does not any more
+ * EBUSY         the peer is over one of its bounds: try again
+ * ENOSPC        this QP has resolved 65536 regions, those that are gone but
+ *               not forgotten included: FORGET some
+ *
+ * The channel gets NP_EVENT_REGION_GONE for the region from here on.
+ */
+enum np_resolve_attrs {
+	NP_ATTR_RESOLVE_QP,		/* handle of a QP */
+	NP_ATTR_RESOLVE_CHANNEL,	/* fd of a channel */
+	NP_ATTR_RESOLVE_RKEY,		/* in, __u32 */
+	NP_ATTR_RESOLVE_RESP,		/* out, struct np_region_info */
+};
+
+/*
+ * FAULT: ask the peer's kernel to make ranges of a region resident. Returns 0
+ * once the request is under way; then exactly one NP_EVENT_FAULT follows on the
+ * channel. EBUSY: max_outstanding requests of this QP, or unread events of
+ * this channel, exist already. ENOENT: this QP did not resolve that region.
+ */
+enum np_fault_attrs {
+	NP_ATTR_FAULT_QP,		/* handle of a QP */
+	NP_ATTR_FAULT_CHANNEL,		/* fd of a channel */
+	NP_ATTR_FAULT_REQ,		/* in, struct np_fault_req */
+	NP_ATTR_FAULT_RANGES,		/* in, 1 to 8 struct np_range */
+};
+
+/* RELEASE: give back a hold. Asynchronous, without an event. */
+enum np_release_attrs {
+	NP_ATTR_RELEASE_QP,		/* handle of a QP */
+	NP_ATTR_RELEASE_HOLD,		/* in, __u64, hold_id of an event */
+};
+
+/*
+ * FORGET: nothing of this QP uses the keys of the region any more. After
+ * NP_EVENT_REGION_GONE (or the status NP_GONE) this lets the peer free them.
+ */
+enum np_forget_attrs {
+	NP_ATTR_FORGET_QP,		/* handle of a QP */
+	NP_ATTR_FORGET_REGION,		/* in, __u64, region_id */
+};
+
+/* QUERY_MR: state and counters of a local unpinned region. EINVAL: pinned. */
+enum np_query_mr_attrs {
+	NP_ATTR_QUERY_MR_HANDLE,	/* handle of an MR */
+	NP_ATTR_QUERY_MR_RESP,		/* out, struct np_mr_info */
+};
+
+/*
+ * CHANNEL_ALLOC: a file descriptor from which whole struct np_event records
+ * are read (EINVAL for a buffer smaller than one), with O_NONBLOCK and poll().
+ */
+enum np_channel_alloc_attrs {
+	NP_ATTR_CHANNEL_FD,		/* new fd */
+};
+
+struct np_query {
+	__u32 abi_version;	/* NP_ABI_VERSION */
+	__u32 flags;		/* none yet */
+	__u32 max_ranges;	/* in one FAULT */
+	__u32 max_pages;	/* in one FAULT, all ranges together */
+	__u32 max_outstanding;	/* FAULTs of one QP */
+	__u32 reserved;
+};
+
+struct np_region_info {
+	__aligned_u64 region_id;	/* never used again on the peer's host */
+	__aligned_u64 base;
+	__aligned_u64 length;
+	__u32 access;		/* enum ib_uverbs_access_flags */
+	__u32 read_key;
+	__u32 write_key;	/* 0: no remote write or atomic access */
+	__u32 reserved;
+	__aligned_u64 read_addr;	/* remote address of base under read_key */
+	__aligned_u64 write_addr;	/* of base under write_key */
+	__aligned_u64 table_addr;	/* of residency word 0 under read_key */
+	__aligned_u64 signature;	/* what an absent page reads as, memory order */
+};
+
+/* np_fault_req.flags */
+#define NP_FAULT_WRITE			(1U << 0)	/* writable, not only readable */
+#define NP_FAULT_HOLD			(1U << 1)	/* pinned until RELEASE */
+
+struct np_fault_req {
+	__aligned_u64 region_id;
+	__aligned_u64 cookie;	/* comes back in the event */
+	__u32 flags;
+	__u32 reserved;
+};
+
+/* Bytes; the pages that the range touches are meant. */
+struct np_range {
+	__aligned_u64 addr;
+	__aligned_u64 length;
+};
+
+enum np_event_type {
+	NP_EVENT_FAULT = 1,
+	NP_EVENT_REGION_GONE = 2,
+};
+
+enum np_status {
+	NP_OK,
+	NP_GONE,	/* the region is dead: FORGET it */
+	NP_ACCESS,	/* rights of the region or of the mapping */
+	NP_ADDRESS,	/* outside of the region, or nothing mapped there */
+	NP_BUSY,	/* over a bound: back off, then ask again */
+	NP_TIMEOUT,	/* the peer did not answer */
+	NP_NOMEM,	/* the peer has no memory */
+	NP_QP,		/* the QP is not connected (any more) */
+	NP_PROTO,	/* peer speaks another version, or nonsense */
+};
+
+struct np_event {
+	__u32 type;		/* enum np_event_type */
+	__u32 status;		/* enum np_status */
+	__aligned_u64 cookie;
+	__aligned_u64 region_id;
+	__aligned_u64 hold_id;	/* not 0 if NP_FAULT_HOLD was granted */
+	__u32 nr_words;
+	__u32 reserved;
+	/* of the first pages of the first range, as they were when it was done */
+	__aligned_u64 words[NP_EVENT_WORDS];
+};
+
+struct np_mr_info {
+	__aligned_u64 region_id;
+	__aligned_u64 base;
+	__aligned_u64 length;
+	__u32 access;
+	__u32 flags;			/* none yet */
+	__aligned_u64 resident_pages;	/* readable by peers now */
+	__aligned_u64 writable_pages;	/* writable by peers now */
+	__aligned_u64 held_pages;	/* pinned by holds now */
+	__aligned_u64 faults_minor;	/* pages made resident without I/O */
+	__aligned_u64 faults_major;	/* pages that had to be read first */
+	__aligned_u64 faults_noop;	/* pages that were resident already */
+	__aligned_u64 faults_failed;	/* requests that failed */
+	__aligned_u64 invalidations;	/* notifier calls that changed pages */
+	__aligned_u64 pages_invalidated;
+	__aligned_u64 holds;		/* ever granted */
+	__aligned_u64 table_pages;	/* of the residency table, with memory */
+	__aligned_u64 reserved[4];
+};
+
+#endif /* _UAPI_RDMA_NPRDMA_H */
