@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * libnprdma: RDMA READ and WRITE on unpinned memory regions of a peer.
+ *
+ * An application keeps its verbs objects. It hands the CQ and the connected RC
+ * QP to this library, posts through npr_post_send() and polls through
+ * npr_poll_cq(). What it sees is what verbs would have shown with a pinned
+ * region: its own wr_ids, in order, each once, with the status a pinned region
+ * would have given. Page faults of the peer are resolved in between.
+ *
+ * Remote keys of pinned regions, and operations without a remote address, go
+ * to the provider as they are.
+ *
+ * Errors: functions that make an object return NULL and set errno; all others
+ * return 0 or a count, or a negative errno. What goes wrong with one work
+ * request later is the ibv_wc_status of its completion.
+ *
+ * Threads: all functions may be called from any thread at any time, like
+ * verbs. One lock per CQ covers the CQ and the QPs attached to it; a context
+ * opened with NPR_OPEN_SINGLE_THREADED has no locks, and then each CQ with its
+ * QPs belongs to one thread at a time.
+ *
+ * While a QP is attached, everything is posted to its send queue by this
+ * library: ibv_post_send() on it is undefined. ibv_post_recv() is not touched.
+ */
+#ifndef NPRDMA_NPRDMA_H
+#define NPRDMA_NPRDMA_H
+
+#include <infiniband/verbs.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Access flag of ibv_reg_mr(): do not pin. Kernels without it answer EINVAL. */
+#ifndef IBV_ACCESS_UNPINNED
+#define IBV_ACCESS_UNPINNED (1 << 10)
+#endif
+
+struct npr_context;
+struct npr_cq;
+struct npr_qp;
+
+/* What the device and its kernel can do. */
+struct npr_device_attr {
+	uint32_t abi_version;
+	uint32_t flags;			/* none yet */
+	uint32_t max_fault_ranges;	/* ranges in one fault request */
+	uint32_t max_fault_pages;	/* pages in one fault request */
+	uint32_t max_faults;		/* fault requests of one QP under way */
+	uint32_t reserved[3];
+};
+
+enum npr_open_flags {
+	NPR_OPEN_SINGLE_THREADED = 1 << 0,
+};
+
+enum npr_qp_flags {
+	/*
+	 * READs and WRITEs may overtake earlier WRITEs that are not proven
+	 * yet, so that WRITEs are pipelined. Everything else still waits for
+	 * all earlier WRITEs. Ranges of WRITEs under way at once must not
+	 * overlap. Without this flag each WRITE to an unpinned region is proven
+	 * before anything that follows it on the QP is posted.
+	 */
+	NPR_QP_RELAXED_ORDER = 1 << 0,
+};
+
+/* Zero in any member asks for the default. */
+struct npr_qp_attr {
+	uint32_t flags;			/* enum npr_qp_flags */
+	uint32_t max_send_wr;		/* work requests not completed yet; default: the QP's */
+	uint32_t sq_budget;		/* send queue entries to use, at least 2; default: the QP's */
+	uint32_t word_cache_slots;	/* 4 KiB each, for 2 MiB of remote memory; default 2048 */
+	uint32_t read_words_min;	/* READs of at least so many bytes are proven by residency words */
+	uint32_t reserved[3];
+};
+
+/* A remote key, as npr_resolve() found it. */
+struct npr_region_attr {
+	uint32_t unpinned;		/* 0: not a region that this QP may resolve; plain verbs */
+	uint32_t access;		/* enum ibv_access_flags */
+	uint64_t id;
+	uint64_t base;
+	uint64_t length;
+};
+
+/* A local unpinned region. */
+struct npr_mr_attr {
+	uint64_t id;
+	uint64_t resident_pages;
+	uint64_t writable_pages;
+	uint64_t held_pages;
+	uint64_t faults_minor;
+	uint64_t faults_major;
+	uint64_t faults_noop;
+	uint64_t faults_failed;
+	uint64_t invalidations;
+	uint64_t pages_invalidated;
+	uint64_t holds;
+	uint64_t table_pages;
+	uint64_t reserved[4];
+};
+
+/* Counters of one attached QP since it was attached. */
+struct npr_stats {
+	uint64_t reads;			/* READs of unpinned regions completed */
+	uint64_t writes;		/* WRITEs to unpinned regions completed */
+	uint64_t passed;		/* other work requests completed */
+	uint64_t bytes_read;
+	uint64_t bytes_written;
+	uint64_t suspicious_pages;	/* pages of READs that looked absent */
+	uint64_t false_suspicions;	/* of these, pages whose data equals the signature */
+	uint64_t repeated_pages;	/* pages of WRITEs that were written again */
+	uint64_t word_reads;		/* READs of residency words */
+	uint64_t faults;		/* fault requests sent */
+	uint64_t busy;			/* of these, answered busy */
+	uint64_t holds;			/* pages pinned for a last try: requests */
+	uint64_t resolves;		/* remote keys resolved */
+	uint64_t gone;			/* regions that died under us */
+	uint64_t reserved[8];
+};
+
+/* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
+int npr_query_device(struct ibv_context *verbs, struct npr_device_attr *attr);
+
+struct npr_context *npr_open(struct ibv_context *verbs, unsigned int flags);
+/* -EBUSY while CQs are attached. */
+int npr_close(struct npr_context *ctx);
+
+/* ibv_reg_mr() with IBV_ACCESS_UNPINNED added; ibv_dereg_mr() ends it. */
+struct ibv_mr *npr_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+/* -EINVAL: a pinned region. */
+int npr_query_mr(struct ibv_mr *mr, struct npr_mr_attr *attr);
+
+/*
+ * Take over the polling of @cq. Each attached QP takes as many of its entries
+ * as its send queue budget; the rest is for everything else that completes there.
+ */
+struct npr_cq *npr_attach_cq(struct npr_context *ctx, struct ibv_cq *cq);
+/* -EBUSY while QPs are attached. The ibv_cq stays. */
+int npr_detach_cq(struct npr_cq *cq);
+
+/*
+ * Take over the send queue of @qp, an RC QP in RTS whose send CQ is that of
+ * @cq and that has nothing under way. @attr may be NULL.
+ */
+struct npr_qp *npr_attach_qp(struct npr_cq *cq, struct ibv_qp *qp, const struct npr_qp_attr *attr);
+/*
+ * Before ibv_destroy_qp() or a reset, and before its memory regions go. Work
+ * requests that are not completed get no completion any more; the QP moves to
+ * the error state if there are any.
+ */
+int npr_detach_qp(struct npr_qp *qp);
+
+/*
+ * ibv_post_send(). -ENOMEM: max_send_wr work requests are not completed yet.
+ * -EINVAL: too many entries in the list, or too much inline data. On error,
+ * *@bad is the first work request that was not accepted.
+ */
+int npr_post_send(struct npr_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+
+/*
+ * ibv_poll_cq(), and where all progress is made: as long as work requests are
+ * under way an application calls it again and again, or when npr_get_fd() says so.
+ */
+int npr_poll_cq(struct npr_cq *cq, int num_entries, struct ibv_wc *wc);
+
+/* ibv_req_notify_cq(). Arm, then poll until empty, then wait. */
+int npr_req_notify_cq(struct npr_cq *cq, int solicited_only);
+/*
+ * Readable (poll, epoll) when npr_poll_cq() should be called. Made of the
+ * completion channel of the CQ and of what else the library waits for. It
+ * belongs to the library. Wake-ups without a completion happen: arm again.
+ */
+int npr_get_fd(struct npr_cq *cq);
+/*
+ * Wait for npr_get_fd() and take (and acknowledge) the events of the CQ's
+ * completion channel, which must not be shared with other CQs. Returns 1, or 0
+ * after @timeout_ms (-1: never). -EINVAL: the CQ has no completion channel.
+ */
+int npr_wait_cq(struct npr_cq *cq, int timeout_ms);
+
+/*
+ * Ask the peer what @rkey is. Work requests do so by themselves at the first
+ * use of a key; this call does it ahead, always asks again, and so is needed
+ * when a peer registers anew and announces a key value that it has used before
+ * for a *pinned* region. Blocks, for a bounded time. @attr may be NULL.
+ */
+int npr_resolve(struct npr_qp *qp, uint32_t rkey, struct npr_region_attr *attr);
+
+/*
+ * Ask for pages of a resolved region to be made resident, for @access
+ * IBV_ACCESS_REMOTE_READ or _WRITE. Advice: nothing is reported. Returns the
+ * bytes asked for, from @addr on, which may be less than @length if many
+ * requests are under way. -ENOENT: @rkey is not resolved or not unpinned.
+ */
+int64_t npr_prefetch(struct npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int access);
+
+int npr_get_stats(struct npr_qp *qp, struct npr_stats *stats, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* NPRDMA_NPRDMA_H */

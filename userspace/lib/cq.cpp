@@ -1,0 +1,674 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "objects.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <poll.h>
+#include <random>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <system_error>
+#include <time.h>
+
+namespace npr {
+
+nanoseconds monotonic() noexcept
+{
+	timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return static_cast<nanoseconds>(t.tv_sec) * 1'000'000'000 + static_cast<nanoseconds>(t.tv_nsec);
+}
+
+namespace {
+
+/* So that a wr_id of the application's receives is not taken for ours after an error. */
+std::uint32_t random_tag()
+{
+	return std::random_device{}();
+}
+
+[[noreturn]] void fail(int error, const char *what)
+{
+	throw std::system_error(error, std::generic_category(), what);
+}
+
+unique_fd checked(int fd, const char *what)
+{
+	if (fd < 0)
+		fail(errno, what);
+	return unique_fd(fd);
+}
+
+} // namespace
+
+/* --- resolver ---------------------------------------------------------- */
+
+resolver::~resolver()
+{
+	{
+		const std::lock_guard lock(mutex_);
+		stop_ = true;
+	}
+	wake_.notify_all();
+	if (thread_.joinable())
+		thread_.join();
+}
+
+void resolver::reserve(std::size_t requests)
+{
+	const std::lock_guard lock(mutex_);
+
+	reserved_ += requests;
+	jobs_.reserve(reserved_);
+	if (!thread_.joinable())
+		thread_ = std::thread([this] { run(); });
+}
+
+void resolver::submit(npr_qp &qp, std::uint32_t rkey) noexcept
+{
+	{
+		const std::lock_guard lock(mutex_);
+		jobs_.push_back({&qp, rkey, 0, resolve_pause, monotonic()});
+	}
+	wake_.notify_one();
+}
+
+void resolver::cancel(const npr_qp &qp) noexcept
+{
+	std::unique_lock lock(mutex_);
+
+	std::erase_if(jobs_, [&](const job &j) { return j.qp == &qp; });
+	idle_.wait(lock, [&] { return running_ != &qp; });
+	/* the one that ran may have been put back */
+	std::erase_if(jobs_, [&](const job &j) { return j.qp == &qp; });
+}
+
+void resolver::run() noexcept
+{
+	std::unique_lock lock(mutex_);
+
+	while (!stop_) {
+		const auto next = std::min_element(jobs_.begin(), jobs_.end(),
+						   [](const job &a, const job &b) { return a.due < b.due; });
+		if (next == jobs_.end()) {
+			wake_.wait(lock);
+			continue;
+		}
+		const nanoseconds now = monotonic();
+		if (next->due > now) {
+			wake_.wait_for(lock, std::chrono::nanoseconds(next->due - now));
+			continue;
+		}
+		job j = *next;
+		jobs_.erase(next);
+		running_ = j.qp;
+		lock.unlock();
+
+		np_region_info info;
+		int rc = kernel_.resolve(*j.qp->verbs, j.qp->cq.channel.get(), j.rkey, info);
+		const bool again = rc == -EBUSY || rc == -EAGAIN || rc == -EINTR;
+		const nanoseconds after = monotonic();
+		const bool late = after - j.begun > resolve_patience;
+		if (again && late)
+			rc = -ETIMEDOUT;
+		if (!again || late)
+			j.qp->cq.resolved(*j.qp, j.rkey, rc, info);
+
+		lock.lock();
+		if (again && !late) {
+			j.due = after + j.pause;
+			j.pause = std::min(2 * j.pause, max_resolve_pause);
+			jobs_.push_back(j);
+		}
+		running_ = nullptr;
+		idle_.notify_all();
+	}
+}
+
+} // namespace npr
+
+using namespace npr;
+
+/* --- context ----------------------------------------------------------- */
+
+npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags)
+    : verbs(v), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel)
+{
+	if (const int rc = kernel->query(caps))
+		fail(-rc, "nprdma query");
+}
+
+/* --- QP ---------------------------------------------------------------- */
+
+namespace {
+
+constexpr std::size_t ring_words = 8192;
+
+std::uint64_t *alloc_words()
+{
+	void *p = std::aligned_alloc(page_size, ring_words * sizeof(std::uint64_t));
+
+	if (!p)
+		throw std::bad_alloc();
+	return new (p) std::uint64_t[ring_words]();
+}
+
+engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &params, std::uint16_t cookie,
+			  std::uint64_t *words, std::uint32_t lkey)
+{
+	engine_config c;
+
+	c.depth = params.depth;
+	c.sq_budget = params.budget;
+	c.max_sge = params.max_sge;
+	c.max_inline = params.max_inline;
+	c.max_faults = cq.ctx.caps.max_outstanding;
+	c.cache_slots = params.cache_slots;
+	c.read_words_min = params.read_words_min;
+	c.qp_num = qp->qp_num;
+	c.tag = random_tag();
+	c.cookie = cookie;
+	c.sq_sig_all = params.sq_sig_all;
+	c.relaxed = params.relaxed;
+	c.words = {words, ring_words};
+	c.words_lkey = lkey;
+	return c;
+}
+
+ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
+{
+	ibv_mr *mr = ibv_reg_mr(pd, words, ring_words * sizeof(std::uint64_t), IBV_ACCESS_LOCAL_WRITE);
+
+	if (!mr)
+		fail(errno, "ibv_reg_mr");
+	return mr;
+}
+
+} // namespace
+
+npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
+    : cq(c), verbs(q), budget(params.budget), cookie(id), words_(alloc_words()),
+      words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
+      engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this)
+{
+}
+
+int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
+{
+	return ibv_post_send(verbs, chain, bad);
+}
+
+int npr_qp::fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept
+{
+	return cq.ctx.kernel->fault(*verbs, cq.channel.get(), req, ranges);
+}
+
+void npr_qp::release(std::uint64_t hold) noexcept
+{
+	cq.ctx.kernel->release(*verbs, hold);
+}
+
+void npr_qp::forget(std::uint64_t region) noexcept
+{
+	cq.ctx.kernel->forget(*verbs, region);
+}
+
+void npr_qp::resolve(std::uint32_t rkey) noexcept
+{
+	cq.ctx.resolver.submit(*this, rkey);
+}
+
+void npr_qp::fail_qp() noexcept
+{
+	/* Nothing else can be done if this fails: the QP is dead already then. */
+	(void)cq.ctx.kernel->set_error(*verbs);
+}
+
+/* --- CQ ---------------------------------------------------------------- */
+
+npr_cq::npr_cq(npr_context &c, ibv_cq *v)
+    : ctx(c), verbs(v), epoll(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      event(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
+      timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
+      mutex(c.threads)
+{
+	int fd;
+
+	if (const int rc = ctx.kernel->channel(fd))
+		fail(-rc, "nprdma channel");
+	channel = unique_fd(fd);
+	for (const int f : {channel.get(), event.get(), timer.get(), v->channel ? v->channel->fd : -1}) {
+		epoll_event e{};
+		e.events = EPOLLIN;
+		e.data.fd = f;
+		if (f >= 0 && epoll_ctl(epoll.get(), EPOLL_CTL_ADD, f, &e))
+			fail(errno, "epoll_ctl");
+	}
+	rebuild_table();
+	strays_.reserve(static_cast<std::size_t>(verbs->cqe));
+	ctx.cqs.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
+}
+
+npr_cq::~npr_cq()
+{
+	ctx.cqs.fetch_sub(1, std::memory_order_relaxed); /* as above */
+}
+
+std::uint32_t npr_cq::room() const noexcept
+{
+	std::uint32_t used = 0;
+
+	for (const auto &q : qps)
+		used += q->budget;
+	return static_cast<std::uint32_t>(verbs->cqe) > used ? static_cast<std::uint32_t>(verbs->cqe) - used : 0;
+}
+
+/* At most half full, so that a lookup ends. */
+void npr_cq::rebuild_table()
+{
+	std::vector<npr_qp *> t(std::bit_ceil(2 * (qps.size() + 1)));
+
+	for (const auto &q : qps) {
+		std::size_t i = q->verbs->qp_num * 0x9e3779b1U;
+		while (t[i & (t.size() - 1)])
+			++i;
+		t[i & (t.size() - 1)] = q.get();
+	}
+	table_.swap(t);
+}
+
+npr_qp *npr_cq::find(std::uint32_t qp_num) noexcept
+{
+	const std::size_t mask = table_.size() - 1;
+
+	if (last_ && last_->verbs->qp_num == qp_num)
+		return last_;
+	for (std::size_t i = qp_num * 0x9e3779b1U;; ++i) {
+		npr_qp *q = table_[i & mask];
+		if (!q || q->verbs->qp_num == qp_num)
+			return q ? last_ = q : q;
+	}
+}
+
+npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t *words_lkey)
+{
+	const std::lock_guard lock(mutex);
+	const auto taken = [&](std::uint16_t id) {
+		return std::any_of(qps.begin(), qps.end(), [&](const auto &q) { return q->cookie == id; });
+	};
+
+	if (find(qp->qp_num))
+		fail(EBUSY, "QP is attached");
+	if (qps.size() >= 0xffff)
+		fail(ENOSPC, "QPs of one CQ");
+	while (taken(next_cookie_))
+		++next_cookie_;
+
+	/* one key for each piece, one for the next work request, some for npr_resolve() */
+	const std::size_t requests = std::max<std::size_t>(params.budget, 16) + 16;
+	ctx.resolver.reserve(requests);
+	{
+		const std::lock_guard results_lock(results_mutex_);
+		results_.reserve(results_.capacity() + requests);
+		taken_.reserve(results_.capacity());
+	}
+	touched_.reserve(qps.size() + 1);
+	ready_.reserve(qps.size() + 1);
+	qps.push_back(std::make_unique<npr_qp>(*this, qp, params, next_cookie_++, words_lkey));
+	try {
+		rebuild_table();
+	} catch (...) {
+		qps.pop_back();
+		throw;
+	}
+	return qps.back().get();
+}
+
+int npr_cq::detach(npr_qp *qp) noexcept
+{
+	ctx.resolver.cancel(*qp);
+
+	const std::lock_guard lock(mutex);
+	const auto it = std::find_if(qps.begin(), qps.end(), [&](const auto &q) { return q.get() == qp; });
+
+	if (it == qps.end())
+		return -EINVAL;
+	{
+		const std::lock_guard results_lock(results_mutex_);
+		std::erase_if(results_, [&](const result &r) { return r.qp == qp; });
+	}
+	/*
+	 * What is posted must not write into buffers that the application takes
+	 * back, nor into our words: end the QP and wait until it is drained.
+	 */
+	if (qp->engine.waits_for_wire()) {
+		qp->fail_qp();
+		const nanoseconds begun = monotonic();
+		ibv_wc wc;
+		while (qp->engine.waits_for_wire() && monotonic() - begun < 1'000'000'000) {
+			if (ibv_poll_cq(verbs, 1, &wc) <= 0) {
+				qp->engine.step();
+				continue;
+			}
+			npr_qp *q = find(wc.qp_num);
+			if (q && q->engine.on_cqe(wc)) {
+				q->engine.step();
+				settle(*q);
+			} else {
+				strays_.push_back(wc);
+			}
+		}
+	}
+	waiting_ -= qp->waiting;
+	timed_ -= qp->timed;
+	last_ = nullptr;
+	std::erase(touched_, qp);
+	std::erase(ready_, qp);
+	qps.erase(it);
+	for (npr_qp *&slot : table_)
+		slot = nullptr;
+	/* no allocation: the table only gets emptier */
+	for (const auto &q : qps) {
+		std::size_t i = q->verbs->qp_num * 0x9e3779b1U;
+		while (table_[i & (table_.size() - 1)])
+			++i;
+		table_[i & (table_.size() - 1)] = q.get();
+	}
+	return 0;
+}
+
+void npr_cq::touch(npr_qp &qp) noexcept
+{
+	if (!qp.touched) {
+		qp.touched = true;
+		touched_.push_back(&qp);
+	}
+}
+
+/* After anything happened to an engine: what does it wait for now? */
+void npr_cq::settle(npr_qp &qp) noexcept
+{
+	const bool waits = qp.engine.waits_for_kernel();
+	const bool times = qp.engine.pauses();
+
+	if (waits != qp.waiting || times != qp.timed) {
+		waiting_ += waits;
+		waiting_ -= qp.waiting;
+		qp.waiting = waits;
+		timed_ += times;
+		timed_ -= qp.timed;
+		qp.timed = times;
+	}
+	if (!qp.listed && qp.engine.ready()) {
+		qp.listed = true;
+		ready_.push_back(&qp);
+	}
+}
+
+void npr_cq::step_touched() noexcept
+{
+	for (npr_qp *q : touched_) {
+		q->touched = false;
+		q->engine.step();
+		settle(*q);
+	}
+	touched_.clear();
+}
+
+int npr_cq::take_ready(int n, ibv_wc *wc) noexcept
+{
+	int got = 0;
+
+	while (got < n && !strays_.empty()) {
+		wc[got++] = strays_.front();
+		strays_.erase(strays_.begin());
+	}
+	while (got < n && !ready_.empty()) {
+		npr_qp *q = ready_.back();
+		if (q->engine.poll(wc[got])) {
+			++got;
+			continue;
+		}
+		q->listed = false;
+		ready_.pop_back();
+	}
+	return got;
+}
+
+void npr_cq::read_events() noexcept
+{
+	np_event events[8];
+
+	for (;;) {
+		const ssize_t n = ::read(channel.get(), events, sizeof(events));
+		if (n < static_cast<ssize_t>(sizeof(np_event)))
+			return;
+		const std::size_t count = static_cast<std::size_t>(n) / sizeof(np_event);
+		for (std::size_t i = 0; i < count; ++i) {
+			for (auto &q : qps) {
+				/* a region may be known to any QP, a fault is one QP's */
+				if (events[i].type == NP_EVENT_FAULT && q->cookie != events[i].cookie >> 48)
+					continue;
+				q->engine.on_event(events[i]);
+				touch(*q);
+			}
+		}
+		if (count < std::size(events))
+			return;
+	}
+}
+
+/* From the resolver's thread. */
+void npr_cq::resolved(npr_qp &qp, std::uint32_t rkey, int error, const np_region_info &info) noexcept
+{
+	{
+		const std::lock_guard lock(results_mutex_);
+		results_.push_back({&qp, rkey, error, info});
+	}
+	have_results_.store(true, std::memory_order_relaxed);
+	kick();
+}
+
+void npr_cq::take_results() noexcept
+{
+	have_results_.store(false, std::memory_order_relaxed);
+	{
+		const std::lock_guard lock(results_mutex_);
+		taken_.swap(results_);
+	}
+	for (const result &r : taken_) {
+		r.qp->engine.on_resolved(r.rkey, r.error, r.info);
+		touch(*r.qp);
+	}
+	taken_.clear();
+}
+
+void npr_cq::kick() noexcept
+{
+	const std::uint64_t one = 1;
+
+	/* EAGAIN: it is readable, which is all that is wanted */
+	(void)!::write(event.get(), &one, sizeof(one));
+}
+
+int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept
+{
+	const std::lock_guard lock(mutex);
+
+	/* it completes nothing and waits for nobody: nothing to settle */
+	if (!wr->next && qp.engine.post_quick(*wr)) {
+		if (!qp.engine.calm()) [[unlikely]]
+			settle(qp);
+		return 0;
+	}
+
+	const int rc = qp.engine.post_send(wr, bad);
+	settle(qp);
+	if (qp.listed && notify_)
+		kick();
+	return rc;
+}
+
+int npr_cq::poll(int n, ibv_wc *wc) noexcept
+{
+	if (n < 0)
+		return -EINVAL;
+
+	const std::lock_guard lock(mutex);
+	int got = ready_.empty() && strays_.empty() ? 0 : take_ready(n, wc);
+
+	/* Each raw completion needs room: it may be nobody's but the application's. */
+	if (got < n) {
+		ibv_wc raw[batch];
+		const int count = ibv_poll_cq(verbs, std::min(n - got, batch), raw);
+		if (count < 0)
+			return got ? got : count;
+		for (int i = 0; i < count; ++i) {
+			npr_qp *q = find(raw[i].qp_num);
+			if (!q || !q->engine.on_cqe(raw[i])) {
+				wc[got++] = raw[i];
+			} else if (q->engine.calm() && !q->listed) {
+				/* one for one: what more has completed must not take the others' room */
+				if (q->engine.poll(wc[got]))
+					++got;
+				settle(*q);
+			} else {
+				touch(*q);
+			}
+		}
+		++polls_;
+		if (waiting_ ? !count || polls_ % busy_interval == 0 : polls_ % idle_interval == 0)
+			read_events();
+		if (have_results_.load(std::memory_order_relaxed))
+			take_results();
+		if (timed_)
+			for (auto &q : qps)
+				if (q->timed)
+					touch(*q);
+		if (!touched_.empty())
+			step_touched();
+		if (got < n && !ready_.empty())
+			got += take_ready(n - got, wc + got);
+		if (notify_ && (timed_ || timer_at_))
+			set_timer();
+	}
+	return got;
+}
+
+void npr_cq::set_timer() noexcept
+{
+	nanoseconds at = 0;
+
+	if (timed_)
+		for (auto &q : qps)
+			if (const auto d = q->engine.deadline(); d && (!at || *d < at))
+				at = *d;
+	if (at == timer_at_)
+		return;
+	timer_at_ = at;
+	itimerspec t{};
+	t.it_value.tv_sec = static_cast<time_t>(at / 1'000'000'000);
+	t.it_value.tv_nsec = static_cast<long>(at % 1'000'000'000);
+	timerfd_settime(timer.get(), TFD_TIMER_ABSTIME, &t, nullptr);
+}
+
+int npr_cq::req_notify() noexcept
+{
+	const std::lock_guard lock(mutex);
+	std::uint64_t count;
+
+	/* The caller polls after this: what these stand for is found there. */
+	(void)!::read(event.get(), &count, sizeof(count));
+	(void)!::read(timer.get(), &count, sizeof(count));
+	timer_at_ = 0;
+	notify_ = true;
+	polls_ = idle_interval - 1;
+	set_timer();
+	/* Solicited or not: our own completions are none of the peer's business. */
+	return verbs->channel ? -ibv_req_notify_cq(verbs, 0) : 0;
+}
+
+int npr_cq::wait(int timeout_ms) noexcept
+{
+	if (!verbs->channel)
+		return -EINVAL;
+	for (;;) {
+		pollfd p{epoll.get(), POLLIN, 0};
+		const int rc = ::poll(&p, 1, timeout_ms);
+		if (rc < 0)
+			return -errno;
+		if (!rc)
+			return 0;
+		pollfd c{verbs->channel->fd, POLLIN, 0};
+		if (::poll(&c, 1, 0) == 1) {
+			ibv_cq *cq;
+			void *context;
+			if (ibv_get_cq_event(verbs->channel, &cq, &context))
+				return -errno;
+			ibv_ack_cq_events(cq, 1);
+		}
+		return 1;
+	}
+}
+
+int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept
+{
+	const nanoseconds begun = monotonic();
+	nanoseconds pause = resolve_pause;
+	np_region_info info;
+	int rc;
+
+	{
+		const std::lock_guard lock(mutex);
+		qp.engine.resolve_begins();
+	}
+	for (;;) {
+		rc = ctx.kernel->resolve(*qp.verbs, channel.get(), rkey, info);
+		if (rc != -EBUSY && rc != -EAGAIN)
+			break;
+		if (monotonic() - begun > resolve_patience) {
+			rc = -ETIMEDOUT;
+			break;
+		}
+		/* the clock decides when to ask again, not a count */
+		const timespec t{0, static_cast<long>(pause)};
+		nanosleep(&t, nullptr);
+		pause = std::min(2 * pause, max_resolve_pause);
+	}
+	{
+		const std::lock_guard lock(mutex);
+		qp.engine.resolve_ended(rkey, rc, info);
+		qp.engine.step();
+		settle(qp);
+		if (qp.listed && notify_)
+			kick();
+	}
+	if (rc && rc != -EACCES && rc != -EHOSTUNREACH)
+		return rc;
+	if (attr) {
+		*attr = {};
+		if (!rc) {
+			attr->unpinned = 1;
+			attr->access = info.access;
+			attr->id = info.region_id;
+			attr->base = info.base;
+			attr->length = info.length;
+		}
+	}
+	return 0;
+}
+
+std::int64_t npr_cq::prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
+			      bool write) noexcept
+{
+	const std::lock_guard lock(mutex);
+	const std::int64_t n = qp.engine.prefetch(rkey, addr, length, write);
+
+	settle(qp);
+	return n;
+}

@@ -1,0 +1,1631 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "engine.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+namespace npr {
+
+namespace {
+
+constexpr std::uint64_t no_op = ~0ULL;
+constexpr unsigned max_fetches = 8;
+constexpr unsigned max_unproven = 3;
+constexpr unsigned max_rebinds = 8;
+constexpr unsigned max_lost_holds = 8;
+
+ibv_wc_opcode completion_opcode(ibv_wr_opcode op) noexcept
+{
+	switch (op) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return IBV_WC_RDMA_WRITE;
+	case IBV_WR_RDMA_READ:
+		return IBV_WC_RDMA_READ;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		return IBV_WC_COMP_SWAP;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return IBV_WC_FETCH_ADD;
+	case IBV_WR_LOCAL_INV:
+		return IBV_WC_LOCAL_INV;
+	case IBV_WR_BIND_MW:
+		return IBV_WC_BIND_MW;
+	case IBV_WR_TSO:
+		return IBV_WC_TSO;
+	default:
+		return IBV_WC_SEND;
+	}
+}
+
+/* What a failed RESOLVE means for a work request that needed it. */
+ibv_wc_status resolve_status(int error) noexcept
+{
+	switch (error) {
+	case -ENOTCONN:
+		return IBV_WC_WR_FLUSH_ERR;
+	case -ETIMEDOUT:
+		return IBV_WC_RETRY_EXC_ERR;
+	default:
+		return IBV_WC_GENERAL_ERR;
+	}
+}
+
+ibv_wc_status fault_status(std::uint32_t status) noexcept
+{
+	switch (status) {
+	case NP_ACCESS:
+	case NP_ADDRESS:
+		return IBV_WC_REM_ACCESS_ERR;
+	case NP_TIMEOUT:
+		return IBV_WC_RETRY_EXC_ERR;
+	case NP_NOMEM:
+		return IBV_WC_REM_OP_ERR;
+	case NP_QP:
+		return IBV_WC_WR_FLUSH_ERR;
+	default:
+		return IBV_WC_REM_INV_REQ_ERR;
+	}
+}
+
+bool sane(const np_region_info &i) noexcept
+{
+	const std::uint64_t in_page = page_size - 1;
+
+	return i.length && i.base + (i.length - 1) >= i.base && (i.base & in_page) == (i.read_addr & in_page) &&
+	       (!i.write_key || (i.base & in_page) == (i.write_addr & in_page)) && i.table_addr % 8 == 0;
+}
+
+std::uint64_t region_pages(const np_region_info &i) noexcept
+{
+	return ((i.base + (i.length - 1)) >> page_shift) - (i.base >> page_shift) + 1;
+}
+
+} // namespace
+
+engine::engine(const engine_config &config, backend &world)
+    : config_(config), world_(world), cache_(config.cache_slots)
+{
+	const std::uint32_t budget = config_.sq_budget;
+	const std::size_t ops = std::bit_ceil(std::max<std::size_t>(config_.depth, 1));
+	const std::size_t slots = std::bit_ceil(std::size_t{budget});
+	const std::size_t pieces = std::clamp<std::size_t>(budget, 16, 1024);
+	const std::size_t records = std::bit_ceil(pieces);
+
+	config_.max_sge = std::max(config_.max_sge, 1U);
+	config_.max_faults = std::max(config_.max_faults, 1U);
+	ops_.resize(ops);
+	op_mask_ = ops - 1;
+	op_sges_.resize(ops * config_.max_sge);
+	op_inline_.resize(ops * config_.max_inline);
+
+	slots_.resize(slots);
+	sq_mask_ = slots - 1;
+	chain_.resize(std::min(budget, 64U));
+	chain_sges_.resize(chain_.size() * config_.max_sge);
+	signal_every_ = std::max(std::min(budget, config_.depth) / 4, 1U);
+	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
+	max_runs_ = std::min<unsigned>(NP_MAX_RANGES, budget - 1);
+
+	snap_.resize(config_.words.size());
+	ring_.resize(records);
+	ring_mask_ = records - 1;
+
+	pieces_.resize(pieces);
+	for (piece &p : pieces_) {
+		p.on = nullptr;
+		p.generation = 0;
+		p.live = false;
+		p.ring = none;
+		put(free_, p);
+	}
+	bindings_.resize(16);
+}
+
+/* --- lists ------------------------------------------------------------- */
+
+void engine::put(list &l, piece &p) noexcept
+{
+	p.on = &l;
+	p.next = none;
+	p.prev = l.last;
+	(l.last == none ? l.first : pieces_[l.last].next) = index(p);
+	l.last = index(p);
+}
+
+void engine::put_first(list &l, piece &p) noexcept
+{
+	p.on = &l;
+	p.prev = none;
+	p.next = l.first;
+	(l.first == none ? l.last : pieces_[l.first].prev) = index(p);
+	l.first = index(p);
+}
+
+void engine::take(piece &p) noexcept
+{
+	if (!p.on)
+		return;
+	(p.prev == none ? p.on->first : pieces_[p.prev].next) = p.next;
+	(p.next == none ? p.on->last : pieces_[p.next].prev) = p.prev;
+	p.on = nullptr;
+}
+
+/* --- ops --------------------------------------------------------------- */
+
+int engine::accept(const ibv_send_wr &wr) noexcept
+{
+	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
+	std::uint64_t length = 0;
+
+	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge)
+		return -EINVAL;
+	for (int i = 0; i < wr.num_sge; ++i)
+		length += wr.sg_list[i].length;
+	if (length > 1ULL << 31 || (inlined && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
+		return -EINVAL;
+	if (tail_ - head_ >= config_.depth) {
+		drop_silent();
+		if (tail_ - head_ >= config_.depth)
+			return -ENOMEM;
+	}
+
+	op &o = op_at(tail_);
+	ibv_sge *sges = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
+
+	o.wr = wr;
+	o.wr.next = nullptr;
+	o.wr.sg_list = sges;
+	o.length = static_cast<std::uint32_t>(length);
+	o.issued = o.pieces = o.slots = o.vendor_err = 0;
+	o.status = dead_ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
+	o.kind = op_kind::undecided;
+	o.started = o.finished = false;
+	if (inlined && length) {
+		/* The application may use its buffer again at once: this copy serves repeats. */
+		std::byte *copy = &op_inline_[(tail_ & op_mask_) * config_.max_inline];
+		sges[0] = {reinterpret_cast<std::uintptr_t>(copy), o.length, 0};
+		o.wr.num_sge = 1;
+		for (int i = 0; i < wr.num_sge; ++i) {
+			std::memcpy(copy,
+				    reinterpret_cast<const void *>(
+					    static_cast<std::uintptr_t>(wr.sg_list[i].addr)),
+				    wr.sg_list[i].length);
+			copy += wr.sg_list[i].length;
+		}
+	} else {
+		std::copy_n(wr.sg_list, wr.num_sge, sges);
+	}
+	++tail_;
+	if (dead_)
+		next_ = tail_;
+	return 0;
+}
+
+/*
+ * A READ, or a WRITE to pages that are known to be writable, in one piece and
+ * with nothing else to think of.
+ *
+ * What the HCA has to know comes first: the rest is written while it works. Of
+ * the piece only what every end of it needs is filled in; unpack() does the
+ * rest if it turns out that one try was not enough.
+ */
+bool engine::post_quick(const ibv_send_wr &wr) noexcept
+{
+	const binding *b = last_binding_;
+	const bool write = wr.opcode == IBV_WR_RDMA_WRITE;
+	const std::uint32_t entries = write ? 2 : 1;
+
+	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
+	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} || !b || b->rkey != wr.wr.rdma.rkey ||
+	    b->state != binding_state::bound || !calm() || !room(entries) || tail_ - head_ >= config_.depth ||
+	    free_.empty() || (live_writes_ && !config_.relaxed))
+		return false;
+
+	region &r = *b->to;
+	const np_region_info &info = r.info;
+	const std::uint64_t addr = wr.wr.rdma.remote_addr;
+	const std::uint32_t length = wr.sg_list[0].length;
+
+	if (!length || addr < info.base || length > info.length || addr - info.base > info.length - length)
+		return false;
+
+	piece &p = pieces_[free_.first];
+	ibv_send_wr &w = chain_[0];
+	if (write) {
+		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
+		const auto pages = static_cast<std::uint32_t>(((addr + length - 1) >> page_shift) -
+							      (addr >> page_shift) + 1);
+
+		if (pages > quick_pages || page % slot_words + pages > slot_words || !info.write_key ||
+		    !(info.access & IBV_ACCESS_REMOTE_WRITE))
+			return false;
+		const std::uint64_t *known = cache_.peek(r.uid, page);
+		if (!known)
+			return false;
+		for (std::uint32_t k = 0; k < pages; ++k)
+			if (known[k] == unknown_word || !(known[k] & NP_WORD_WRITABLE))
+				return false;
+		if (!take_ring(p, page, pages))
+			return false;
+		std::copy_n(known, pages, &snap_[p.ring_offset]);
+
+		w.send_flags = 0;
+		w.wr.rdma.rkey = info.write_key;
+		w.wr.rdma.remote_addr = addr - info.base + info.write_addr;
+		w.next = &chain_[1];
+
+		ibv_send_wr &words = chain_[1];
+		words.wr_id = sq_id(sq_tail_ + 1);
+		words.next = nullptr;
+		words.sg_list = &chain_sges_[config_.max_sge];
+		words.num_sge = 1;
+		words.opcode = IBV_WR_RDMA_READ;
+		words.send_flags = IBV_SEND_SIGNALED;
+		words.wr.rdma.rkey = info.read_key;
+		words.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
+		words.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
+				    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+	} else {
+		/* in one piece for sure: no need to count its pages */
+		if (length > (page_bits::capacity - 1) * page_size || length - 1 >= quick_limit_ || !info.read_key ||
+		    !(info.access & IBV_ACCESS_REMOTE_READ))
+			return false;
+		p.ring = none;
+		w.send_flags = IBV_SEND_SIGNALED;
+		w.wr.rdma.rkey = info.read_key;
+		w.wr.rdma.remote_addr = addr - info.base + info.read_addr;
+		w.next = nullptr;
+	}
+	w.wr_id = sq_id(sq_tail_);
+	w.sg_list = wr.sg_list;
+	w.num_sge = 1;
+	w.opcode = wr.opcode;
+
+	ibv_send_wr *bad = nullptr;
+	const int rc = world_.post(&w, &bad);
+
+	op &o = op_at(tail_);
+	ibv_sge *sges = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
+	sges[0] = wr.sg_list[0];
+	o.wr.wr_id = wr.wr_id;
+	o.wr.sg_list = sges;
+	o.wr.num_sge = 1;
+	o.wr.opcode = wr.opcode;
+	o.wr.send_flags = wr.send_flags;
+	o.wr.wr.rdma = wr.wr.rdma;
+	o.length = o.issued = length;
+	o.pieces = 1;
+	o.slots = entries;
+	o.vendor_err = 0;
+	o.status = IBV_WC_SUCCESS;
+	o.kind = write ? op_kind::write : op_kind::read;
+	o.started = true;
+	o.finished = false;
+	++(write ? live_writes_ : live_reads_);
+	stats_.word_reads += write;
+
+	take(p);
+	p.op = tail_;
+	p.reg = &r;
+	++r.refs;
+	p.offset = 0;
+	p.length = length;
+	p.hold = 0;
+	p.slots = entries;
+	p.at = write ? stage::write_data : stage::read_data;
+	p.rebinds = 0;
+	p.live = p.quick = true;
+	p.dropped = false;
+
+	for (std::uint32_t k = 0; k < entries; ++k)
+		slots_[sq_tail_++ & sq_mask_] = {tail_, index(p)};
+	tail_signaled_ = true;
+	unsignaled_ = 0;
+	next_ = ++tail_;
+	if (rc) [[unlikely]] {
+		not_posted(entries - posted(bad));
+		step();
+	}
+	return true;
+}
+
+/* A quick piece needs more than one try. */
+void engine::unpack(piece &p) noexcept
+{
+	region &r = *p.reg;
+
+	p.quick = false;
+	--r.refs;
+	reset_piece(p, r);
+}
+
+int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad) noexcept
+{
+	int rc = 0;
+
+	if (!wr->next && post_quick(*wr))
+		return 0;
+	for (; wr; wr = wr->next) {
+		rc = accept(*wr);
+		if (rc) {
+			if (bad)
+				*bad = wr;
+			break;
+		}
+	}
+	step();
+	return rc;
+}
+
+bool engine::allowed(const op &o, const region &r) const noexcept
+{
+	const np_region_info &i = r.info;
+	const std::uint64_t addr = o.wr.wr.rdma.remote_addr;
+
+	if (addr < i.base || o.length > i.length || addr - i.base > i.length - o.length)
+		return false;
+	if (o.kind == op_kind::read)
+		return i.read_key && i.access & IBV_ACCESS_REMOTE_READ;
+	return i.write_key && i.access & IBV_ACCESS_REMOTE_WRITE;
+}
+
+/* What is op @i, the next to be issued? False: not known yet, or it failed. */
+bool engine::classify(std::uint64_t i) noexcept
+{
+	op &o = op_at(i);
+	std::uint32_t rkey;
+
+	switch (o.wr.opcode) {
+	case IBV_WR_RDMA_READ:
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		rkey = o.wr.wr.rdma.rkey;
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		rkey = o.wr.wr.atomic.rkey;
+		break;
+	default:
+		o.kind = op_kind::pass;
+		return true;
+	}
+	/* Nothing is accessed, so no key is looked at. */
+	if (!o.length) {
+		o.kind = op_kind::pass;
+		return true;
+	}
+	binding *b = make_binding(rkey);
+	if (!b) {
+		fail_op(i, IBV_WC_GENERAL_ERR);
+		return false;
+	}
+	switch (b->state) {
+	case binding_state::plain:
+		o.kind = op_kind::pass;
+		return true;
+	case binding_state::bound:
+		break;
+	default:
+		ask_resolve(*b);
+		return false;
+	}
+	if (o.wr.opcode != IBV_WR_RDMA_READ && o.wr.opcode != IBV_WR_RDMA_WRITE) {
+		/* These take effect exactly once, which only a hold can promise. */
+		fail_op(i, IBV_WC_REM_INV_REQ_ERR);
+		return false;
+	}
+	o.kind = o.wr.opcode == IBV_WR_RDMA_READ ? op_kind::read : op_kind::write;
+	return true;
+}
+
+bool engine::must_wait(const op &o) const noexcept
+{
+	if (live_writes_ && (!config_.relaxed || o.kind == op_kind::pass))
+		return true;
+	/* What the HCA does not know to be under way it cannot fence. */
+	return o.wr.send_flags & IBV_SEND_FENCE && (live_reads_ || live_writes_);
+}
+
+void engine::issue() noexcept
+{
+	while (next_ < tail_ && next_ < failing_ && !dead_) {
+		op &o = op_at(next_);
+
+		if (!o.started) {
+			if (o.kind == op_kind::undecided && !classify(next_))
+				return;
+			if (must_wait(o))
+				return;
+		}
+		if (o.kind == op_kind::pass) {
+			if (!room(1))
+				return;
+			const bool signaled = config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED ||
+					      unsignaled_ + 1 >= signal_every_;
+			o.started = true;
+			ibv_send_wr &w = push(next_, nullptr, signaled);
+			const std::uint64_t id = w.wr_id;
+			w = o.wr;
+			w.wr_id = id;
+			if (signaled)
+				w.send_flags |= IBV_SEND_SIGNALED;
+			++next_;
+			continue;
+		}
+		if (!o.started) {
+			o.started = true;
+			++(o.kind == op_kind::write ? live_writes_ : live_reads_);
+		}
+		while (o.issued < o.length) {
+			if (free_.empty() || !posting_.empty() || !start_piece(o, next_))
+				return;
+			if (dead_ || failing_ <= next_)
+				return;
+		}
+		++next_;
+	}
+}
+
+void engine::finish(op &o) noexcept
+{
+	o.finished = true;
+	if (o.kind == op_kind::write) {
+		--live_writes_;
+		++stats_.writes;
+		stats_.bytes_written += o.length;
+	} else if (o.kind == op_kind::read) {
+		--live_reads_;
+		++stats_.reads;
+		stats_.bytes_read += o.length;
+	} else {
+		++stats_.passed;
+	}
+}
+
+/* Ops at the head that succeed without a completion. */
+void engine::drop_silent() noexcept
+{
+	if (config_.sq_sig_all || error_told_)
+		return;
+	while (head_ < tail_) {
+		const op &o = op_at(head_);
+		if (o.status != IBV_WC_SUCCESS || !o.finished || o.wr.send_flags & IBV_SEND_SIGNALED)
+			return;
+		++head_;
+	}
+}
+
+bool engine::poll(ibv_wc &wc) noexcept
+{
+	while (head_ < tail_ && complete(head_)) {
+		const op &o = op_at(head_++);
+		ibv_wc_status status = o.status;
+
+		/* Nothing succeeds after an error: RC would not have begun it. */
+		if (status == IBV_WC_SUCCESS && error_told_)
+			status = IBV_WC_WR_FLUSH_ERR;
+		if (status == IBV_WC_SUCCESS && !config_.sq_sig_all && !(o.wr.send_flags & IBV_SEND_SIGNALED))
+			continue;
+		error_told_ |= status != IBV_WC_SUCCESS;
+		wc = {};
+		wc.wr_id = o.wr.wr_id;
+		wc.status = status;
+		wc.opcode = completion_opcode(o.wr.opcode);
+		wc.vendor_err = o.vendor_err;
+		wc.byte_len = wc.opcode == IBV_WC_RDMA_READ || wc.opcode == IBV_WC_COMP_SWAP ||
+					      wc.opcode == IBV_WC_FETCH_ADD
+				      ? o.length
+				      : 0;
+		wc.qp_num = config_.qp_num;
+		return true;
+	}
+	return false;
+}
+
+/* Op @i cannot succeed. The QP ends when all before it are done. */
+void engine::fail_op(std::uint64_t i, ibv_wc_status status) noexcept
+{
+	op &o = op_at(i);
+
+	if (dead_)
+		return;
+	if (o.status == IBV_WC_SUCCESS)
+		o.status = status;
+	failing_ = std::min(failing_, i);
+	for (piece &p : pieces_)
+		if (p.live && !p.dropped && p.op == i)
+			drop_piece(p);
+}
+
+void engine::settle_failure() noexcept
+{
+	if (dead_ || failing_ == no_op || op_at(failing_).slots)
+		return;
+	for (std::uint64_t i = head_; i < failing_; ++i) {
+		const op &o = op_at(i);
+		/* Of an unsignaled request that the HCA did nobody may ever hear. */
+		if (!o.finished && (o.kind != op_kind::pass || o.wr.send_flags & IBV_SEND_SIGNALED))
+			return;
+	}
+	world_.fail_qp();
+	die();
+}
+
+/* The QP is in the error state. What it has posted comes back flushed. */
+void engine::die() noexcept
+{
+	if (dead_)
+		return;
+	dead_ = true;
+	for (piece &p : pieces_)
+		if (p.live && !p.dropped)
+			drop_piece(p);
+	for (std::uint64_t i = head_; i < tail_; ++i) {
+		op &o = op_at(i);
+		/* What the HCA has, it tells; or it is done, unsignaled, and nothing is to tell. */
+		if (!o.finished && o.status == IBV_WC_SUCCESS && !(o.kind == op_kind::pass && o.slots))
+			o.status = IBV_WC_WR_FLUSH_ERR;
+	}
+	next_ = tail_;
+}
+
+/* --- pieces ------------------------------------------------------------ */
+
+bool engine::start_piece(op &o, std::uint64_t i) noexcept
+{
+	binding *b = make_binding(o.wr.wr.rdma.rkey);
+
+	if (!b || b->state == binding_state::plain || (b->state == binding_state::bound && !allowed(o, *b->to))) {
+		fail_op(i, b ? IBV_WC_REM_ACCESS_ERR : IBV_WC_GENERAL_ERR);
+		return false;
+	}
+	if (b->state != binding_state::bound) {
+		ask_resolve(*b);
+		return false;
+	}
+
+	piece &p = pieces_[free_.first];
+	const std::uint64_t addr = o.wr.wr.rdma.remote_addr + o.issued;
+	const std::uint64_t limit = page_bits::capacity * page_size - addr % page_size;
+
+	take(p);
+	p.op = i;
+	p.live = true;
+	p.dropped = false;
+	p.slots = 0;
+	p.ring = none;
+	p.rebinds = 0;
+	p.hold = 0;
+	p.offset = o.issued;
+	p.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(o.length - o.issued, limit));
+	o.issued += p.length;
+	++o.pieces;
+	reset_piece(p, *b->to);
+	proceed(p);
+	return true;
+}
+
+/* Begin, or begin again with another region. */
+void engine::reset_piece(piece &p, region &r) noexcept
+{
+	const op &o = op_at(p.op);
+	const std::uint64_t addr = o.wr.wr.rdma.remote_addr + p.offset;
+
+	p.reg = &r;
+	++r.refs;
+	p.first_page = (addr >> page_shift) - (r.info.base >> page_shift);
+	p.pages = static_cast<std::uint32_t>(((addr + p.length - 1) >> page_shift) - (addr >> page_shift) + 1);
+	p.todo.set_first(p.pages);
+	p.round = p.unproven = p.fetches = p.faulted = p.lost_holds = 0;
+	p.pause = 0;
+	p.ask_hold = p.warms = p.by_words = p.quick = false;
+	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
+}
+
+void engine::end_piece(piece &p) noexcept
+{
+	op &o = op_at(p.op);
+
+	if (p.hold)
+		world_.release(p.hold);
+	free_piece(p);
+	if (!--o.pieces && o.issued == o.length)
+		finish(o);
+}
+
+/* The op failed. Buffers and keys stay as they are until the send queue is done with them. */
+void engine::drop_piece(piece &p) noexcept
+{
+	take(p);
+	if (p.hold)
+		world_.release(p.hold);
+	p.hold = 0;
+	--op_at(p.op).pieces;
+	p.dropped = true;
+	if (!p.slots)
+		free_piece(p);
+}
+
+void engine::free_piece(piece &p) noexcept
+{
+	take(p);
+	give_ring(p);
+	unref(p);
+	p.live = false;
+	++p.generation;
+	/* the one used last is still in the cache */
+	put_first(free_, p);
+}
+
+void engine::unref(piece &p) noexcept
+{
+	region *r = p.reg;
+
+	p.reg = nullptr;
+	if (r && !--r->refs && r->gone)
+		forget_dead();
+}
+
+/* Go on now if the send queue has room and nobody was first. */
+void engine::proceed(piece &p) noexcept
+{
+	if (!posting_.empty() || !try_post(p))
+		put(posting_, p);
+}
+
+/*
+ * For a piece that has its words' place in the ring already and needs one send
+ * queue entry: it must not stand behind one that waits for the ring.
+ */
+void engine::proceed_first(piece &p) noexcept
+{
+	if (!try_post(p))
+		put_first(posting_, p);
+}
+
+bool engine::try_post(piece &p) noexcept
+{
+	if (p.reg->gone && !p.hold && p.at != stage::read_words) {
+		rebind(p);
+		return true;
+	}
+	switch (p.at) {
+	case stage::read_data:
+		return post_read(p);
+	case stage::read_words:
+		return post_read_words(p);
+	default:
+		return decide_write(p);
+	}
+}
+
+void engine::arrived(piece &p) noexcept
+{
+	switch (p.at) {
+	case stage::read_data:
+		return read_arrived(p);
+	case stage::read_words:
+		return read_words_arrived(p);
+	case stage::fetch_words:
+		learn_words(p);
+		give_ring(p);
+		p.at = stage::write_decide;
+		return proceed(p);
+	default:
+		return write_words_arrived(p);
+	}
+}
+
+engine::bytes engine::run_bytes(const piece &p, page_bits::run r) const noexcept
+{
+	const std::uint64_t addr = op_at(p.op).wr.wr.rdma.remote_addr + p.offset;
+	const std::uint64_t page = addr & ~(page_size - 1);
+	const std::uint64_t start = std::max(addr, page + r.first * page_size);
+	const std::uint64_t end = std::min(addr + p.length, page + r.end * page_size);
+
+	return {start - addr + p.offset, end - start};
+}
+
+/* Of the pages to do, leave those that look absent. Any? */
+bool engine::scan(piece &p) noexcept
+{
+	const op &o = op_at(p.op);
+	const std::uint64_t delta = o.wr.wr.rdma.remote_addr - p.reg->info.base + p.reg->info.read_addr;
+	page_bits found(p.pages);
+
+	p.todo.for_each_run([&](page_bits::run r) {
+		const bytes b = run_bytes(p, r);
+		scan_suspicious({o.wr.sg_list, static_cast<std::size_t>(o.wr.num_sge)}, b.start, delta + b.start,
+				b.length, p.reg->info.signature, delta + p.offset, found);
+	});
+	p.todo = found;
+	return found.any();
+}
+
+/* --- READ -------------------------------------------------------------- */
+
+bool engine::post_read(piece &p) noexcept
+{
+	const std::uint32_t runs = p.todo.runs();
+	std::uint64_t page = p.first_page;
+	std::uint32_t pages = 0;
+
+	p.warms = p.by_words = false;
+	if (p.hold || p.round) {
+		const page_bits::run h = p.todo.hull();
+		page += h.first;
+		pages = h.end - h.first;
+	} else if (config_.read_words_min && p.length >= config_.read_words_min) {
+		p.by_words = true;
+		pages = p.pages;
+		for (std::uint32_t i = 0; i < pages && p.by_words; ++i) {
+			const std::uint64_t w = cache_.get(p.reg->uid, page + i);
+			p.by_words = w != unknown_word && w & NP_WORD_READABLE;
+		}
+		/* Not this time: but learn the words, for the next READ here. */
+		p.warms = !p.by_words;
+	}
+	if (!room(runs + p.warms) || (pages && !take_ring(p, page, pages)))
+		return false;
+	if (p.warms)
+		push_words(p, false);
+	else if (pages)
+		snapshot(p);
+	p.at = stage::read_data;
+	unsigned left = runs;
+	p.todo.for_each_run([&](page_bits::run r) {
+		const bytes b = run_bytes(p, r);
+		push_data(p, b.start, b.length, !--left);
+	});
+	return true;
+}
+
+bool engine::post_read_words(piece &p) noexcept
+{
+	if (!room(1))
+		return false;
+	push_words(p, true);
+	return true;
+}
+
+void engine::read_arrived(piece &p) noexcept
+{
+	if (p.quick) {
+		const op &o = op_at(p.op);
+		const np_region_info &i = p.reg->info;
+		const std::uint64_t raddr = o.wr.wr.rdma.remote_addr - i.base + i.read_addr;
+
+		if ((raddr | p.length) % unit_size == 0 &&
+		    !any_unit_matches(reinterpret_cast<const std::byte *>(
+					      static_cast<std::uintptr_t>(o.wr.sg_list[0].addr)),
+				      p.length / unit_size, i.signature))
+			return end_piece(p);
+		unpack(p);
+	}
+	if (p.warms) {
+		learn_words(p);
+		give_ring(p);
+	}
+	if (p.by_words) {
+		p.at = stage::read_words;
+		return proceed_first(p);
+	}
+	if (!scan(p))
+		return end_piece(p);
+	if (p.hold || p.round) {
+		p.at = stage::read_words;
+		return proceed_first(p);
+	}
+	stats_.suspicious_pages += p.todo.count();
+	ask(p, false);
+}
+
+void engine::read_words_arrived(piece &p) noexcept
+{
+	const page_bits was = p.todo;
+	bool readable = true;
+
+	was.for_each([&](unsigned i) {
+		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
+		const std::uint64_t word = config_.words[k];
+
+		if (!(word & NP_WORD_READABLE))
+			readable = false;
+		else if (p.hold || word == snap_[k])
+			p.todo.clear(i);
+	});
+	learn_words(p);
+	give_ring(p);
+	if (p.by_words) {
+		p.by_words = false;
+		if (!p.todo.any() || !scan(p))
+			return end_piece(p);
+		stats_.suspicious_pages += p.todo.count();
+		return ask(p, false);
+	}
+	stats_.false_suspicions += was.count() - p.todo.count();
+	if (!p.todo.any())
+		return end_piece(p);
+	if (p.hold)
+		return lose_hold(p);
+	if (p.round == 1 && readable) {
+		/* Some words had not been known, or have changed: they are known now. */
+		p.round = 2;
+		p.at = stage::read_data;
+		p.todo.merge_runs(max_runs_);
+		return proceed(p);
+	}
+	ask(p, true);
+}
+
+/* --- WRITE ------------------------------------------------------------- */
+
+bool engine::decide_write(piece &p) noexcept
+{
+	bool unknown = false;
+
+	p.todo.merge_runs(max_runs_);
+	if (p.hold)
+		return post_write(p);
+	p.ask.reset(p.pages);
+	p.todo.for_each([&](unsigned i) {
+		const std::uint64_t w = cache_.get(p.reg->uid, p.first_page + i);
+		if (w == unknown_word)
+			unknown = true;
+		else if (!(w & NP_WORD_WRITABLE))
+			p.ask.set(i);
+	});
+	if (unknown && p.fetches < max_fetches)
+		return post_fetch(p);
+	if (unknown || p.unproven >= max_unproven || (p.ask.any() && p.faulted)) {
+		ask(p, true);
+		return true;
+	}
+	if (p.ask.any()) {
+		ask(p, false);
+		return true;
+	}
+	return post_write(p);
+}
+
+/* Whole cache slots: the neighbours will be wanted too, and 4 KiB cost no more than 8 bytes. */
+bool engine::post_fetch(piece &p) noexcept
+{
+	const page_bits::run h = p.todo.hull();
+	const std::uint64_t first = (p.first_page + h.first) / slot_words * slot_words;
+	const std::uint64_t end = std::min((p.first_page + h.end + slot_words - 1) / slot_words * slot_words,
+					   region_pages(p.reg->info));
+
+	if (!room(1) || !take_ring(p, first, static_cast<std::uint32_t>(end - first)))
+		return false;
+	p.at = stage::fetch_words;
+	++p.fetches;
+	push_words(p, true);
+	return true;
+}
+
+bool engine::post_write(piece &p) noexcept
+{
+	const page_bits::run h = p.todo.hull();
+
+	if (!room(p.todo.runs() + 1) || !take_ring(p, p.first_page + h.first, h.end - h.first))
+		return false;
+	snapshot(p);
+	p.at = stage::write_data;
+	p.todo.for_each_run([&](page_bits::run r) {
+		const bytes b = run_bytes(p, r);
+		push_data(p, b.start, b.length, false);
+	});
+	push_words(p, true);
+	return true;
+}
+
+void engine::write_words_arrived(piece &p) noexcept
+{
+	if (p.quick) {
+		/* They were writable, and known, when the WRITE was posted. */
+		if (std::equal(&snap_[p.ring_offset], &snap_[p.ring_offset] + p.ring_pages,
+			       &config_.words[p.ring_offset])) {
+			give_ring(p);
+			return end_piece(p);
+		}
+		unpack(p);
+		p.at = stage::write_data;
+	}
+	const page_bits was = p.todo;
+	was.for_each([&](unsigned i) {
+		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
+
+		if (config_.words[k] & NP_WORD_WRITABLE && (p.hold || config_.words[k] == snap_[k]))
+			p.todo.clear(i);
+	});
+	learn_words(p);
+	give_ring(p);
+	if (!p.todo.any())
+		return end_piece(p);
+	stats_.repeated_pages += p.todo.count();
+	if (p.hold)
+		return lose_hold(p);
+	++p.unproven;
+	p.at = stage::write_decide;
+	proceed(p);
+}
+
+/* --- faults ------------------------------------------------------------ */
+
+void engine::ask(piece &p, bool hold) noexcept
+{
+	p.ask_hold = hold;
+	if (hold || op_at(p.op).kind == op_kind::read) {
+		p.todo.merge_runs(max_runs_);
+		p.ask = p.todo;
+	} else {
+		p.ask.merge_runs(NP_MAX_RANGES);
+	}
+	p.at = stage::fault;
+	send_fault(p);
+}
+
+void engine::send_fault(piece &p) noexcept
+{
+	const np_region_info &i = p.reg->info;
+	std::array<np_range, NP_MAX_RANGES> ranges;
+	std::size_t n = 0;
+
+	if (p.reg->gone)
+		return rebind(p);
+	if (faults_ >= config_.max_faults)
+		return put(asking_, p);
+
+	const std::uint64_t origin = (i.base & ~(page_size - 1)) + p.first_page * page_size;
+	p.ask.for_each_run([&](page_bits::run r) {
+		const std::uint64_t start = std::max<std::uint64_t>(i.base, origin + r.first * page_size);
+		/* inclusive: the region may end where addresses do */
+		const std::uint64_t last = std::min<std::uint64_t>(i.base + (i.length - 1), origin + r.end * page_size - 1);
+		ranges[n++] = {start, last - start + 1};
+	});
+
+	np_fault_req req{};
+	req.region_id = i.region_id;
+	req.cookie = std::uint64_t{config_.cookie} << 48 | std::uint64_t{p.generation} << 16 | index(p);
+	req.flags = (op_at(p.op).kind == op_kind::write ? NP_FAULT_WRITE : 0) | (p.ask_hold ? NP_FAULT_HOLD : 0);
+	const int rc = world_.fault(req, {ranges.data(), n});
+	switch (rc) {
+	case 0:
+		++faults_;
+		++stats_.faults;
+		stats_.holds += p.ask_hold;
+		return;
+	case -EBUSY:
+	case -EAGAIN:
+	case -EINTR:
+	case -ENOMEM:
+		return back_off(p);
+	case -ENOENT:
+		region_dies(*p.reg);
+		return rebind(p);
+	case -ENOTCONN:
+		return fail_op(p.op, IBV_WC_WR_FLUSH_ERR);
+	default:
+		return fail_op(p.op, IBV_WC_GENERAL_ERR);
+	}
+}
+
+/*
+ * A held page is absent: its region has died meanwhile, which the next answer
+ * will say. (Words of a dead region are absent for good, so under a hold a
+ * word that has the right bits needs no comparison.)
+ */
+void engine::lose_hold(piece &p) noexcept
+{
+	world_.release(p.hold);
+	p.hold = 0;
+	if (++p.lost_holds > max_lost_holds)
+		return fail_op(p.op, IBV_WC_GENERAL_ERR);
+	ask(p, true);
+}
+
+/* The peer's word for the first pages; of the others only that they were worse before. */
+void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const np_event &e) noexcept
+{
+	const std::uint32_t n = std::min({pages, e.nr_words, std::uint32_t{NP_EVENT_WORDS}});
+
+	for (std::uint32_t k = 0; k < n; ++k)
+		cache_.set(uid, first + k, e.words[k]);
+	for (std::uint32_t k = n; k < pages; ++k)
+		cache_.forget(uid, first + k);
+}
+
+void engine::fault_served(piece &p, const np_event &event) noexcept
+{
+	bool first = true;
+
+	if (p.ask_hold && !event.hold_id)
+		return fail_op(p.op, IBV_WC_REM_INV_REQ_ERR);
+	if (event.hold_id && !p.ask_hold)
+		world_.release(event.hold_id);
+	else
+		p.hold = event.hold_id;
+	p.ask.for_each_run([&](page_bits::run r) {
+		np_event e = event;
+		if (!first)
+			e.nr_words = 0;
+		first = false;
+		event_words(p.reg->uid, p.first_page + r.first, r.end - r.first, e);
+	});
+	p.pause = 0;
+	++p.faulted;
+	if (op_at(p.op).kind == op_kind::read) {
+		p.round = 1;
+		p.at = stage::read_data;
+	} else {
+		p.at = stage::write_decide;
+	}
+	proceed(p);
+}
+
+void engine::back_off(piece &p) noexcept
+{
+	p.at = stage::backoff;
+	p.pause = std::clamp(2 * p.pause, min_backoff, max_backoff);
+	p.wake = world_.now() + p.pause;
+	put(pausing_, p);
+}
+
+void engine::on_event(const np_event &e) noexcept
+{
+	if (e.type == NP_EVENT_REGION_GONE) {
+		if (region *r = find_region(e.region_id)) {
+			region_dies(*r);
+			forget_dead();
+		} else if (resolves_) {
+			/* An answer that names it may be on its way: it must not be believed. */
+			np_region_info info{};
+			info.region_id = e.region_id;
+			if (region *z = make_region(info))
+				z->gone = true;
+		}
+		return;
+	}
+	if (e.type != NP_EVENT_FAULT || !faults_)
+		return;
+	--faults_;
+
+	const std::uint32_t i = e.cookie & 0xffff;
+	if (i >= 0x10000 - max_prefetches) {
+		prefetch_slot &f = prefetches_[0xffff - i];
+		if (e.status == NP_OK)
+			event_words(f.uid, f.page, f.pages, e);
+		f.uid = 0;
+		return;
+	}
+	piece *p = i < pieces_.size() ? &pieces_[i] : nullptr;
+	if (!p || !p->live || p->dropped || p->at != stage::fault ||
+	    p->generation != static_cast<std::uint32_t>(e.cookie >> 16)) {
+		/* for a work request that has failed meanwhile */
+		if (e.hold_id)
+			world_.release(e.hold_id);
+		return;
+	}
+	switch (e.status) {
+	case NP_OK:
+		return fault_served(*p, e);
+	case NP_GONE:
+		region_dies(*p->reg);
+		return rebind(*p);
+	case NP_BUSY:
+		++stats_.busy;
+		return back_off(*p);
+	default:
+		return fail_op(p->op, fault_status(e.status));
+	}
+}
+
+std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, bool write) noexcept
+{
+	const binding *b = find_binding(rkey);
+	std::uint64_t done = 0;
+
+	if (!b || b->state != binding_state::bound)
+		return -ENOENT;
+	const np_region_info &i = b->to->info;
+	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
+		return -EFAULT;
+	if (write && !i.write_key)
+		return -EACCES;
+	for (unsigned k = 0; k < max_prefetches && done < length; ++k) {
+		/* work requests go first */
+		if (dead_ || faults_ > config_.max_faults / 2)
+			break;
+		prefetch_slot &f = prefetches_[k];
+		if (f.uid)
+			continue;
+		const std::uint64_t start = addr + done;
+		const std::uint64_t n = std::min(length - done, NP_MAX_PAGES * page_size - start % page_size);
+		const np_range range{start, n};
+		np_fault_req req{};
+		req.region_id = i.region_id;
+		req.cookie = std::uint64_t{config_.cookie} << 48 | (0xffff - k);
+		req.flags = write ? NP_FAULT_WRITE : 0;
+		if (world_.fault(req, {&range, 1}))
+			break;
+		++faults_;
+		++stats_.faults;
+		f.uid = b->to->uid;
+		f.page = (start >> page_shift) - (i.base >> page_shift);
+		f.pages = static_cast<std::uint32_t>(((start + n - 1) >> page_shift) - (start >> page_shift) + 1);
+		done += n;
+	}
+	return static_cast<std::int64_t>(done);
+}
+
+/* --- regions and keys -------------------------------------------------- */
+
+engine::binding *engine::find_binding(std::uint32_t rkey) noexcept
+{
+	const std::size_t mask = bindings_.size() - 1;
+
+	for (std::size_t i = rkey * 0x9e3779b1U & mask;; i = (i + 1) & mask) {
+		if (!bindings_[i].used)
+			return nullptr;
+		if (bindings_[i].rkey == rkey)
+			return &bindings_[i];
+	}
+}
+
+engine::binding *engine::make_binding(std::uint32_t rkey) noexcept
+{
+	const auto place = [](std::vector<binding> &in, const binding &b) -> binding * {
+		const std::size_t mask = in.size() - 1;
+		std::size_t i = b.rkey * 0x9e3779b1U & mask;
+		while (in[i].used)
+			i = (i + 1) & mask;
+		in[i] = b;
+		return &in[i];
+	};
+
+	if (last_binding_ && last_binding_->rkey == rkey)
+		return last_binding_;
+	if (binding *b = find_binding(rkey))
+		return last_binding_ = b;
+	if (2 * (bound_ + 1) > bindings_.size()) {
+		try {
+			std::vector<binding> more(2 * bindings_.size());
+			for (const binding &b : bindings_)
+				if (b.used)
+					place(more, b);
+			bindings_.swap(more);
+			last_binding_ = nullptr;
+		} catch (const std::bad_alloc &) {
+			return nullptr;
+		}
+	}
+	++bound_;
+	return place(bindings_, {rkey, binding_state::unknown, true, nullptr});
+}
+
+void engine::ask_resolve(binding &b) noexcept
+{
+	if (b.state == binding_state::asked)
+		return;
+	b.state = binding_state::asked;
+	b.to = nullptr;
+	++resolves_;
+	world_.resolve(b.rkey);
+}
+
+engine::region *engine::find_region(std::uint64_t id) noexcept
+{
+	for (auto &r : regions_)
+		if (r->info.region_id == id)
+			return r.get();
+	return nullptr;
+}
+
+engine::region *engine::make_region(const np_region_info &info) noexcept
+{
+	try {
+		regions_.push_back(std::make_unique<region>());
+	} catch (const std::bad_alloc &) {
+		return nullptr;
+	}
+	regions_.back()->info = info;
+	regions_.back()->uid = next_uid_++;
+	return regions_.back().get();
+}
+
+void engine::region_dies(region &r) noexcept
+{
+	if (r.gone)
+		return;
+	r.gone = true;
+	++stats_.gone;
+	for (binding &b : bindings_) {
+		if (b.to == &r) {
+			b.to = nullptr;
+			b.state = binding_state::unknown;
+		}
+	}
+}
+
+void engine::forget_dead() noexcept
+{
+	if (resolves_)
+		return;
+	std::erase_if(regions_, [&](const std::unique_ptr<region> &r) {
+		if (!r->gone || r->refs)
+			return false;
+		world_.forget(r->info.region_id);
+		return true;
+	});
+}
+
+/* The region of @p has died: its key may name another one by now. */
+void engine::rebind(piece &p) noexcept
+{
+	const op &o = op_at(p.op);
+
+	take(p);
+	give_ring(p);
+	if (p.hold)
+		world_.release(p.hold);
+	p.hold = 0;
+	unref(p);
+	p.at = stage::rebind;
+	binding *b = make_binding(o.wr.wr.rdma.rkey);
+	if (!b)
+		return fail_op(p.op, IBV_WC_GENERAL_ERR);
+	if (b->state == binding_state::plain || ++p.rebinds > max_rebinds ||
+	    (b->state == binding_state::bound && !allowed(o, *b->to)))
+		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
+	if (b->state == binding_state::bound) {
+		reset_piece(p, *b->to);
+		return put(posting_, p);
+	}
+	put(rebinding_, p);
+	ask_resolve(*b);
+}
+
+void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+{
+	binding *b = make_binding(rkey);
+
+	--resolves_;
+	if (!error && !sane(info))
+		error = -EPROTO;
+	if (b) {
+		b->to = nullptr;
+		b->state = binding_state::unknown;
+		if (!error) {
+			region *r = find_region(info.region_id);
+			if (!r)
+				r = make_region(info);
+			if (!r) {
+				error = -ENOMEM;
+			} else if (!r->gone) {
+				b->to = r;
+				b->state = binding_state::bound;
+				++stats_.resolves;
+			}
+		} else if (error == -EACCES || error == -EHOSTUNREACH) {
+			/* Pinned, or nonsense: the HCA will say. */
+			b->state = binding_state::plain;
+		}
+	}
+
+	if (error && (!b || b->state == binding_state::unknown) && next_ < tail_ && next_ < failing_ && !dead_) {
+		const op &o = op_at(next_);
+		const bool atomic = o.wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+				    o.wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+		const bool remote = o.wr.opcode == IBV_WR_RDMA_READ || o.wr.opcode == IBV_WR_RDMA_WRITE ||
+				    o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+		if ((atomic && o.wr.wr.atomic.rkey == rkey) || (remote && o.wr.wr.rdma.rkey == rkey))
+			fail_op(next_, resolve_status(error));
+	}
+	for (std::uint32_t i = rebinding_.first, after; i != none; i = after) {
+		piece &p = pieces_[i];
+		after = p.next;
+		if (op_at(p.op).wr.wr.rdma.rkey != rkey)
+			continue;
+		if (error && (!b || b->state == binding_state::unknown)) {
+			fail_op(p.op, resolve_status(error));
+			/* that took other pieces from the list too */
+			after = rebinding_.first;
+		} else if (!b) {
+			continue;
+		} else if (b->state == binding_state::unknown || b->state == binding_state::asked) {
+			ask_resolve(*b);
+		} else if (b->state == binding_state::bound && allowed(op_at(p.op), *b->to)) {
+			take(p);
+			reset_piece(p, *b->to);
+			put(posting_, p);
+		} else {
+			fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
+			after = rebinding_.first;
+		}
+	}
+	forget_dead();
+}
+
+void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+{
+	adopt(rkey, error, info);
+}
+
+/* --- the send queue ---------------------------------------------------- */
+
+ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
+{
+	if (chained_ == chain_.size())
+		flush();
+
+	/* The rest is zero, or of a request that was passed on, and nothing to a READ or WRITE. */
+	ibv_send_wr &w = chain_[chained_];
+	w.num_sge = 0;
+	w.wr_id = sq_id(sq_tail_);
+	w.sg_list = &chain_sges_[chained_ * config_.max_sge];
+	w.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
+	slots_[sq_tail_ & sq_mask_] = {i, p ? index(*p) : none};
+	++sq_tail_;
+	++chained_;
+	tail_signaled_ = signaled || config_.sq_sig_all;
+	unsignaled_ = tail_signaled_ ? 0 : unsignaled_ + 1;
+	if (i != no_op)
+		++op_at(i).slots;
+	if (p)
+		++p->slots;
+	return w;
+}
+
+/* @length bytes of the op from @start on. */
+void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept
+{
+	const op &o = op_at(p.op);
+	const np_region_info &i = p.reg->info;
+	const bool read = o.kind == op_kind::read;
+	ibv_send_wr &w = push(p.op, &p, signaled);
+
+	w.opcode = o.wr.opcode;
+	w.send_flags |= o.wr.send_flags & (IBV_SEND_FENCE | IBV_SEND_INLINE);
+	w.wr.rdma.rkey = read ? i.read_key : i.write_key;
+	w.wr.rdma.remote_addr = o.wr.wr.rdma.remote_addr + start - i.base + (read ? i.read_addr : i.write_addr);
+	for (int k = 0; length; ++k) {
+		const ibv_sge &s = o.wr.sg_list[k];
+		if (start >= s.length) {
+			start -= s.length;
+			continue;
+		}
+		const auto n = static_cast<std::uint32_t>(std::min<std::uint64_t>(s.length - start, length));
+		w.sg_list[w.num_sge++] = {s.addr + start, n, s.lkey};
+		length -= n;
+		start = 0;
+	}
+}
+
+/* READ the residency words for which the piece has a place in the ring. */
+void engine::push_words(piece &p, bool signaled) noexcept
+{
+	ibv_send_wr &w = push(p.op, &p, signaled);
+
+	w.opcode = IBV_WR_RDMA_READ;
+	w.wr.rdma.rkey = p.reg->info.read_key;
+	w.wr.rdma.remote_addr = p.reg->info.table_addr + p.ring_page * sizeof(std::uint64_t);
+	w.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
+			static_cast<std::uint32_t>(p.ring_pages * sizeof(std::uint64_t)), config_.words_lkey};
+	w.num_sge = 1;
+	++stats_.word_reads;
+}
+
+/*
+ * A dead QP flushes in order, so the completion of this one says that all
+ * before it are over, unsignaled ones that had succeeded included.
+ */
+void engine::push_drain() noexcept
+{
+	ibv_send_wr &w = push(no_op, nullptr, true);
+
+	w.opcode = IBV_WR_RDMA_WRITE;
+	w.wr.rdma = {};
+}
+
+void engine::flush() noexcept
+{
+	ibv_send_wr *bad = nullptr;
+
+	if (!chained_)
+		return;
+	for (std::uint32_t i = 0; i + 1 < chained_; ++i)
+		chain_[i].next = &chain_[i + 1];
+	chain_[chained_ - 1].next = nullptr;
+	const std::uint32_t n = chained_;
+	chained_ = 0;
+	/* Nothing may follow what could not be posted. */
+	if ((!broken_ || dead_) && !world_.post(chain_.data(), &bad))
+		return;
+
+	not_posted(n - posted(bad));
+}
+
+/* How many work requests of the chain the provider took before @bad. */
+std::uint32_t engine::posted(const ibv_send_wr *bad) const noexcept
+{
+	return bad ? static_cast<std::uint32_t>(bad - chain_.data()) : 0;
+}
+
+/* The last @n entries of the send queue are not there. */
+void engine::not_posted(std::uint32_t n) noexcept
+{
+	std::uint64_t first = no_op;
+
+	for (; n; --n) {
+		const slot &s = slots_[--sq_tail_ & sq_mask_];
+		if (s.op == no_op)
+			continue;
+		first = s.op;
+		--op_at(s.op).slots;
+		if (s.piece != none && !--pieces_[s.piece].slots && pieces_[s.piece].dropped)
+			free_piece(pieces_[s.piece]);
+	}
+	tail_signaled_ = sq_head_ == sq_tail_;
+	if (!broken_ && !dead_ && first != no_op && op_at(first).status == IBV_WC_SUCCESS)
+		op_at(first).status = IBV_WC_LOC_QP_OP_ERR;
+	/* step() ends the QP: here somebody may be in the middle of a piece. */
+	broken_ = true;
+}
+
+bool engine::on_cqe(const ibv_wc &wc) noexcept
+{
+	if (static_cast<std::uint32_t>(wc.wr_id >> 32) != config_.tag ||
+	    (wc.status == IBV_WC_SUCCESS && wc.opcode & IBV_WC_RECV))
+		return false;
+	const std::uint64_t i = sq_head_ + (static_cast<std::uint32_t>(wc.wr_id) - static_cast<std::uint32_t>(sq_head_));
+	if (i >= sq_tail_)
+		return false;
+
+	const bool bad = wc.status != IBV_WC_SUCCESS;
+	while (sq_head_ <= i) {
+		const slot s = slots_[sq_head_ & sq_mask_];
+		const bool failed = bad && sq_head_ == i;
+
+		++sq_head_;
+		if (s.op == no_op)
+			continue;
+		op &o = op_at(s.op);
+		--o.slots;
+		if (failed && o.status == IBV_WC_SUCCESS) {
+			o.status = wc.status;
+			o.vendor_err = wc.vendor_err;
+		}
+		if (s.piece == none) {
+			if (!failed && o.status == IBV_WC_SUCCESS)
+				finish(o);
+			continue;
+		}
+		piece &p = pieces_[s.piece];
+		if (--p.slots)
+			continue;
+		if (p.dropped)
+			free_piece(p);
+		else if (!bad)
+			arrived(p);
+	}
+	if (bad)
+		die();
+	return true;
+}
+
+bool engine::take_ring(piece &p, std::uint64_t page, std::uint32_t pages) noexcept
+{
+	const auto size = static_cast<std::uint32_t>(config_.words.size());
+	std::uint32_t offset;
+
+	if (ring_tail_ - ring_head_ == ring_.size())
+		return false;
+	if (ring_head_ == ring_tail_)
+		ring_end_ = 0;
+	const std::uint32_t begin = ring_head_ == ring_tail_ ? 0 : ring_[ring_head_ & ring_mask_].offset;
+	if (ring_end_ >= begin) {
+		if (pages <= size - ring_end_)
+			offset = ring_end_;
+		else if (pages < begin)
+			offset = 0;
+		else
+			return false;
+	} else if (pages < begin - ring_end_) {
+		offset = ring_end_;
+	} else {
+		return false;
+	}
+	p.ring = static_cast<std::uint32_t>(ring_tail_ & ring_mask_);
+	p.ring_offset = offset;
+	p.ring_page = page;
+	p.ring_pages = pages;
+	ring_[p.ring] = {offset, pages, false};
+	++ring_tail_;
+	ring_end_ = offset + pages;
+	return true;
+}
+
+void engine::give_ring(piece &p) noexcept
+{
+	if (p.ring == none)
+		return;
+	ring_[p.ring].free = true;
+	p.ring = none;
+	while (ring_head_ != ring_tail_ && ring_[ring_head_ & ring_mask_].free)
+		++ring_head_;
+}
+
+/* The words as they are known before what proves with them is posted. */
+void engine::snapshot(piece &p) noexcept
+{
+	for (std::uint32_t k = 0; k < p.ring_pages; ++k)
+		snap_[p.ring_offset + k] = cache_.get(p.reg->uid, p.ring_page + k);
+}
+
+void engine::learn_words(piece &p) noexcept
+{
+	for (std::uint32_t k = 0; k < p.ring_pages; ++k)
+		cache_.set(p.reg->uid, p.ring_page + k, config_.words[p.ring_offset + k]);
+}
+
+std::optional<nanoseconds> engine::deadline() const noexcept
+{
+	std::optional<nanoseconds> first;
+
+	for (std::uint32_t i = pausing_.first; i != none; i = pieces_[i].next)
+		if (!first || pieces_[i].wake < *first)
+			first = pieces_[i].wake;
+	return first;
+}
+
+void engine::step() noexcept
+{
+	if (calm())
+		return drop_silent();
+	if (!dead_ && !pausing_.empty()) {
+		const nanoseconds now = world_.now();
+		for (std::uint32_t i = pausing_.first, after; i != none && !dead_; i = after) {
+			piece &p = pieces_[i];
+			after = p.next;
+			if (p.wake > now)
+				continue;
+			take(p);
+			p.at = stage::fault;
+			send_fault(p);
+			if (failing_ != no_op)
+				after = pausing_.first == i ? none : pausing_.first;
+		}
+	}
+	while (!dead_ && !asking_.empty() && faults_ < config_.max_faults) {
+		piece &p = pieces_[asking_.first];
+		take(p);
+		send_fault(p);
+	}
+	while (!dead_ && !posting_.empty()) {
+		piece &p = pieces_[posting_.first];
+		take(p);
+		if (!try_post(p)) {
+			put_first(posting_, p);
+			break;
+		}
+	}
+	if (!dead_ && posting_.empty())
+		issue();
+	flush();
+	if (broken_ && !dead_) {
+		world_.fail_qp();
+		die();
+	}
+	settle_failure();
+	if (dead_ && sq_head_ != sq_tail_ && !tail_signaled_ && room(1)) {
+		push_drain();
+		flush();
+	}
+	drop_silent();
+}
+
+} // namespace npr

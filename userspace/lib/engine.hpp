@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The initiator's protocol for one QP, apart from verbs, threads and clocks.
+ *
+ * A work request of the application is an *op*. An op on an unpinned region is
+ * cut into *pieces* of at most 512 pages, so that one fault request always does
+ * for a piece and every buffer has a fixed size. A piece goes round between the
+ * send queue, fault requests and waiting until what it moved is proven:
+ *
+ * READ: what came is scanned for the signature; suspicious pages are asked for
+ *   and read again, this time with their residency words known before. If they
+ *   still look absent, their words are read after the data came: a word that is
+ *   readable and has not changed proves the data (it really equals the
+ *   signature). Otherwise the pages are held, and a READ under a hold is final
+ *   unless a word says that the hold, and thus the region, is no more.
+ *   A large READ whose words are all known is proven by words at once.
+ * WRITE: posted only when the words of all its pages are known and writable,
+ *   with a READ of the words behind it. A word that is the same as before and
+ *   writable proves its page (invariant I3); the others are asked for where
+ *   needed and written again, at last under a hold.
+ *
+ * Invariants:
+ * - An op completes once, in order, and not while the send queue still refers
+ *   to its buffers.
+ * - While a WRITE to a region is not proven, nothing later is posted (with
+ *   relaxed order: nothing but READs and WRITEs of regions).
+ * - A word that is used for a proof was known before the work request was
+ *   posted: it is copied (snap_) when the request is built.
+ * - Keys of a region are in use only while a piece refers to it; a dead region
+ *   is forgotten when none does and no answer that could name it is under way.
+ * - The number of rounds of a piece is bounded unless the peer says BUSY.
+ *
+ * No call allocates, except for the first use of a remote key.
+ */
+#ifndef NPR_ENGINE_HPP
+#define NPR_ENGINE_HPP
+
+#include "page_bits.hpp"
+#include "scan.hpp"
+#include "word_cache.hpp"
+
+#include <nprdma/nprdma.h>
+#include <rdma/nprdma.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace npr {
+
+using nanoseconds = std::uint64_t;
+
+/* What the engine needs from the world; none of it may block or throw. */
+class backend {
+public:
+	virtual ~backend() = default;
+
+	/* ibv_post_send(): 0 or an errno, then *bad is the first not posted. */
+	[[nodiscard]] virtual int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept = 0;
+	/* 0: exactly one event with this cookie follows. Or a negative errno. */
+	[[nodiscard]] virtual int fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept = 0;
+	virtual void release(std::uint64_t hold) noexcept = 0;
+	virtual void forget(std::uint64_t region) noexcept = 0;
+	/* Exactly one engine::on_resolved() follows, never from inside this call. */
+	virtual void resolve(std::uint32_t rkey) noexcept = 0;
+	/* Move the QP to the error state: what it has posted is flushed. */
+	virtual void fail_qp() noexcept = 0;
+	[[nodiscard]] virtual nanoseconds now() noexcept = 0;
+};
+
+struct engine_config {
+	std::uint32_t depth = 0;	  /* ops */
+	std::uint32_t sq_budget = 0;	  /* send queue entries, at least 2 */
+	std::uint32_t max_sge = 1;
+	std::uint32_t max_inline = 0;
+	std::uint32_t max_faults = 1;	  /* requests under way */
+	std::uint32_t cache_slots = 2048;
+	std::uint32_t read_words_min = 0; /* bytes; 0: never */
+	std::uint32_t qp_num = 0;
+	std::uint32_t tag = 0;		  /* upper bits of wr_ids on the wire, any number */
+	std::uint16_t cookie = 0;	  /* upper bits of cookies */
+	bool sq_sig_all = false;
+	bool relaxed = false;
+	std::span<std::uint64_t> words;	  /* registered memory that residency words are read into */
+	std::uint32_t words_lkey = 0;
+};
+
+class engine {
+public:
+	static constexpr std::uint32_t min_words = 2048;
+
+	/* Throws std::bad_alloc. */
+	engine(const engine_config &config, backend &world);
+	engine(const engine &) = delete;
+	engine &operator=(const engine &) = delete;
+
+	/* As npr_post_send(). */
+	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
+	/*
+	 * The common case without detours: one READ, of pages of one piece, by a QP
+	 * of which nothing waits. True: posted, and nothing else has changed.
+	 */
+	[[nodiscard]] bool post_quick(const ibv_send_wr &wr) noexcept;
+	/* Nothing waits that step() could run. */
+	[[nodiscard]] bool calm() const noexcept
+	{
+		return next_ == tail_ && !chained_ && posting_.empty() && asking_.empty() && pausing_.empty() &&
+		       failing_ == ~0ULL && !dead_ && !broken_;
+	}
+	/* False: not one of ours. Then step() once after a batch of these. */
+	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
+	void on_event(const np_event &event) noexcept;
+	/* @error: 0 or a negative errno. */
+	void on_resolved(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	/* Run what has become possible, timers too. */
+	void step() noexcept;
+
+	/* The next completion for the application. */
+	[[nodiscard]] bool poll(ibv_wc &wc) noexcept;
+	[[nodiscard]] bool ready() const noexcept { return head_ < tail_ && complete(head_); }
+	/* Does it wait for its clock? */
+	[[nodiscard]] bool pauses() const noexcept { return !pausing_.empty(); }
+	/* Are answers of the kernel under way? */
+	[[nodiscard]] bool waits_for_kernel() const noexcept { return faults_ || resolves_; }
+	[[nodiscard]] bool waits_for_wire() const noexcept { return sq_head_ != sq_tail_; }
+	[[nodiscard]] bool idle() const noexcept { return head_ == tail_ && !faults_ && !resolves_; }
+	/* When step() is to be called at the latest. */
+	[[nodiscard]] std::optional<nanoseconds> deadline() const noexcept;
+
+	/* An npr_resolve() outside of the engine: between the two no region is forgotten. */
+	void resolve_begins() noexcept { ++resolves_; }
+	void resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+	{
+		adopt(rkey, error, info);
+	}
+	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
+					    bool write) noexcept;
+
+	[[nodiscard]] const npr_stats &stats() const noexcept { return stats_; }
+
+private:
+	static constexpr std::uint32_t none = ~0U;
+	static constexpr unsigned max_prefetches = 8;
+	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that post_quick() takes */
+	static constexpr nanoseconds min_backoff = 20'000;
+	static constexpr nanoseconds max_backoff = 20'000'000;
+
+	struct region {
+		np_region_info info;
+		std::uint32_t uid;	 /* for the word cache */
+		std::uint32_t refs = 0; /* pieces */
+		bool gone = false;
+	};
+
+	enum class binding_state : std::uint8_t { unknown, asked, plain, bound };
+	struct binding {
+		std::uint32_t rkey = 0;
+		binding_state state = binding_state::unknown;
+		bool used = false;
+		region *to = nullptr;
+	};
+
+	enum class op_kind : std::uint8_t { undecided, pass, read, write };
+	struct op {
+		ibv_send_wr wr;		   /* sg_list: our copy */
+		std::uint32_t length;
+		std::uint32_t issued;	   /* bytes that have a piece */
+		std::uint32_t pieces;	   /* live */
+		std::uint32_t slots;	   /* send queue entries */
+		std::uint32_t vendor_err;
+		ibv_wc_status status;
+		op_kind kind;
+		bool started;
+		bool finished;
+	};
+
+	/* What a piece does when the send queue has room for it, or waits for there. */
+	enum class stage : std::uint8_t {
+		read_data,
+		read_words,
+		write_decide, /* fetch words, ask for pages, or write */
+		fetch_words,
+		write_data,
+		fault,
+		backoff,
+		rebind, /* for the region, which died, to be resolved again */
+	};
+
+	struct list {
+		std::uint32_t first = none;
+		std::uint32_t last = none;
+		[[nodiscard]] bool empty() const noexcept { return first == none; }
+	};
+
+	struct piece {
+		std::uint64_t op;	/* index of the op */
+		region *reg;
+		list *on;		/* the list it is on */
+		std::uint32_t prev, next;
+		std::uint32_t generation; /* of the cookie */
+		std::uint32_t offset, length; /* bytes of the op */
+		std::uint32_t pages;
+		std::uint64_t first_page; /* index in the region */
+		std::uint64_t hold;
+		nanoseconds wake, pause;
+		std::uint32_t slots;
+		std::uint32_t ring;	/* record in the word ring */
+		std::uint32_t ring_offset;
+		std::uint64_t ring_page; /* first page whose word is there */
+		std::uint32_t ring_pages;
+		stage at;
+		std::uint8_t round;	/* of a READ */
+		std::uint8_t unproven;	/* WRITEs without proof */
+		std::uint8_t fetches;
+		std::uint8_t faulted;	/* fault requests that were served */
+		std::uint8_t rebinds, lost_holds;
+		bool live, dropped, ask_hold, warms, by_words;
+		bool quick; /* see post_quick(): the rest is not filled in */
+		page_bits todo;		/* not proven */
+		page_bits ask;		/* of these, to be asked for */
+	};
+
+	struct slot {
+		std::uint64_t op;
+		std::uint32_t piece;
+	};
+
+	struct ring_record {
+		std::uint32_t offset, size;
+		bool free;
+	};
+
+	struct prefetch_slot {
+		std::uint32_t uid = 0;
+		std::uint32_t pages = 0;
+		std::uint64_t page = 0;
+	};
+
+	/* A failed request has status, all are "complete" only once the QP is dead. */
+	[[nodiscard]] bool complete(std::uint64_t i) const noexcept
+	{
+		const op &o = op_at(i);
+		return o.status == IBV_WC_SUCCESS ? o.finished : dead_ && o.slots == 0;
+	}
+
+	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
+	[[nodiscard]] const op &op_at(std::uint64_t i) const noexcept { return ops_[i & op_mask_]; }
+
+	/* ops */
+	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
+	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
+	[[nodiscard]] bool must_wait(const op &o) const noexcept;
+	[[nodiscard]] bool allowed(const op &o, const region &r) const noexcept;
+	void issue() noexcept;
+	void finish(op &o) noexcept;
+	void drop_silent() noexcept;
+	void fail_op(std::uint64_t i, ibv_wc_status status) noexcept;
+	void settle_failure() noexcept;
+	void die() noexcept;
+
+	/* pieces */
+	[[nodiscard]] bool start_piece(op &o, std::uint64_t i) noexcept;
+	void reset_piece(piece &p, region &r) noexcept;
+	void end_piece(piece &p) noexcept;
+	void drop_piece(piece &p) noexcept;
+	void free_piece(piece &p) noexcept;
+	void proceed(piece &p) noexcept;
+	void proceed_first(piece &p) noexcept;
+	[[nodiscard]] bool try_post(piece &p) noexcept;
+	void arrived(piece &p) noexcept;
+	void learn_words(piece &p) noexcept;
+	void read_arrived(piece &p) noexcept;
+	void unpack(piece &p) noexcept;
+	void read_words_arrived(piece &p) noexcept;
+	void write_words_arrived(piece &p) noexcept;
+	[[nodiscard]] bool post_read(piece &p) noexcept;
+	[[nodiscard]] bool post_read_words(piece &p) noexcept;
+	[[nodiscard]] bool decide_write(piece &p) noexcept;
+	[[nodiscard]] bool post_fetch(piece &p) noexcept;
+	[[nodiscard]] bool post_write(piece &p) noexcept;
+	void ask(piece &p, bool hold) noexcept;
+	void send_fault(piece &p) noexcept;
+	void fault_served(piece &p, const np_event &event) noexcept;
+	void back_off(piece &p) noexcept;
+	void lose_hold(piece &p) noexcept;
+	void rebind(piece &p) noexcept;
+	[[nodiscard]] bool scan(piece &p) noexcept;
+
+	/* regions and keys */
+	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept;
+	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
+	void ask_resolve(binding &b) noexcept;
+	void adopt(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
+	[[nodiscard]] region *make_region(const np_region_info &info) noexcept;
+	void region_dies(region &r) noexcept;
+	void forget_dead() noexcept;
+	void unref(piece &p) noexcept;
+	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const np_event &e) noexcept;
+
+	/* the send queue */
+	[[nodiscard]] bool room(std::uint32_t n) const noexcept
+	{
+		return sq_tail_ - sq_head_ + n <= config_.sq_budget;
+	}
+	[[nodiscard]] ibv_send_wr &push(std::uint64_t i, piece *p, bool signaled) noexcept;
+	void push_drain() noexcept;
+	void push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept;
+	void push_words(piece &p, bool signaled) noexcept;
+	void flush() noexcept;
+	[[nodiscard]] std::uint32_t posted(const ibv_send_wr *bad) const noexcept;
+	void not_posted(std::uint32_t n) noexcept;
+	[[nodiscard]] std::uint64_t sq_id(std::uint64_t i) const noexcept
+	{
+		return std::uint64_t{config_.tag} << 32 | static_cast<std::uint32_t>(i);
+	}
+	[[nodiscard]] bool take_ring(piece &p, std::uint64_t page, std::uint32_t pages) noexcept;
+	void give_ring(piece &p) noexcept;
+	void snapshot(piece &p) noexcept;
+
+	struct bytes {
+		std::uint64_t start, length;
+	};
+	[[nodiscard]] bytes run_bytes(const piece &p, page_bits::run r) const noexcept;
+
+	/* lists */
+	[[nodiscard]] std::uint32_t index(const piece &p) const noexcept
+	{
+		return static_cast<std::uint32_t>(&p - pieces_.data());
+	}
+	void put(list &l, piece &p) noexcept;
+	void put_first(list &l, piece &p) noexcept;
+	void take(piece &p) noexcept;
+
+	engine_config config_;
+	backend &world_;
+	npr_stats stats_{};
+
+	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
+	std::vector<op> ops_;
+	std::vector<ibv_sge> op_sges_;
+	std::vector<std::byte> op_inline_;
+	std::uint64_t op_mask_;
+	std::uint64_t head_ = 0, next_ = 0, tail_ = 0;
+	std::uint64_t failing_ = ~0ULL; /* the first op that failed while the QP lives */
+	std::uint32_t live_writes_ = 0; /* ops on regions, begun and not proven */
+	std::uint32_t live_reads_ = 0;
+	bool dead_ = false;
+	bool broken_ = false; /* the provider refused something: the QP is to end */
+	bool error_told_ = false;
+
+	std::vector<piece> pieces_;
+	list free_, posting_, asking_, pausing_, rebinding_;
+	unsigned max_runs_;
+	std::uint32_t quick_limit_; /* bytes of a READ that post_quick() takes, exclusive */
+
+	std::vector<slot> slots_;
+	std::uint64_t sq_mask_;
+	std::uint64_t sq_head_ = 0, sq_tail_ = 0;
+	std::uint32_t unsignaled_ = 0, signal_every_;
+	bool tail_signaled_ = true;
+	std::vector<ibv_send_wr> chain_;
+	std::vector<ibv_sge> chain_sges_;
+	std::uint32_t chained_ = 0;
+
+	std::vector<std::uint64_t> snap_; /* the words known before, beside config_.words */
+	std::vector<ring_record> ring_;
+	std::uint64_t ring_mask_;
+	std::uint64_t ring_head_ = 0, ring_tail_ = 0;
+	std::uint32_t ring_end_ = 0;
+
+	word_cache cache_;
+	std::vector<std::unique_ptr<region>> regions_;
+	std::vector<binding> bindings_; /* open hash; a power of two */
+	std::size_t bound_ = 0;
+	binding *last_binding_ = nullptr;
+	std::uint32_t next_uid_ = 1;
+	std::uint32_t faults_ = 0, resolves_ = 0;
+	prefetch_slot prefetches_[max_prefetches];
+};
+
+} // namespace npr
+
+#endif

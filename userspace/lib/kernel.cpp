@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "kernel.hpp"
+#include "uverbs_cmd.hpp"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <rdma/ib_user_ioctl_verbs.h>
+#include <rdma/rdma_user_ioctl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace npr {
+
+template <class Cmd>
+int uverbs_kernel::run(Cmd &cmd) noexcept
+{
+	cmd.set_driver(driver_);
+	return ioctl(fd_, RDMA_VERBS_IOCTL, cmd.header()) ? -errno : 0;
+}
+
+int uverbs_kernel::query(np_query &out) noexcept
+{
+	/*
+	 * The kernel answers EINVAL to a call with another driver's number before
+	 * it looks at anything else, and libibverbs keeps the number to itself.
+	 */
+	int rc = -EINVAL;
+
+	for (driver_ = RDMA_DRIVER_MLX5; driver_ < 64; ++driver_) {
+		uverbs_cmd<1> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY);
+		out = {};
+		cmd.out(NP_ATTR_QUERY_RESP, out);
+		rc = run(cmd);
+		if (rc != -EINVAL)
+			break;
+	}
+	/* no such object, or no ioctl interface at all */
+	if (rc == -EPROTONOSUPPORT || rc == -ENOTTY || rc == -EINVAL)
+		return -EOPNOTSUPP;
+	if (!rc && out.abi_version != NP_ABI_VERSION)
+		return -EOPNOTSUPP;
+	return rc;
+}
+
+int uverbs_kernel::channel(int &fd) noexcept
+{
+	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_CHANNEL, NP_METHOD_CHANNEL_ALLOC);
+
+	cmd.fd_out(NP_ATTR_CHANNEL_FD);
+	if (const int rc = run(cmd))
+		return rc;
+	fd = cmd.new_fd(NP_ATTR_CHANNEL_FD);
+	const int flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC)) {
+		const int rc = -errno;
+		close(fd);
+		return rc;
+	}
+	return 0;
+}
+
+int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, np_region_info &out) noexcept
+{
+	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_RESOLVE);
+
+	out = {};
+	cmd.idr(NP_ATTR_RESOLVE_QP, qp.handle);
+	cmd.fd(NP_ATTR_RESOLVE_CHANNEL, channel);
+	cmd.in(NP_ATTR_RESOLVE_RKEY, rkey);
+	cmd.out(NP_ATTR_RESOLVE_RESP, out);
+	return run(cmd);
+}
+
+int uverbs_kernel::fault(const ibv_qp &qp, int channel, const np_fault_req &req,
+			 std::span<const np_range> ranges) noexcept
+{
+	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_FAULT);
+
+	cmd.idr(NP_ATTR_FAULT_QP, qp.handle);
+	cmd.fd(NP_ATTR_FAULT_CHANNEL, channel);
+	cmd.in(NP_ATTR_FAULT_REQ, req);
+	cmd.in(NP_ATTR_FAULT_RANGES, std::as_bytes(ranges));
+	return run(cmd);
+}
+
+int uverbs_kernel::release(const ibv_qp &qp, std::uint64_t hold) noexcept
+{
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_RELEASE);
+
+	cmd.idr(NP_ATTR_RELEASE_QP, qp.handle);
+	cmd.in(NP_ATTR_RELEASE_HOLD, hold);
+	return run(cmd);
+}
+
+int uverbs_kernel::forget(const ibv_qp &qp, std::uint64_t region) noexcept
+{
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_FORGET);
+
+	cmd.idr(NP_ATTR_FORGET_QP, qp.handle);
+	cmd.in(NP_ATTR_FORGET_REGION, region);
+	return run(cmd);
+}
+
+int uverbs_kernel::query_mr(const ibv_mr &mr, np_mr_info &out) noexcept
+{
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY_MR);
+
+	out = {};
+	cmd.idr(NP_ATTR_QUERY_MR_HANDLE, mr.handle);
+	cmd.out(NP_ATTR_QUERY_MR_RESP, out);
+	return run(cmd);
+}
+
+int uverbs_kernel::set_error(ibv_qp &qp) noexcept
+{
+	ibv_qp_attr attr{};
+
+	attr.qp_state = IBV_QPS_ERR;
+	return -ibv_modify_qp(&qp, &attr, IBV_QP_STATE);
+}
+
+} // namespace npr

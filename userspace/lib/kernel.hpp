@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The methods of uverbs object nprdma. Everything returns 0 or a negative errno.
+ * Virtual, so that tests put a kernel of their own behind the library.
+ */
+#ifndef NPR_KERNEL_HPP
+#define NPR_KERNEL_HPP
+
+#include <cstdint>
+#include <infiniband/verbs.h>
+#include <rdma/nprdma.h>
+#include <span>
+
+namespace npr {
+
+class kernel {
+public:
+	virtual ~kernel() = default;
+
+	[[nodiscard]] virtual int query(np_query &out) noexcept = 0;
+	/* A new event channel, non-blocking and close-on-exec. */
+	[[nodiscard]] virtual int channel(int &fd) noexcept = 0;
+	/* Blocks. */
+	[[nodiscard]] virtual int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
+					  np_region_info &out) noexcept = 0;
+	[[nodiscard]] virtual int fault(const ibv_qp &qp, int channel, const np_fault_req &req,
+					std::span<const np_range> ranges) noexcept = 0;
+	virtual int release(const ibv_qp &qp, std::uint64_t hold) noexcept = 0;
+	virtual int forget(const ibv_qp &qp, std::uint64_t region) noexcept = 0;
+	[[nodiscard]] virtual int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept = 0;
+	[[nodiscard]] virtual int set_error(ibv_qp &qp) noexcept = 0;
+};
+
+class uverbs_kernel final : public kernel {
+public:
+	explicit uverbs_kernel(const ibv_context &verbs) noexcept : fd_(verbs.cmd_fd) {}
+
+	/* Also finds out the driver's number, which every call carries. */
+	[[nodiscard]] int query(np_query &out) noexcept override;
+	[[nodiscard]] int channel(int &fd) noexcept override;
+	[[nodiscard]] int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
+				  np_region_info &out) noexcept override;
+	[[nodiscard]] int fault(const ibv_qp &qp, int channel, const np_fault_req &req,
+				std::span<const np_range> ranges) noexcept override;
+	int release(const ibv_qp &qp, std::uint64_t hold) noexcept override;
+	int forget(const ibv_qp &qp, std::uint64_t region) noexcept override;
+	[[nodiscard]] int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept override;
+	[[nodiscard]] int set_error(ibv_qp &qp) noexcept override;
+
+private:
+	template <class Cmd>
+	[[nodiscard]] int run(Cmd &cmd) noexcept;
+
+	int fd_;
+	std::uint32_t driver_ = 0;
+};
+
+} // namespace npr
+
+#endif

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What is behind the opaque handles: engines put on verbs.
+ *
+ * npr_context  one device: the kernel's methods and the thread that resolves keys
+ * npr_cq       one CQ and the send queues that complete there; owns the lock
+ * npr_qp       one engine and its world
+ *
+ * Lock order: npr_cq::mutex, then resolver::mutex or npr_cq::results_mutex (leaves).
+ * The resolver thread holds no lock during its ioctl, and never npr_cq::mutex.
+ */
+#ifndef NPR_OBJECTS_HPP
+#define NPR_OBJECTS_HPP
+
+#include "engine.hpp"
+#include "kernel.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+namespace npr {
+
+[[nodiscard]] nanoseconds monotonic() noexcept;
+
+class unique_fd {
+public:
+	unique_fd() noexcept = default;
+	explicit unique_fd(int fd) noexcept : fd_(fd) {}
+	unique_fd(unique_fd &&o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
+	unique_fd &operator=(unique_fd &&o) noexcept
+	{
+		std::swap(fd_, o.fd_);
+		return *this;
+	}
+	~unique_fd()
+	{
+		if (fd_ >= 0)
+			::close(fd_);
+	}
+	[[nodiscard]] int get() const noexcept { return fd_; }
+
+private:
+	int fd_ = -1;
+};
+
+/*
+ * A lock that an application can do without. It is held for a few hundred
+ * nanoseconds and nearly never contended, and it is on the path of every post
+ * and poll, so the free case is one compare-and-swap in line.
+ */
+class optional_mutex {
+public:
+	explicit optional_mutex(bool wanted) noexcept : wanted_(wanted) {}
+
+	void lock() noexcept
+	{
+		std::uint32_t expected = free;
+
+		/* acquire: what the last holder wrote is seen; pairs with unlock() */
+		if (wanted_ && !state_.compare_exchange_strong(expected, held, std::memory_order_acquire,
+							       std::memory_order_relaxed)) [[unlikely]]
+			wait();
+	}
+
+	void unlock() noexcept
+	{
+		/* release: pairs with lock() and wait() */
+		if (wanted_ && state_.exchange(free, std::memory_order_release) == awaited) [[unlikely]]
+			state_.notify_one();
+	}
+
+private:
+	static constexpr std::uint32_t free = 0, held = 1, awaited = 2;
+
+	void wait() noexcept
+	{
+		/* acquire: as in lock(); a waiter leaves "awaited", for it may not be alone */
+		while (state_.exchange(awaited, std::memory_order_acquire) != free)
+			state_.wait(awaited, std::memory_order_relaxed);
+	}
+
+	std::atomic<std::uint32_t> state_{free};
+	bool wanted_;
+};
+
+/*
+ * RESOLVE blocks, so a thread does it: a key that is new on one QP does not
+ * delay another, and npr_post_send() and npr_poll_cq() never block.
+ */
+class resolver {
+public:
+	explicit resolver(kernel &k) noexcept : kernel_(k) {}
+	~resolver();
+
+	/* Makes room for the requests of one more QP; starts the thread. Throws. */
+	void reserve(std::size_t requests);
+	void submit(npr_qp &qp, std::uint32_t rkey) noexcept;
+	/* No request of @qp is waiting or running when this returns. */
+	void cancel(const npr_qp &qp) noexcept;
+
+private:
+	struct job {
+		npr_qp *qp;
+		std::uint32_t rkey;
+		nanoseconds due, pause, begun;
+	};
+
+	void run() noexcept;
+
+	kernel &kernel_;
+	std::mutex mutex_;
+	std::condition_variable wake_, idle_;
+	std::vector<job> jobs_;
+	std::size_t reserved_ = 0;
+	const npr_qp *running_ = nullptr;
+	bool stop_ = false;
+	std::thread thread_;
+};
+
+/* Repeat while the peer is over a bound; -ETIMEDOUT after this. */
+inline constexpr nanoseconds resolve_patience = 10'000'000'000;
+inline constexpr nanoseconds resolve_pause = 100'000;
+inline constexpr nanoseconds max_resolve_pause = 20'000'000;
+
+struct qp_params {
+	std::uint32_t depth, budget, max_sge, max_inline, cache_slots, read_words_min;
+	bool sq_sig_all, relaxed;
+};
+
+} // namespace npr
+
+struct npr_context {
+	npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags);
+
+	ibv_context *verbs;
+	std::unique_ptr<npr::kernel> kernel;
+	bool threads;
+	np_query caps{};
+	npr::resolver resolver;
+	std::atomic<unsigned> cqs{0};
+};
+
+struct npr_qp final : npr::backend {
+	/* Registers the ring of words unless the caller has: @words_lkey. Throws. */
+	npr_qp(npr_cq &c, ibv_qp *q, const npr::qp_params &params, std::uint16_t cookie,
+	       const std::uint32_t *words_lkey);
+	~npr_qp() override = default;
+
+	int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept override;
+	int fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept override;
+	void release(std::uint64_t hold) noexcept override;
+	void forget(std::uint64_t region) noexcept override;
+	void resolve(std::uint32_t rkey) noexcept override;
+	void fail_qp() noexcept override;
+	npr::nanoseconds now() noexcept override { return npr::monotonic(); }
+
+	npr_cq &cq;
+	ibv_qp *verbs;
+	std::uint32_t budget;
+	std::uint16_t cookie;
+	bool touched = false; /* on cq.touched */
+	bool listed = false;  /* on cq.ready */
+	bool waiting = false; /* counted in cq.waiting */
+	bool timed = false;   /* counted in cq.timed */
+
+private:
+	struct free_words {
+		void operator()(std::uint64_t *p) const noexcept { std::free(p); }
+	};
+	struct dereg {
+		void operator()(ibv_mr *m) const noexcept { ibv_dereg_mr(m); }
+	};
+	std::unique_ptr<std::uint64_t[], free_words> words_;
+	std::unique_ptr<ibv_mr, dereg> words_mr_;
+
+public:
+	npr::engine engine;
+};
+
+struct npr_cq {
+	/* Throws std::system_error. */
+	npr_cq(npr_context &c, ibv_cq *v);
+	~npr_cq();
+
+	npr_qp *attach(ibv_qp *qp, const npr::qp_params &params, const std::uint32_t *words_lkey = nullptr);
+	int detach(npr_qp *qp) noexcept;
+	[[nodiscard]] std::uint32_t room() const noexcept;
+
+	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
+	int poll(int n, ibv_wc *wc) noexcept;
+	int req_notify() noexcept;
+	int wait(int timeout_ms) noexcept;
+	int resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept;
+	std::int64_t prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
+			      bool write) noexcept;
+	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	void kick() noexcept;
+
+	npr_context &ctx;
+	ibv_cq *verbs;
+	npr::unique_fd channel, epoll, event, timer;
+	npr::optional_mutex mutex;
+	std::vector<std::unique_ptr<npr_qp>> qps;
+
+private:
+	struct result {
+		npr_qp *qp;
+		std::uint32_t rkey;
+		int error;
+		np_region_info info;
+	};
+	static constexpr int batch = 32;
+	static constexpr unsigned busy_interval = 8;
+	static constexpr unsigned idle_interval = 1024;
+
+	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept;
+	void rebuild_table();
+	void touch(npr_qp &qp) noexcept;
+	void step_touched() noexcept;
+	void settle(npr_qp &qp) noexcept;
+	int take_ready(int n, ibv_wc *wc) noexcept;
+	void read_events() noexcept;
+	void take_results() noexcept;
+	void set_timer() noexcept;
+
+	npr_qp *last_ = nullptr; /* found */
+	std::vector<npr_qp *> table_; /* by QP number; a power of two */
+	std::vector<npr_qp *> touched_, ready_;
+	std::vector<ibv_wc> strays_; /* polled for others by a detach */
+	unsigned waiting_ = 0, timed_ = 0, polls_ = 0;
+	bool notify_ = false; /* somebody may sleep on the fd */
+	npr::nanoseconds timer_at_ = 0;
+	std::uint16_t next_cookie_ = 0;
+
+	std::mutex results_mutex_;
+	std::vector<result> results_;
+	std::vector<result> taken_;
+	/* Results to take; relaxed, because the mutex orders the results themselves. */
+	std::atomic<bool> have_results_{false};
+};
+
+#endif

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Random work against a responder whose pages come and go at every step. The
+ * sim checks order and keys, the app checks data and completions; the limit on
+ * steps catches a livelock.
+ */
+#include "sim.hpp"
+
+#include <cstring>
+
+namespace npr::test {
+namespace {
+
+struct scenario {
+	const char *name;
+	unsigned page_out, busy, rereg, budget, slots, read_words_min;
+	bool relaxed, sig_all, signature_data;
+};
+
+class RandomWork : public ::testing::TestWithParam<scenario> {};
+
+void run(const scenario &s, std::uint64_t seed, std::size_t count)
+{
+	SCOPED_TRACE(testing::Message() << "seed " << seed);
+	engine_config c = small_config();
+	c.sq_budget = s.budget;
+	c.cache_slots = s.slots;
+	c.read_words_min = s.read_words_min;
+	c.relaxed = s.relaxed;
+	c.sq_sig_all = s.sig_all;
+	app a(c, seed);
+	a.world.add_region(0x10000, 24 * page_size, 0x100);
+	a.world.add_region(0x7f0000000123, 9 * page_size + 77, 0x200);
+	a.world.add_region(0x200000 - 5 * page_size, 12 * page_size - 1, 0x300);
+	a.world.chance_page_out = s.page_out;
+	a.world.chance_busy = s.busy;
+	a.world.chance_rereg = s.rereg;
+	if (s.signature_data) {
+		a.unique_data = false;
+		/* as it would lie in memory, now and then a byte off */
+		a.fill = [&a](std::span<std::byte> b) {
+			const std::uint64_t shift = a.world.dice(4) ? 0 : a.world.dice(8);
+			const app_op *o = a.world.ops.empty() ? nullptr : &a.world.ops.back();
+			(void)o;
+			for (std::size_t i = 0; i < b.size(); ++i)
+				b[i] = static_cast<std::byte>(signature >> 8 * ((i + shift) % 8));
+			if (a.world.dice(2) && !b.empty())
+				b[a.world.dice(b.size())] = std::byte{0x42};
+		};
+	}
+	for (auto &m : a.world.memories)
+		for (std::size_t i = 0; i < m.size(); ++i)
+			m[i] = static_cast<std::byte>(s.signature_data ? signature >> 8 * (i % 8) : i * 7 + i / 251);
+
+	std::uint64_t steps = 0;
+	while (a.posted < count) {
+		a.post_random(count);
+		const std::uint64_t n = a.world.dice(40);
+		for (std::uint64_t i = 0; i < n; ++i)
+			a.world.tick();
+		a.poll();
+		ASSERT_FALSE(::testing::Test::HasFailure());
+		ASSERT_LT(++steps, count * 20'000) << "livelock";
+	}
+	a.finish();
+	ASSERT_FALSE(::testing::Test::HasFailure());
+	a.world.chance_page_out = a.world.chance_rereg = 0;
+	a.world.settle();
+	a.check_memory();
+	EXPECT_TRUE(a.world.holds.empty()) << "a hold was not given back";
+	for (const sim_region &r : a.world.regions)
+		EXPECT_TRUE(!r.gone || !r.known || r.forgotten) << "region " << r.info.region_id;
+}
+
+TEST_P(RandomWork, EndsWithEveryByteAndCompletionRight)
+{
+	for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+		run(GetParam(), seed, 300);
+		if (HasFailure())
+			return;
+	}
+}
+
+INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
+	testing::Values(
+		scenario{"Calm", 0, 0, 0, 16, 64, 0, false, false, false},
+		scenario{"Pressure", 10, 5, 0, 16, 64, 0, false, false, false},
+		scenario{"HeavyPressure", 40, 20, 0, 16, 64, 0, false, false, false},
+		scenario{"SmallestQueue", 20, 5, 0, 2, 4, 0, false, false, false},
+		scenario{"SmallQueueByWords", 15, 5, 0, 3, 4, 2048, false, false, false},
+		scenario{"ByWords", 10, 5, 0, 16, 64, 4096, false, false, false},
+		scenario{"AllSignaled", 10, 5, 0, 9, 64, 0, false, true, false},
+		scenario{"Relaxed", 10, 5, 0, 16, 64, 8192, true, false, false},
+		scenario{"RelaxedPressure", 30, 20, 0, 5, 4, 0, true, false, false},
+		scenario{"DataIsTheSignature", 10, 5, 0, 16, 64, 0, false, false, true},
+		scenario{"DataIsTheSignatureByWords", 20, 5, 0, 16, 64, 4096, true, false, true},
+		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
+		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
+	[](const auto &p) { return std::string(p.param.name); });
+
+/* The QP dies at a random moment: every request completes once, in order, flushed at the end. */
+TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
+{
+	for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+		SCOPED_TRACE(testing::Message() << "seed " << seed);
+		engine_config c = small_config();
+		c.relaxed = seed % 2;
+		c.sq_budget = 2 + static_cast<std::uint32_t>(seed % 9);
+		app a(c, seed);
+		a.expect_success = false;
+		a.world.add_region(0x10000, 24 * page_size, 0x100);
+		a.world.chance_page_out = 10;
+		const std::size_t count = 60;
+		const std::size_t death = a.world.dice(2000);
+		std::uint64_t ticks = 0;
+		bool died = false;
+		for (std::uint64_t steps = 0; a.posted < count && steps < 100'000; ++steps) {
+			a.post_random(count);
+			for (std::uint64_t i = 0; i < 10; ++i, ++ticks) {
+				if (ticks == death && !a.world.queue.empty()) {
+					a.world.queue[a.world.dice(a.world.queue.size())].status =
+						IBV_WC_RETRY_EXC_ERR;
+					died = a.world.qp_error = true;
+				}
+				a.world.tick();
+			}
+			a.poll();
+			ASSERT_FALSE(HasFailure());
+		}
+		a.finish();
+		a.poll();
+		ASSERT_FALSE(HasFailure());
+		EXPECT_TRUE(a.world.queue.empty());
+		if (died) {
+			bool error = false;
+			for (const ibv_wc &w : a.completions) {
+				EXPECT_TRUE(!error || w.status != IBV_WC_SUCCESS) << "success after an error";
+				error |= w.status != IBV_WC_SUCCESS;
+			}
+			EXPECT_TRUE(error);
+			EXPECT_FALSE(a.completions.empty());
+		}
+	}
+}
+
+} // namespace
+} // namespace npr::test

@@ -1,0 +1,1108 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* One behaviour of the protocol each; failures and hostile answers first. */
+#include "sim.hpp"
+
+#include <cerrno>
+#include <cstring>
+
+namespace npr::test {
+namespace {
+
+constexpr unsigned signaled = IBV_SEND_SIGNALED;
+
+struct Engine : ::testing::Test {
+	/* An app with one region of 16 pages whose key is known. */
+	explicit Engine(engine_config c = small_config()) : a(c), r(a.world.add_region(0x100000, 16 * page_size, 0x100)) {}
+
+	void SetUp() override
+	{
+		for (std::size_t i = 0; i < r.memory->size(); ++i)
+			(*r.memory)[i] = static_cast<std::byte>(i * 13 + i / 4096);
+	}
+
+	void resolve()
+	{
+		a.eng->resolve_begins();
+		a.eng->resolve_ended(r.rkey, 0, r.info);
+		r.known = true;
+	}
+
+	void fill_signature(std::uint64_t offset, std::uint64_t n)
+	{
+		for (std::uint64_t i = offset; i < offset + n; ++i)
+			(*r.memory)[i] = static_cast<std::byte>(signature >> 8 * (i % 8));
+	}
+
+	ibv_wc_status only_status()
+	{
+		EXPECT_EQ(a.completions.size(), 1U);
+		return a.completions.empty() ? IBV_WC_GENERAL_ERR : a.completions[0].status;
+	}
+
+	/* Post, let the peer's kernel answer @status, drain. */
+	ibv_wc_status fault_answered(np_status status)
+	{
+		a.expect_success = false;
+		resolve();
+		a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+		a.world.run_wire();
+		EXPECT_EQ(a.world.faults.size(), 1U);
+		a.world.serve_fault(0, status);
+		a.world.deliver(0);
+		a.world.run_wire();
+		a.poll();
+		return only_status();
+	}
+
+	ibv_wc_status resolve_answered(int error)
+	{
+		a.expect_success = false;
+		a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+		EXPECT_EQ(a.world.resolves.size(), 1U);
+		a.world.answer_resolve(0, error);
+		a.world.run_wire();
+		a.poll();
+		return only_status();
+	}
+
+	app a;
+	sim_region &r;
+};
+
+/* --- what is refused ---------------------------------------------------- */
+
+TEST_F(Engine, MoreRequestsThanTheDepthAreRefused)
+{
+	resolve();
+	a.world.all_in(r, false);
+	for (unsigned i = 0; i < 32; ++i)
+		a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	EXPECT_EQ(a.last_rc, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	EXPECT_EQ(a.last_rc, -ENOMEM);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 32U);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	EXPECT_EQ(a.last_rc, 0);
+}
+
+TEST_F(Engine, BadPointsAtTheFirstRequestThatWasNotTaken)
+{
+	resolve();
+	std::byte buffer[8];
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer), 8, 0};
+	ibv_send_wr wr[3]{}, *bad = nullptr;
+	for (int i = 0; i < 3; ++i) {
+		wr[i].sg_list = &s;
+		wr[i].num_sge = 1;
+		wr[i].opcode = IBV_WR_RDMA_READ;
+		wr[i].wr.rdma.rkey = r.rkey;
+		wr[i].wr.rdma.remote_addr = r.info.base;
+		wr[i].next = i < 2 ? &wr[i + 1] : nullptr;
+	}
+	wr[1].num_sge = 5;
+	EXPECT_EQ(a.eng->post_send(wr, &bad), -EINVAL);
+	EXPECT_EQ(bad, &wr[1]);
+	EXPECT_EQ(a.world.queue.size(), 1U);
+}
+
+TEST_F(Engine, InlineReadAndTooMuchInlineDataAreRefused)
+{
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8, signaled | IBV_SEND_INLINE);
+	EXPECT_EQ(a.last_rc, -EINVAL);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 257, signaled | IBV_SEND_INLINE);
+	EXPECT_EQ(a.last_rc, -EINVAL);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 256, signaled | IBV_SEND_INLINE);
+	EXPECT_EQ(a.last_rc, 0);
+}
+
+TEST_F(Engine, AccessBeyondTheRegionIsARemoteAccessError)
+{
+	a.expect_success = false;
+	resolve();
+	std::byte buffer[8];
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer), 8, 0};
+	for (const std::uint64_t addr : {r.info.base - 1, r.info.base + r.info.length - 7, ~0ULL - 3}) {
+		app b(small_config());
+		b.expect_success = false;
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info);
+		ibv_send_wr wr{}, *bad;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		wr.opcode = IBV_WR_RDMA_READ;
+		wr.wr.rdma.rkey = q.rkey;
+		wr.wr.rdma.remote_addr = addr;
+		ASSERT_EQ(b.eng->post_send(&wr, &bad), 0);
+		ibv_wc wc;
+		ASSERT_TRUE(b.eng->poll(wc)) << "an error completes unsignaled requests too";
+		EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
+		EXPECT_TRUE(b.world.qp_error);
+		EXPECT_TRUE(b.world.queue.empty()) << "nothing reaches the wire";
+	}
+}
+
+TEST_F(Engine, WriteWithoutTheRightIsARemoteAccessError)
+{
+	a.expect_success = false;
+	r.info.access = IBV_ACCESS_REMOTE_READ;
+	r.info.write_key = 0;
+	resolve();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(Engine, ReadWithoutTheRightIsARemoteAccessError)
+{
+	a.expect_success = false;
+	r.info.access = IBV_ACCESS_REMOTE_WRITE;
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(Engine, AtomicOnARegionIsRefusedNotDoneTwice)
+{
+	resolve();
+	std::uint64_t old;
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(&old), 8, 0};
+	ibv_send_wr wr{}, *bad;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	wr.wr.atomic.rkey = r.rkey;
+	wr.wr.atomic.remote_addr = r.info.base;
+	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	ibv_wc wc;
+	ASSERT_TRUE(a.eng->poll(wc));
+	EXPECT_EQ(wc.status, IBV_WC_REM_INV_REQ_ERR);
+	EXPECT_TRUE(a.world.queue.empty());
+}
+
+TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)
+{
+	for (int what = 0; what < 4; ++what) {
+		app b(small_config());
+		b.expect_success = false;
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		np_region_info i = q.info;
+		if (what == 0)
+			i.length = 0;
+		else if (what == 1)
+			i.length = ~0ULL;
+		else if (what == 2)
+			i.read_addr += 8;
+		else
+			i.table_addr += 4;
+		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		b.world.resolves.clear();
+		b.eng->on_resolved(q.rkey, 0, i);
+		b.eng->step();
+		b.poll();
+		ASSERT_EQ(b.completions.size(), 1U);
+		EXPECT_EQ(b.completions[0].status, IBV_WC_GENERAL_ERR);
+	}
+}
+
+/* --- answers of the peer ------------------------------------------------ */
+
+TEST_F(Engine, FaultAnsweredAddressIsARemoteAccessError)
+{
+	EXPECT_EQ(fault_answered(NP_ADDRESS), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(a.world.qp_error);
+}
+TEST_F(Engine, FaultAnsweredAccessIsARemoteAccessError)
+{
+	EXPECT_EQ(fault_answered(NP_ACCESS), IBV_WC_REM_ACCESS_ERR);
+}
+TEST_F(Engine, FaultThatTimesOutIsARetryExceededError)
+{
+	EXPECT_EQ(fault_answered(NP_TIMEOUT), IBV_WC_RETRY_EXC_ERR);
+}
+TEST_F(Engine, FaultAnsweredNoMemoryIsARemoteOperationError)
+{
+	EXPECT_EQ(fault_answered(NP_NOMEM), IBV_WC_REM_OP_ERR);
+}
+TEST_F(Engine, FaultOnADeadQueuePairIsAFlush)
+{
+	EXPECT_EQ(fault_answered(NP_QP), IBV_WC_WR_FLUSH_ERR);
+}
+TEST_F(Engine, FaultAnsweredNonsenseIsAnError)
+{
+	EXPECT_EQ(fault_answered(NP_PROTO), IBV_WC_REM_INV_REQ_ERR);
+}
+TEST_F(Engine, ResolveThatTimesOutIsARetryExceededError)
+{
+	EXPECT_EQ(resolve_answered(-ETIMEDOUT), IBV_WC_RETRY_EXC_ERR);
+}
+TEST_F(Engine, ResolveOnADeadQueuePairIsAFlush)
+{
+	EXPECT_EQ(resolve_answered(-ENOTCONN), IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_F(Engine, UnknownKeyGoesToTheProviderAsItIs)
+{
+	for (const int error : {-EACCES, -EHOSTUNREACH}) {
+		app b(small_config());
+		b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.post(IBV_WR_RDMA_WRITE, 0, 16, 8);
+		b.world.answer_resolve(0, error);
+		ASSERT_EQ(b.world.queue.size(), 1U);
+		EXPECT_EQ(b.world.queue[0].wr.wr.rdma.rkey, 0x100U);
+		EXPECT_EQ(b.world.queue[0].wr.wr.rdma.remote_addr, 0x100010U);
+		b.post(IBV_WR_RDMA_WRITE, 0, 16, 8);
+		EXPECT_TRUE(b.world.resolves.empty()) << "asked once only";
+	}
+}
+
+TEST_F(Engine, ExplicitResolveCorrectsAKeyThatWasTakenForPinned)
+{
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(r.rkey, -EACCES, {});
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	EXPECT_EQ(a.world.queue[0].wr.wr.rdma.rkey, r.info.read_key);
+}
+
+TEST_F(Engine, BusyIsAskedAgainLaterAndLaterAndNeverLost)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	a.world.run_wire();
+	nanoseconds last = 0;
+	for (int i = 0; i < 40; ++i) {
+		ASSERT_EQ(a.world.faults.size(), 1U) << i;
+		a.world.serve_fault(0, NP_BUSY);
+		a.world.deliver(0);
+		EXPECT_TRUE(a.world.faults.empty()) << "asked again at once";
+		const auto d = a.eng->deadline();
+		ASSERT_TRUE(d);
+		const nanoseconds pause = *d - a.world.clock;
+		EXPECT_GE(pause, last);
+		EXPECT_LE(pause, 20'000'000U);
+		last = pause;
+		a.world.clock = *d - 1;
+		a.eng->step();
+		EXPECT_TRUE(a.world.faults.empty()) << "too early";
+		a.world.clock = *d;
+		a.eng->step();
+	}
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.eng->stats().busy, 40U);
+}
+
+TEST_F(Engine, EventsOutOfTheBlueDoNoHarm)
+{
+	resolve();
+	np_event e{};
+	e.type = NP_EVENT_FAULT;
+	e.cookie = ~0ULL;
+	a.eng->on_event(e);
+	e.type = 77;
+	a.eng->on_event(e);
+	e.type = NP_EVENT_REGION_GONE;
+	e.region_id = 4711;
+	a.eng->on_event(e);
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, HoldGrantedForARequestThatFailedIsGivenBack)
+{
+	a.expect_success = false;
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	while (!a.world.hold_requests) {
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+		if (!a.world.hold_requests) {
+			a.world.serve_fault(0);
+			a.world.deliver(0);
+		}
+	}
+	a.world.serve_fault(0);
+	ASSERT_EQ(a.world.holds.size(), 1U);
+	/* the QP dies before the answer is heard */
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	a.world.queue[0].status = IBV_WC_RETRY_EXC_ERR;
+	a.world.qp_error = true;
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 2U);
+	a.world.deliver(0);
+	EXPECT_TRUE(a.world.holds.empty());
+	EXPECT_TRUE(a.eng->idle());
+}
+
+/* --- READ ---------------------------------------------------------------- */
+
+TEST_F(Engine, ReadOfResidentMemoryIsOneRead)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 100, 3 * page_size);
+	EXPECT_EQ(a.world.queue.size(), 1U);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.fault_requests, 0U);
+	EXPECT_EQ(a.world.word_reads, 0U);
+	EXPECT_EQ(a.world.data_reads, 1U);
+}
+
+TEST_F(Engine, ReadAsksForTheAbsentPagesOnlyAndReadsThoseAgain)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.world.page_out(r, 3);
+	a.world.page_out(r, 4);
+	a.world.page_out(r, 9);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 16 * page_size);
+	a.world.run_wire();
+	ASSERT_EQ(a.world.fault_log.size(), 1U);
+	ASSERT_EQ(a.world.fault_log[0].size(), 2U);
+	EXPECT_EQ(a.world.fault_log[0][0].addr, r.info.base + 3 * page_size);
+	EXPECT_EQ(a.world.fault_log[0][0].length, 2 * page_size);
+	EXPECT_EQ(a.world.fault_log[0][1].addr, r.info.base + 9 * page_size);
+	EXPECT_EQ(a.world.fault_log[0][1].length, page_size);
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.queue.size(), 2U);
+	EXPECT_EQ(a.world.queue[0].length, 2 * page_size);
+	EXPECT_EQ(a.world.queue[1].length, page_size);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.eng->stats().suspicious_pages, 3U);
+}
+
+TEST_F(Engine, ManyScatteredAbsentPagesFitOneRequest)
+{
+	sim_region &big = a.world.add_region(0x40000000, 512 * page_size, 0x500);
+	for (std::uint64_t p = 0; p < 512; p += 2)
+		a.world.page_in(big, p, false);
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.post(IBV_WR_RDMA_READ, 1, 0, 512 * page_size);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.fault_log.size(), 1U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, ReadOfMoreThanAPieceIsCompleteAndCompletesOnce)
+{
+	sim_region &big = a.world.add_region(0x40000000 + 5, 1500 * page_size, 0x500);
+	for (std::size_t i = 0; i < big.memory->size(); ++i)
+		(*big.memory)[i] = static_cast<std::byte>(i * 31 >> 3);
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.post(IBV_WR_RDMA_READ, 1, 7, 1500 * page_size - 20, signaled, 4);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.post(IBV_WR_RDMA_WRITE, 1, 7, 1500 * page_size - 20, signaled, 4);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
+TEST_F(Engine, DataEqualToTheSignatureIsReadAndNeedsNoHold)
+{
+	resolve();
+	fill_signature(0, 16 * page_size);
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 16 * page_size);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.hold_requests, 0U);
+	EXPECT_EQ(a.world.fault_requests, 1U);
+	EXPECT_EQ(a.eng->stats().false_suspicions, 16U);
+}
+
+TEST_F(Engine, ASingleSignatureWordOrAnOddOffsetIsRead)
+{
+	resolve();
+	a.world.all_in(r, false);
+	fill_signature(128, 8);
+	for (std::uint64_t i = 1000; i < 3000; ++i)
+		(*r.memory)[i] = static_cast<std::byte>(signature >> 8 * ((i + 3) % 8));
+	a.post(IBV_WR_RDMA_READ, 0, 0, page_size);
+	a.post(IBV_WR_RDMA_READ, 0, 131, 3);
+	a.post(IBV_WR_RDMA_READ, 0, 1001, 77);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 3U);
+}
+
+TEST_F(Engine, SignatureDataOnMoreThanSixteenPagesNeedsNoHold)
+{
+	/* the event tells 16 words only: the others are learnt, then compared */
+	sim_region &big = a.world.add_region(0x40000000, 100 * page_size, 0x500);
+	for (std::size_t i = 0; i < big.memory->size(); ++i)
+		(*big.memory)[i] = static_cast<std::byte>(signature >> 8 * (i % 8));
+	a.world.all_in(big, false);
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.post(IBV_WR_RDMA_READ, 1, 0, 100 * page_size);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.hold_requests, 0U);
+}
+
+/*
+ * The unchanged word proves the data only if it was known before the READ: here
+ * the page is absent when it is read, and resident when its word is.
+ */
+TEST_F(Engine, AWordReadAfterTheDataProvesNothingByItself)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	a.world.run_wire();
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	a.world.page_out(r, 0);
+	a.world.advance(0, ~0ULL, false);
+	a.world.page_in(r, 0, false);
+	a.world.complete_one();
+	ASSERT_EQ(a.world.queue.size(), 1U) << "the word";
+	EXPECT_EQ(a.world.queue[0].sges[0].lkey, words_lkey);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U); /* checks the data */
+}
+
+TEST_F(Engine, ReadThatKeepsLosingEndsUnderAHold)
+{
+	resolve();
+	a.world.before_cqe = [this](sim &w) { w.all_out(r); };
+	a.world.before_cqe(a.world);
+	/* absent at every fetch unless held */
+	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
+	for (int i = 0; i < 50 && !a.eng->ready(); ++i) {
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+		while (!a.world.faults.empty())
+			a.world.serve_fault(0);
+		while (!a.world.events.empty())
+			a.world.deliver(0);
+	}
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.hold_requests, 1U);
+	EXPECT_TRUE(a.world.holds.empty());
+}
+
+struct ByWords : Engine {
+	static engine_config config()
+	{
+		engine_config c = small_config();
+		c.read_words_min = page_size;
+		return c;
+	}
+	ByWords() : Engine(config()) {}
+};
+
+TEST_F(ByWords, LargeReadWithKnownWordsIsProvenByThem)
+{
+	resolve();
+	a.world.all_in(r, false);
+	fill_signature(0, 16 * page_size);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	a.world.settle();
+	ASSERT_EQ(a.poll(), 1U);
+	const unsigned faults = a.world.fault_requests;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	EXPECT_EQ(a.world.queue.size(), 1U);
+	a.world.settle();
+	ASSERT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.fault_requests, faults) << "no suspicion without a scan";
+}
+
+TEST_F(ByWords, WordsArePostedOnlyWhenTheDataHasCome)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	a.world.settle();
+	a.poll();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	a.world.advance(0, ~0ULL, false);
+	/* page 2 is lost before its word is looked at, after its data came: harmless */
+	a.world.page_out(r, 2);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(ByWords, PageThatWasAwayDuringTheReadIsFound)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	a.world.settle();
+	a.poll();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	a.world.page_out(r, 5);
+	a.world.advance(0, ~0ULL, false);
+	a.world.page_in(r, 5, false);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+/* --- WRITE --------------------------------------------------------------- */
+
+TEST_F(Engine, WriteToKnownResidentMemoryIsOneDoorbell)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.settle();
+	a.poll();
+	const unsigned reads = a.world.word_reads;
+	a.post(IBV_WR_RDMA_WRITE, 0, page_size, 100);
+	ASSERT_EQ(a.world.queue.size(), 2U);
+	EXPECT_EQ(a.world.queue[0].wr.opcode, IBV_WR_RDMA_WRITE);
+	EXPECT_FALSE(a.world.queue[0].wr.send_flags & IBV_SEND_SIGNALED);
+	EXPECT_EQ(a.world.queue[1].wr.opcode, IBV_WR_RDMA_READ);
+	EXPECT_EQ(a.world.queue[1].length, 8U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.word_reads, reads + 1);
+	EXPECT_EQ(a.world.fault_requests, 0U);
+}
+
+TEST_F(Engine, WordsAreLearntBeforeTheFirstWriteIsPosted)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	EXPECT_EQ(a.world.queue[0].wr.opcode, IBV_WR_RDMA_READ);
+	EXPECT_EQ(a.world.queue[0].length, 16 * 8U) << "the neighbours' too, and not beyond the table";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, WriteToAbsentMemoryAsksFirst)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.writes, 0U);
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	EXPECT_EQ(a.world.faults[0].req.flags, std::uint32_t{NP_FAULT_WRITE});
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
+TEST_F(Engine, ReadablePageIsNotGoodEnoughForAWrite)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.fault_requests, 1U);
+	EXPECT_EQ(a.world.hold_requests, 0U);
+	EXPECT_EQ(a.world.writes, 1U);
+	a.check_memory();
+}
+
+TEST_F(Engine, WriteThatHitScratchIsRepeatedAndReportedAfterwards)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.settle();
+	a.poll();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.page_out(r, 0);
+	a.world.run_wire();
+	EXPECT_FALSE(a.eng->ready());
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.eng->stats().repeated_pages, 1U);
+	a.check_memory();
+}
+
+/* I3: away and back again between the knowledge and the word after. */
+TEST_F(Engine, WritableAgainIsNotUnchanged)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.settle();
+	a.poll();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	a.world.page_out(r, 0);
+	a.world.advance(0, ~0ULL, false);
+	a.world.page_in(r, 0, true);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 1U); /* checks that it is in memory */
+	EXPECT_EQ(a.eng->stats().repeated_pages, 1U);
+	a.check_memory();
+}
+
+/*
+ * The word to compare with is the one known when the WRITE was posted, even if
+ * another answer has brought a newer one meanwhile.
+ */
+TEST_F(Engine, KnowledgeThatCameAfterThePostProvesNothing)
+{
+	engine_config c = small_config();
+	c.relaxed = true;
+	app b(c);
+	sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.world.all_in(q, true);
+	b.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	b.world.settle();
+	b.poll();
+	b.post(IBV_WR_RDMA_WRITE, 0, 0, 100); /* queue: WRITE, word */
+	b.world.page_out(q, 0);
+	b.world.advance(0, ~0ULL, false); /* into scratch */
+	b.world.page_in(q, 0, true);
+	/* a prefetch brings the new word */
+	EXPECT_EQ(b.eng->prefetch(q.rkey, q.info.base, 100, true), 100);
+	b.world.serve_fault(0);
+	b.world.deliver(0);
+	b.world.settle();
+	EXPECT_EQ(b.poll(), 1U);
+	b.check_memory();
+}
+
+TEST_F(Engine, OnlyThePagesThatAreNotProvenAreWrittenAgain)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 8 * page_size);
+	a.world.settle();
+	a.poll();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 8 * page_size);
+	a.world.page_out(r, 6);
+	a.world.run_wire();
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.queue.size(), 2U);
+	EXPECT_EQ(a.world.queue[0].length, page_size);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
+TEST_F(Engine, WordsOfAnEventAreThoseOfItsFirstRange)
+{
+	resolve();
+	a.world.all_in(r, true);
+	for (int i = 0; i < 5; ++i) {
+		a.world.page_out(r, 5);
+		a.world.page_in(r, 5, true);
+	}
+	a.world.page_out(r, 1);
+	a.world.page_out(r, 5);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 8 * page_size);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.fault_requests, 1U);
+	EXPECT_EQ(a.eng->stats().repeated_pages, 0U);
+}
+
+TEST_F(Engine, WriteThatKeepsLosingEndsUnderAHold)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 2 * page_size);
+	for (int i = 0; i < 50 && !a.eng->ready(); ++i) {
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+		while (!a.world.faults.empty())
+			a.world.serve_fault(0);
+		while (!a.world.events.empty())
+			a.world.deliver(0);
+	}
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.hold_requests, 1U);
+	EXPECT_TRUE(a.world.holds.empty());
+	a.check_memory();
+}
+
+TEST_F(Engine, HoldThatEndedWithItsRegionIsNotTrusted)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
+	while (!a.world.hold_requests) {
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+		if (!a.world.hold_requests) {
+			a.world.serve_fault(0);
+			a.world.deliver(0);
+		}
+	}
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	/* granted, posted: now the region is registered anew, with other keys */
+	a.world.replace_region(r);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
+TEST_F(Engine, InlineDataIsKeptForRepeats)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_WRITE, 0, 10, 100, signaled | IBV_SEND_INLINE, 3);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory(); /* the caller's buffer was overwritten at once */
+}
+
+/* --- order and completions ----------------------------------------------- */
+
+TEST_F(Engine, NothingIsPostedBehindAnUnprovenWrite)
+{
+	resolve();
+	a.world.all_in(r, true);
+	for (const auto next : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_SEND}) {
+		a.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+		a.world.settle();
+		a.poll();
+		a.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+		EXPECT_EQ(a.world.queue.size(), 2U);
+		a.post(next, 0, page_size, 8);
+		EXPECT_EQ(a.world.queue.size(), 2U) << next;
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 2U);
+	}
+}
+
+TEST_F(Engine, RelaxedOrderPipelinesWritesButNotASend)
+{
+	engine_config c = small_config();
+	c.relaxed = true;
+	app b(c);
+	sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.world.all_in(q, true);
+	b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+	b.world.settle();
+	b.poll();
+	b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+	b.post(IBV_WR_RDMA_WRITE, 0, 100, 8);
+	b.post(IBV_WR_RDMA_READ, 0, 5000, 8);
+	EXPECT_EQ(b.world.queue.size(), 5U);
+	b.post(IBV_WR_SEND, 0, 0, 0);
+	EXPECT_EQ(b.world.queue.size(), 5U);
+	b.world.settle();
+	EXPECT_EQ(b.poll(), 4U);
+}
+
+TEST_F(Engine, ReadsAreNotDelayedByASuspiciousRead)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.world.page_out(r, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.run_wire();
+	a.post(IBV_WR_RDMA_READ, 0, page_size, 8);
+	EXPECT_EQ(a.world.queue.size(), 1U);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 0U) << "in order all the same";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+}
+
+TEST_F(Engine, FenceWaitsForASuspiciousRead)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.run_wire();
+	a.post(IBV_WR_SEND, 0, 0, 0, signaled | IBV_SEND_FENCE);
+	EXPECT_TRUE(a.world.queue.empty());
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+}
+
+TEST_F(Engine, UnsignaledRequestsLeaveNoCompletionAndNoTrace)
+{
+	resolve();
+	a.world.all_in(r, true);
+	for (int i = 0; i < 100; ++i) {
+		a.post(i % 2 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, 0, 0, 8, 0);
+		ASSERT_EQ(a.last_rc, 0);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 0U);
+	}
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, UnsignaledSendsAreSignaledNowAndThenSoThatTheQueueMoves)
+{
+	for (int i = 0; i < 200; ++i) {
+		a.post(IBV_WR_SEND, 0, 0, 8, 0);
+		ASSERT_EQ(a.last_rc, 0) << i;
+		a.world.run_wire();
+	}
+	EXPECT_EQ(a.poll(), 0U);
+}
+
+TEST_F(Engine, CompletionsOfOthersAreLeftAlone)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	ibv_wc wc{};
+	wc.wr_id = a.world.queue[0].wr.wr_id;
+	wc.opcode = IBV_WC_RECV;
+	EXPECT_FALSE(a.eng->on_cqe(wc)) << "a receive that has our wr_id";
+	wc.opcode = IBV_WC_SEND;
+	wc.wr_id ^= 1ULL << 40;
+	EXPECT_FALSE(a.eng->on_cqe(wc)) << "another tag";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, ErrorsBeforeItDoNotDisturbARequestThatIsEarlier)
+{
+	a.expect_success = false;
+	resolve();
+	a.world.all_in(r, false);
+	a.world.page_out(r, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);	      /* will be repaired */
+	a.world.run_wire();
+	r.info.write_key = 0;			      /* next: a WRITE that is not allowed */
+	a.world.regions.front().info.access = IBV_ACCESS_REMOTE_READ;
+	resolve();
+	std::byte byte{};
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(&byte), 1, 0};
+	ibv_send_wr wr{}, *bad;
+	wr.wr_id = 99;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_RDMA_READ;
+	wr.wr.rdma.rkey = r.rkey;
+	wr.wr.rdma.remote_addr = r.info.base - 1;
+	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	EXPECT_FALSE(a.world.qp_error) << "not while an earlier one is under way";
+	a.world.settle();
+	ibv_wc wc;
+	ASSERT_TRUE(a.eng->poll(wc));
+	EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+	ASSERT_TRUE(a.eng->poll(wc));
+	EXPECT_EQ(wc.wr_id, 99U);
+	EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(a.world.qp_error);
+}
+
+TEST_F(Engine, UnsignaledRequestThatWasDoneBeforeAFailureIsNoFailure)
+{
+	resolve();
+	a.post(IBV_WR_SEND, 0, 0, 0, 0);
+	a.world.run_wire(); /* nobody hears of it */
+	std::byte byte{};
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(&byte), 1, 0};
+	ibv_send_wr wr{}, *bad;
+	wr.wr_id = 99;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_RDMA_READ;
+	wr.wr.rdma.rkey = r.rkey;
+	wr.wr.rdma.remote_addr = r.info.base - 1;
+	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	EXPECT_TRUE(a.world.qp_error);
+	a.world.run_wire();
+	ibv_wc wc;
+	ASSERT_TRUE(a.eng->poll(wc));
+	EXPECT_EQ(wc.wr_id, 99U);
+	EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_FALSE(a.eng->poll(wc));
+	EXPECT_TRUE(a.eng->idle());
+}
+
+TEST_F(Engine, AfterAnErrorEverythingIsFlushedEvenWhatIsPostedLater)
+{
+	a.expect_success = false;
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8, 0);
+	a.post(IBV_WR_SEND, 0, 0, 0, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.queue[0].status = IBV_WC_REM_OP_ERR;
+	a.world.qp_error = true;
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 3U);
+	ASSERT_EQ(a.completions.size(), 3U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_REM_OP_ERR);
+	EXPECT_EQ(a.completions[1].status, IBV_WC_WR_FLUSH_ERR);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8, 0);
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.completions.back().status, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_F(Engine, CompletionsOfAFailedQueuePairWaitForTheirBuffers)
+{
+	a.expect_success = false;
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.post(IBV_WR_RDMA_READ, 0, 64, 8);
+	a.world.queue[0].status = IBV_WC_REM_OP_ERR;
+	a.world.qp_error = true;
+	a.world.advance(0, 1, false);
+	a.world.complete_one();
+	EXPECT_EQ(a.poll(), 1U) << "the second is still with the send queue";
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, ProviderThatRefusesAPostEndsTheQueuePair)
+{
+	for (int after = 0; after < 6; ++after) {
+		SCOPED_TRACE(after);
+		app b(small_config());
+		b.expect_success = false;
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.all_in(q, true);
+		b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+		b.world.settle();
+		b.poll();
+		b.completions.clear();
+		b.world.refuse_post_after = after;
+		b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+		b.post(IBV_WR_SEND, 0, 0, 8, 0);
+		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		b.world.refuse_post_after = after == 5 ? 0 : b.world.refuse_post_after;
+		b.world.settle();
+		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		b.world.settle();
+		b.poll();
+		EXPECT_TRUE(b.world.queue.empty());
+		EXPECT_TRUE(b.eng->idle()) << "everything has completed";
+	}
+}
+
+TEST_F(Engine, ZeroLengthNeedsNoKey)
+{
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 0);
+	EXPECT_EQ(a.world.queue.size(), 1U);
+	EXPECT_TRUE(a.world.resolves.empty());
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+/* --- regions that die ------------------------------------------------------ */
+
+TEST_F(Engine, RegionThatIsGoneForGoodIsARemoteAccessError)
+{
+	a.expect_success = false;
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.kill_region(r, false);
+	a.world.settle();
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(r.forgotten);
+}
+
+TEST_F(Engine, DeadRegionIsForgottenWhenItsLastKeyIsOutOfUse)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.advance(0, ~0ULL, false);
+	a.world.kill_region(r);
+	a.world.deliver(0);
+	EXPECT_FALSE(r.forgotten) << "the READ is not completed";
+	a.world.complete_one();
+	EXPECT_TRUE(r.forgotten);
+	EXPECT_EQ(a.poll(), 1U) << "its data came before";
+}
+
+TEST_F(Engine, KeyOfARegionThatDiedIsResolvedAnew)
+{
+	resolve();
+	sim_region &second = a.world.replace_region(r);
+	a.world.deliver(0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	EXPECT_EQ(a.world.resolves.size(), 1U);
+	a.world.all_in(second, false);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, AnswerThatNamesADeadRegionIsNotBelieved)
+{
+	/* RESOLVE is answered, the region dies, and the death is heard first */
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	const np_region_info old = r.info;
+	sim_region &second = a.world.replace_region(r);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.resolves.clear();
+	a.eng->on_resolved(r.rkey, 0, old);
+	a.eng->step();
+	EXPECT_TRUE(a.world.queue.empty());
+	EXPECT_EQ(a.world.resolves.size(), 1U) << "asked again";
+	a.world.all_in(second, false);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+/* --- several at once ------------------------------------------------------- */
+
+TEST_F(Engine, NoMoreFaultRequestsAreUnderWayThanTheKernelTakes)
+{
+	resolve();
+	for (unsigned i = 0; i < 12; ++i)
+		a.post(IBV_WR_RDMA_READ, 0, i * page_size, 8);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.faults.size(), 4U);
+	a.world.serve_fault(2);
+	a.world.deliver(0);
+	EXPECT_EQ(a.world.faults.size(), 4U) << "the next one, at once";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 12U);
+}
+
+TEST_F(Engine, PrefetchMakesPagesResidentAndTheirWordsKnown)
+{
+	EXPECT_EQ(a.eng->prefetch(r.rkey, r.info.base, page_size, true), -ENOENT);
+	resolve();
+	EXPECT_EQ(a.eng->prefetch(r.rkey, r.info.base + r.info.length - 10, 11, true), -EFAULT);
+	EXPECT_EQ(a.eng->prefetch(r.rkey, r.info.base, 4 * page_size, true), std::int64_t{4 * page_size});
+	a.world.settle();
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 4 * page_size);
+	EXPECT_EQ(a.world.queue.size(), 2U) << "WRITE and words: nothing had to be asked";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, PrefetchLeavesRoomForWork)
+{
+	sim_region &big = a.world.add_region(0x40000000, 8192 * page_size, 0x500);
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(big.rkey, 0, big.info);
+	const std::int64_t n = a.eng->prefetch(big.rkey, big.info.base, big.info.length, false);
+	EXPECT_GT(n, 0);
+	EXPECT_LT(static_cast<std::uint64_t>(n), big.info.length);
+	EXPECT_LT(a.world.faults.size(), 4U);
+	a.world.settle();
+}
+
+} // namespace
+} // namespace npr::test

@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "sim.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+
+namespace npr::test {
+
+namespace {
+
+std::byte *at(std::uint64_t addr)
+{
+	return reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(addr));
+}
+
+} // namespace
+
+engine_config small_config()
+{
+	engine_config c;
+	c.depth = 32;
+	c.sq_budget = 16;
+	c.max_sge = 4;
+	c.max_inline = 256;
+	c.max_faults = 4;
+	c.cache_slots = 64;
+	c.qp_num = 17;
+	c.tag = 0xabcd1234;
+	c.cookie = 5;
+	c.words_lkey = words_lkey;
+	return c;
+}
+
+/* --- responder --------------------------------------------------------- */
+
+sim_region &sim::add_region(std::uint64_t base, std::uint64_t length, std::uint32_t rkey)
+{
+	memories.emplace_back(length);
+	stamps.emplace_back(length);
+	regions.emplace_back();
+	sim_region &r = regions.back();
+	r.rkey = rkey;
+	r.memory = &memories.back();
+	r.stamps = &stamps.back();
+	r.info.region_id = next_id_++;
+	r.info.base = base;
+	r.info.length = length;
+	r.info.access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+	r.info.read_key = next_key_++;
+	r.info.write_key = next_key_++;
+	r.info.read_addr = 0x700000000000 + base;
+	r.info.write_addr = 0x600000000000 + base;
+	r.info.table_addr = 0x500000000000;
+	r.info.signature = signature;
+	r.pages.resize(r.page_of(length - 1) + 1);
+	return r;
+}
+
+void sim::kill_region(sim_region &r, bool tell)
+{
+	for (std::uint64_t p = 0; p < r.pages.size(); ++p) {
+		r.pages[p].holds = 0;
+		page_out(r, p);
+	}
+	r.gone = true;
+	std::erase_if(holds, [&](const auto &h) { return h.second.region == &r; });
+	if (tell) {
+		np_event e{};
+		e.type = NP_EVENT_REGION_GONE;
+		e.region_id = r.info.region_id;
+		events.push_back(e);
+	}
+}
+
+sim_region &sim::replace_region(sim_region &old)
+{
+	kill_region(old);
+	regions.push_back(old);
+	sim_region &r = regions.back();
+	r.gone = r.forgotten = r.known = false;
+	r.info.region_id = next_id_++;
+	r.info.read_key = next_key_++;
+	r.info.write_key = next_key_++;
+	r.pages.assign(r.pages.size(), {});
+	return r;
+}
+
+void sim::page_out(sim_region &r, std::uint64_t i)
+{
+	sim_page &p = r.pages[i];
+
+	if (p.holds || !(p.mapped_read || p.mapped_write))
+		return;
+	p.word = ((p.word >> 2) + 1) << 2;
+	p.mapped_read = p.mapped_write = false;
+}
+
+void sim::page_in(sim_region &r, std::uint64_t i, bool write)
+{
+	sim_page &p = r.pages[i];
+	const std::uint64_t rights = NP_WORD_READABLE | (write ? std::uint64_t{NP_WORD_WRITABLE} : 0);
+
+	if ((p.word & rights) == rights)
+		return;
+	p.mapped_read = true;
+	p.mapped_write |= write;
+	p.word = ((p.word >> 2) + 1) << 2 | rights | (p.word & NP_WORD_WRITABLE);
+}
+
+void sim::all_in(sim_region &r, bool write)
+{
+	for (std::uint64_t p = 0; p < r.pages.size(); ++p)
+		page_in(r, p, write);
+}
+
+void sim::all_out(sim_region &r)
+{
+	for (std::uint64_t p = 0; p < r.pages.size(); ++p)
+		page_out(r, p);
+}
+
+sim_region *sim::by_key(std::uint32_t key, bool write)
+{
+	for (sim_region &r : regions)
+		if ((write ? r.info.write_key : r.info.read_key) == key)
+			return &r;
+	return nullptr;
+}
+
+/* --- wire -------------------------------------------------------------- */
+
+int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
+{
+	for (ibv_send_wr *w = chain; w; w = w->next) {
+		if (refuse_post_after >= 0 && refuse_post_after-- == 0) {
+			*bad = w;
+			return ENOMEM;
+		}
+		wire x{};
+		x.wr = *w;
+		x.sges.assign(w->sg_list, w->sg_list + w->num_sge);
+		for (const ibv_sge &s : x.sges)
+			x.length += s.length;
+		if (w->send_flags & IBV_SEND_INLINE) {
+			for (const ibv_sge &s : x.sges)
+				x.inlined.insert(x.inlined.end(), at(s.addr), at(s.addr) + s.length);
+		}
+		if (w->opcode == IBV_WR_RDMA_READ) {
+			const bool table = x.sges[0].lkey == words_lkey;
+			++(table ? word_reads : data_reads);
+			const std::uint64_t unit = table ? 8 : unit_size;
+			const std::uint64_t first = w->wr.rdma.remote_addr / unit;
+			const std::uint64_t last = (w->wr.rdma.remote_addr + x.length - 1) / unit;
+			x.todo.resize(last - first + 1);
+			std::iota(x.todo.rbegin(), x.todo.rend(), 0U);
+		} else if (w->opcode == IBV_WR_RDMA_WRITE && x.length) {
+			++writes;
+		}
+		queue.push_back(std::move(x));
+	}
+	if (budget) {
+		EXPECT_LE(queue.size(), budget) << "send queue overrun";
+	}
+	return 0;
+}
+
+void sim::store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes)
+{
+	for (const ibv_sge &s : w.sges) {
+		if (offset >= s.length) {
+			offset -= s.length;
+			continue;
+		}
+		const std::uint64_t n = std::min<std::uint64_t>(bytes.size(), s.length - offset);
+		std::memcpy(at(s.addr) + offset, bytes.data(), n);
+		bytes = bytes.subspan(n);
+		offset = 0;
+		if (bytes.empty())
+			return;
+	}
+	ADD_FAILURE() << "READ beyond its buffers";
+}
+
+void sim::load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const
+{
+	if (!w.inlined.empty()) {
+		std::memcpy(bytes.data(), w.inlined.data() + offset, bytes.size());
+		return;
+	}
+	for (const ibv_sge &s : w.sges) {
+		if (offset >= s.length) {
+			offset -= s.length;
+			continue;
+		}
+		const std::uint64_t n = std::min<std::uint64_t>(bytes.size(), s.length - offset);
+		std::memcpy(bytes.data(), at(s.addr) + offset, n);
+		bytes = bytes.subspan(n);
+		offset = 0;
+		if (bytes.empty())
+			return;
+	}
+	ADD_FAILURE() << "WRITE beyond its buffers";
+}
+
+/* @n bytes of a WRITE reach memory: whose are they, and is it their turn? */
+void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w)
+{
+	app_op *owner = nullptr;
+
+	for (app_op &o : ops) {
+		if (o.done || o.opcode != IBV_WR_RDMA_WRITE || &memories[o.memory] != r.memory || start < o.offset ||
+		    start + n > o.offset + o.length)
+			continue;
+		/* inline data is a copy: tests make it tell its owner (see post_random()) */
+		const std::uint64_t skip = w.wr.wr.rdma.remote_addr - r.info.write_addr - o.offset;
+		const bool mine = w.inlined.empty() ? at(w.sges[0].addr) >= o.buffer.data() &&
+							      at(w.sges[0].addr) < o.buffer.data() + o.buffer.size()
+						    : skip < o.length && w.inlined.size() <= o.length - skip &&
+							      std::equal(w.inlined.begin(), w.inlined.end(),
+									 o.buffer.begin() +
+										 static_cast<std::ptrdiff_t>(skip));
+		if (mine) {
+			owner = &o;
+			break;
+		}
+	}
+	ASSERT_TRUE(owner) << "a WRITE took effect that no unfinished work request asked for";
+	if (!owner->began && ordered) {
+		for (const app_op &o : ops) {
+			if (o.seq >= owner->seq)
+				break;
+			if (o.opcode != IBV_WR_RDMA_WRITE)
+				continue;
+			for (std::uint64_t i = 0; i < o.length; ++i)
+				ASSERT_GE(stamps[o.memory][o.offset + i], o.seq)
+					<< "WRITE " << owner->seq << " overtook WRITE " << o.seq;
+		}
+	}
+	owner->began = true;
+	for (std::uint64_t i = start; i < start + n; ++i) {
+		ASSERT_LE((*r.stamps)[i], owner->seq) << "a later WRITE was overwritten";
+		(*r.stamps)[i] = owner->seq;
+	}
+}
+
+/* Bytes [offset, offset + n) of @w, which lie in one unit. */
+void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
+{
+	const bool write = w.wr.opcode == IBV_WR_RDMA_WRITE;
+	const std::uint64_t addr = w.wr.wr.rdma.remote_addr + offset;
+	sim_region *r = by_key(w.wr.wr.rdma.rkey, write);
+	std::byte bytes[unit_size];
+
+	if (!r || r->forgotten) {
+		ADD_FAILURE() << "a key that is not valid: " << w.wr.wr.rdma.rkey;
+		w.status = IBV_WC_REM_ACCESS_ERR;
+		return;
+	}
+	if (!write && w.sges[0].lkey == words_lkey) {
+		const std::uint64_t i = (addr - r->info.table_addr) / 8;
+		ASSERT_LT(i, r->pages.size());
+		std::memcpy(bytes, &r->pages[i].word, 8);
+		store(w, offset, {bytes, 8});
+		return;
+	}
+	const std::uint64_t start = addr - (write ? r->info.write_addr : r->info.read_addr);
+	ASSERT_LE(start + n, r->info.length) << "outside of the region";
+	const sim_page &p = r->pages[r->page_of(start)];
+	if (write) {
+		load(w, offset, {bytes, n});
+		if (p.mapped_write) {
+			effect(*r, start, n, w);
+			std::memcpy(r->memory->data() + start, bytes, n);
+		}
+		return;
+	}
+	if (p.mapped_read) {
+		std::memcpy(bytes, r->memory->data() + start, n);
+	} else {
+		for (std::uint64_t i = 0; i < n; ++i)
+			bytes[i] = static_cast<std::byte>(signature >> 8 * ((addr + i) % 8));
+	}
+	store(w, offset, {bytes, n});
+}
+
+bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
+{
+	wire &w = queue[i];
+
+	if (w.finished)
+		return false;
+	if (qp_error) {
+		/* in order: what was under way ends, the rest is flushed */
+		if (w.status == IBV_WC_SUCCESS)
+			w.status = IBV_WC_WR_FLUSH_ERR;
+		w.finished = true;
+		return true;
+	}
+	for (std::size_t k = 0; k < i; ++k) {
+		if (queue[k].finished)
+			continue;
+		if (queue[k].wr.opcode != IBV_WR_RDMA_READ || w.wr.send_flags & IBV_SEND_FENCE)
+			return false;
+	}
+	if (w.wr.opcode == IBV_WR_RDMA_READ) {
+		const std::uint64_t unit = w.sges[0].lkey == words_lkey ? 8 : unit_size;
+		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
+		while (units-- && !w.todo.empty()) {
+			if (shuffled)
+				std::swap(w.todo.back(), w.todo[dice(w.todo.size())]);
+			const std::uint64_t u = addr / unit + w.todo.back();
+			w.todo.pop_back();
+			const std::uint64_t start = std::max(addr, u * unit);
+			const std::uint64_t end = std::min(addr + w.length, (u + 1) * unit);
+			execute(w, start - addr, end - start);
+		}
+		w.finished = w.todo.empty() || w.status != IBV_WC_SUCCESS;
+	} else if (w.wr.opcode == IBV_WR_RDMA_WRITE && by_key(w.wr.wr.rdma.rkey, true)) {
+		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
+		while (units-- && w.done < w.length) {
+			const std::uint64_t n =
+				std::min(unit_size - (addr + w.done) % unit_size, w.length - w.done);
+			execute(w, w.done, n);
+			w.done += n;
+		}
+		w.finished = w.done == w.length || w.status != IBV_WC_SUCCESS;
+	} else {
+		/* SEND, or a pinned region: it only takes its place in the order */
+		if (!qp_error)
+			for (const app_op &o : ops) {
+				if (o.seq >= w.wr.imm_data)
+					break;
+				if (o.opcode != IBV_WR_RDMA_WRITE)
+					continue;
+				for (std::uint64_t b = 0; b < o.length; ++b)
+					EXPECT_GE(stamps[o.memory][o.offset + b], o.seq)
+						<< "SEND " << w.wr.imm_data << " overtook WRITE " << o.seq;
+			}
+		w.finished = true;
+	}
+	if (w.finished && w.status != IBV_WC_SUCCESS)
+		qp_error = true;
+	return true;
+}
+
+bool sim::complete_one()
+{
+	if (queue.empty() || !queue.front().finished)
+		return false;
+	const wire w = std::move(queue.front());
+	queue.pop_front();
+	if (!(w.wr.send_flags & IBV_SEND_SIGNALED) && w.status == IBV_WC_SUCCESS)
+		return true;
+	ibv_wc wc{};
+	wc.wr_id = w.wr.wr_id;
+	wc.status = w.status;
+	/* only these are defined after an error */
+	wc.opcode = w.status != IBV_WC_SUCCESS ? IBV_WC_RECV
+		    : w.wr.opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ
+						       : IBV_WC_SEND;
+	wc.qp_num = 17;
+	if (before_cqe)
+		before_cqe(*this);
+	EXPECT_TRUE(attached->on_cqe(wc)) << "the engine did not know its own completion";
+	attached->step();
+	return true;
+}
+
+void sim::run_wire()
+{
+	while (!queue.empty()) {
+		for (std::size_t i = 0; i < queue.size(); ++i)
+			advance(i, ~0ULL, false);
+		while (complete_one())
+			;
+	}
+}
+
+/* --- the other kernel -------------------------------------------------- */
+
+int sim::fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept
+{
+	std::uint64_t pages = 0;
+
+	for (const np_range &r : ranges)
+		pages += ((r.addr + r.length - 1) >> page_shift) - (r.addr >> page_shift) + 1;
+	EXPECT_GE(ranges.size(), 1U);
+	EXPECT_LE(ranges.size(), std::size_t{NP_MAX_RANGES});
+	EXPECT_LE(pages, std::uint64_t{NP_MAX_PAGES});
+	++fault_requests;
+	hold_requests += (req.flags & NP_FAULT_HOLD) != 0;
+	faults.push_back({req, {ranges.begin(), ranges.end()}});
+	fault_log.emplace_back(ranges.begin(), ranges.end());
+	return 0;
+}
+
+void sim::serve_fault(std::size_t i, np_status status)
+{
+	const pending_fault f = faults[i];
+	faults.erase(faults.begin() + static_cast<std::ptrdiff_t>(i));
+	np_event e{};
+	e.type = NP_EVENT_FAULT;
+	e.cookie = f.req.cookie;
+	e.region_id = f.req.region_id;
+	e.status = static_cast<std::uint32_t>(status);
+
+	sim_region *r = nullptr;
+	for (sim_region &x : regions)
+		if (x.info.region_id == f.req.region_id)
+			r = &x;
+	EXPECT_TRUE(r);
+	if (r->gone)
+		e.status = NP_GONE;
+	if (e.status == NP_OK) {
+		std::vector<std::uint64_t> pages;
+		for (const np_range &range : f.ranges) {
+			EXPECT_GE(range.addr, r->info.base);
+			EXPECT_LE(range.addr + range.length, r->info.base + r->info.length);
+			const std::uint64_t first = r->page_of(range.addr - r->info.base);
+			const std::uint64_t last = r->page_of(range.addr + range.length - 1 - r->info.base);
+			for (std::uint64_t p = first; p <= last; ++p) {
+				page_in(*r, p, f.req.flags & NP_FAULT_WRITE);
+				pages.push_back(p);
+				if (&range == &f.ranges.front() && p - first < NP_EVENT_WORDS)
+					e.words[e.nr_words++] = r->pages[p].word;
+			}
+		}
+		if (f.req.flags & NP_FAULT_HOLD) {
+			e.hold_id = next_hold_++;
+			for (const auto p : pages)
+				++r->pages[p].holds;
+			holds[e.hold_id] = {r, pages};
+		}
+	}
+	events.push_back(e);
+}
+
+void sim::release(std::uint64_t id) noexcept
+{
+	const auto h = holds.find(id);
+
+	if (h == holds.end()) {
+		/* a hold ends with its region too */
+		EXPECT_TRUE(std::any_of(regions.begin(), regions.end(), [](const auto &r) { return r.gone; }))
+			<< "released twice";
+		return;
+	}
+	for (const auto p : h->second.pages)
+		--h->second.region->pages[p].holds;
+	holds.erase(h);
+}
+
+void sim::forget(std::uint64_t id) noexcept
+{
+	for (sim_region &r : regions) {
+		if (r.info.region_id != id)
+			continue;
+		EXPECT_TRUE(r.gone);
+		/* twice does no harm: two messages may say that it is gone */
+		r.forgotten = true;
+		for (const wire &w : queue)
+			EXPECT_FALSE(w.wr.wr.rdma.rkey == r.info.read_key ||
+				     w.wr.wr.rdma.rkey == r.info.write_key)
+				<< "forgotten while its keys are in use";
+	}
+}
+
+void sim::answer_resolve(std::size_t i, int error)
+{
+	const std::uint32_t rkey = resolves[i];
+	np_region_info info{};
+
+	resolves.erase(resolves.begin() + static_cast<std::ptrdiff_t>(i));
+	if (!error) {
+		error = -EACCES;
+		for (sim_region &r : regions) {
+			if (r.rkey == rkey && !r.gone) {
+				r.known = true;
+				info = r.info;
+				error = 0;
+			}
+		}
+	}
+	attached->on_resolved(rkey, error, info);
+	attached->step();
+}
+
+void sim::deliver(std::size_t i)
+{
+	const np_event e = events[i];
+
+	events.erase(events.begin() + static_cast<std::ptrdiff_t>(i));
+	attached->on_event(e);
+	attached->step();
+}
+
+void sim::settle()
+{
+	for (unsigned rounds = 0; !quiet(); ++rounds) {
+		ASSERT_LT(rounds, 10000U) << "livelock";
+		run_wire();
+		while (!resolves.empty())
+			answer_resolve(0);
+		while (!faults.empty())
+			serve_fault(0);
+		while (!events.empty())
+			deliver(0);
+		if (const auto d = attached->deadline()) {
+			clock = *d;
+			attached->step();
+		}
+	}
+}
+
+void sim::tick()
+{
+	if (chance_page_out && dice(100) < chance_page_out) {
+		sim_region &r = regions[dice(regions.size())];
+		const std::uint64_t p = dice(r.pages.size());
+		if (!r.gone)
+			page_out(r, p);
+		return;
+	}
+	if (chance_rereg && dice(1000) < chance_rereg) {
+		sim_region &r = regions[dice(regions.size())];
+		if (!r.gone)
+			replace_region(r);
+		return;
+	}
+	switch (dice(6)) {
+	case 0:
+	case 1:
+		if (!queue.empty())
+			advance(dice(queue.size()), 1ULL << dice(10), dice(2));
+		break;
+	case 2:
+		complete_one();
+		break;
+	case 3:
+		if (!faults.empty())
+			serve_fault(dice(faults.size()), dice(100) < chance_busy ? NP_BUSY : NP_OK);
+		break;
+	case 4:
+		if (!events.empty())
+			deliver(dice(events.size()));
+		break;
+	default:
+		if (!resolves.empty())
+			answer_resolve(dice(resolves.size()));
+		clock += dice(100'000);
+		if (dice(4) == 0)
+			attached->step();
+		break;
+	}
+}
+
+/* --- application ------------------------------------------------------- */
+
+app::app(engine_config c, std::uint64_t seed) : world(seed), config(c)
+{
+	if (config.words.empty()) {
+		words.resize(engine::min_words);
+		config.words = words;
+	}
+	eng = std::make_unique<engine>(config, world);
+	world.ordered = !config.relaxed;
+	world.attached = eng.get();
+	world.budget = config.sq_budget;
+	fill = [this](std::span<std::byte> b) {
+		for (std::byte &x : b)
+			x = static_cast<std::byte>(world.rng());
+	};
+}
+
+app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset, std::uint64_t length,
+		  unsigned flags, unsigned sges)
+{
+	app_op o;
+	o.seq = next_seq_;
+	o.opcode = opcode;
+	o.memory = memory;
+	o.offset = offset;
+	o.length = length;
+	o.signaled = flags & IBV_SEND_SIGNALED || config.sq_sig_all;
+	o.buffer.resize(length);
+	if (opcode == IBV_WR_RDMA_WRITE)
+		fill(o.buffer);
+
+	if (reference.size() < world.memories.size()) {
+		for (std::size_t i = reference.size(); i < world.memories.size(); ++i)
+			reference.push_back(world.memories[i]);
+	}
+	std::vector<std::byte> &ref = reference[memory];
+	if (opcode == IBV_WR_RDMA_READ)
+		o.expected.assign(ref.begin() + static_cast<std::ptrdiff_t>(offset),
+				  ref.begin() + static_cast<std::ptrdiff_t>(offset + length));
+
+	/* cut the buffer at odd places */
+	std::vector<ibv_sge> list;
+	std::uint64_t start = 0;
+	for (unsigned i = 0; i < sges; ++i) {
+		const std::uint64_t left = length - start;
+		const std::uint64_t n = i + 1 == sges ? left : world.dice(left + 1);
+		list.push_back({reinterpret_cast<std::uintptr_t>(o.buffer.data()) + start,
+				static_cast<std::uint32_t>(n), 0x11});
+		start += n;
+	}
+	std::vector<std::byte> shown;
+	if (flags & IBV_SEND_INLINE) {
+		shown = o.buffer;
+		for (ibv_sge &s : list)
+			s.addr = s.addr - reinterpret_cast<std::uintptr_t>(o.buffer.data()) +
+				 reinterpret_cast<std::uintptr_t>(shown.data());
+	}
+
+	const sim_region *r = nullptr;
+	for (const sim_region &x : world.regions)
+		if (x.memory == &world.memories[memory])
+			r = &x;
+	ibv_send_wr wr{}, *bad = nullptr;
+	wr.wr_id = o.seq;
+	wr.sg_list = list.data();
+	wr.num_sge = static_cast<int>(list.size());
+	wr.opcode = opcode;
+	wr.send_flags = flags;
+	wr.imm_data = static_cast<std::uint32_t>(o.seq); /* the simulated wire looks at it */
+	wr.wr.rdma.remote_addr = r->info.base + offset;
+	wr.wr.rdma.rkey = r->rkey;
+
+	/* before the post: it may take effect inside of it */
+	world.ops.push_back(std::move(o));
+	last_rc = eng->post_send(&wr, &bad);
+	/* inline data is the caller's again */
+	std::fill(shown.begin(), shown.end(), std::byte{0xee});
+	if (last_rc) {
+		world.ops.pop_back();
+		static app_op refused;
+		return refused;
+	}
+	++next_seq_;
+	++posted;
+	app_op &kept = world.ops.back();
+	if (opcode == IBV_WR_RDMA_WRITE)
+		std::copy(kept.buffer.begin(), kept.buffer.end(), ref.begin() + static_cast<std::ptrdiff_t>(offset));
+	return kept;
+}
+
+/* A WRITE must not meet a READ under way, nor, out of order, another WRITE. */
+bool app::conflicts(const app_op &o) const
+{
+	for (const app_op &x : world.ops) {
+		if (x.done || x.memory != o.memory || x.offset + x.length <= o.offset ||
+		    o.offset + o.length <= x.offset)
+			continue;
+		if (x.opcode == IBV_WR_RDMA_READ && o.opcode == IBV_WR_RDMA_WRITE)
+			return true;
+		if (config.relaxed && x.opcode == IBV_WR_RDMA_WRITE)
+			return true;
+	}
+	return false;
+}
+
+bool app::post_random(std::size_t count)
+{
+	if (posted >= count)
+		return false;
+	if (world.ops.size() >= (window ? window : config.depth))
+		return false;
+	app_op want;
+	const std::uint64_t kind = world.dice(10);
+	want.opcode = kind < 4 ? IBV_WR_RDMA_READ : kind < 9 ? IBV_WR_RDMA_WRITE : IBV_WR_SEND;
+	want.memory = world.dice(world.memories.size());
+	const std::uint64_t size = world.memories[want.memory].size();
+	const std::uint64_t limit = std::min<std::uint64_t>(size, max_pages * page_size);
+	want.length = world.dice(3) ? 1 + world.dice(std::min<std::uint64_t>(limit, 300)) : 1 + world.dice(limit);
+	want.offset = world.dice(size - want.length + 1);
+	if (want.opcode == IBV_WR_SEND)
+		want.length = world.dice(64);
+	if (conflicts(want))
+		return false;
+	unsigned flags = world.dice(3) ? IBV_SEND_SIGNALED : 0;
+	if (posted + 1 == count)
+		flags |= IBV_SEND_SIGNALED; /* so that the end is seen */
+	const sim_region &r = world.regions[want.memory];
+	const bool one_page = want.length && r.page_of(want.offset) == r.page_of(want.offset + want.length - 1);
+	if (want.opcode != IBV_WR_RDMA_READ && want.length >= 8 && want.length <= config.max_inline && one_page &&
+	    unique_data && world.dice(2))
+		flags |= IBV_SEND_INLINE;
+	if (!world.dice(16))
+		flags |= IBV_SEND_FENCE;
+	post(want.opcode, want.memory, want.offset, want.length, flags,
+	     want.length ? 1 + static_cast<unsigned>(world.dice(config.max_sge)) : 1);
+	return !last_rc;
+}
+
+unsigned app::poll()
+{
+	ibv_wc wc;
+	unsigned n = 0;
+
+	while (eng->poll(wc)) {
+		++n;
+		completions.push_back(wc);
+		/* what comes before it had no completion to give */
+		while (!world.ops.empty() && world.ops.front().seq != wc.wr_id) {
+			EXPECT_FALSE(world.ops.front().signaled)
+				<< "the completion of " << world.ops.front().seq << " was lost or is late";
+			world.ops.pop_front();
+		}
+		if (world.ops.empty()) {
+			ADD_FAILURE() << "a completion too many: " << wc.wr_id;
+			return n;
+		}
+		const app_op o = std::move(world.ops.front());
+		world.ops.pop_front();
+		EXPECT_EQ(wc.qp_num, config.qp_num);
+		if (expect_success) {
+			EXPECT_EQ(wc.status, IBV_WC_SUCCESS) << "of " << o.seq;
+			EXPECT_TRUE(o.signaled) << "nobody asked for the completion of " << o.seq;
+		}
+		if (wc.status != IBV_WC_SUCCESS)
+			continue;
+		if (o.opcode == IBV_WR_RDMA_READ) {
+			EXPECT_EQ(wc.opcode, IBV_WC_RDMA_READ);
+			EXPECT_EQ(wc.byte_len, o.length);
+			EXPECT_TRUE(o.buffer == o.expected) << "wrong data in READ " << o.seq;
+		} else if (o.opcode == IBV_WR_RDMA_WRITE) {
+			EXPECT_EQ(wc.opcode, IBV_WC_RDMA_WRITE);
+			for (std::uint64_t i = 0; i < o.length; ++i) {
+				if (world.stamps[o.memory][o.offset + i] >= o.seq)
+					continue;
+				ADD_FAILURE() << "WRITE " << o.seq << " was reported but is not in memory at "
+					      << o.offset + i;
+				break;
+			}
+		}
+	}
+	return n;
+}
+
+void app::finish(std::uint64_t limit)
+{
+	while (limit-- && !(world.ops.empty() && eng->idle())) {
+		world.tick();
+		poll();
+		if (::testing::Test::HasFailure())
+			return;
+		/* the last ones may be unsignaled */
+		if (world.quiet() && !eng->ready() && eng->idle())
+			world.ops.clear();
+	}
+	ASSERT_TRUE(eng->idle()) << "not finished";
+}
+
+void app::check_memory()
+{
+	for (std::size_t i = 0; i < reference.size(); ++i)
+		EXPECT_TRUE(world.memories[i] == reference[i]) << "memory " << i << " is not what was written";
+}
+
+} // namespace npr::test

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * A responder and a wire for the engine, in one thread, driven step by step.
+ *
+ * Regions have pages that become absent and resident in the two steps of the
+ * design (word, then mapping; mapping, then word). WRITEs take effect in order,
+ * in units of 64 bytes; a READ may fetch its units any time after the WRITEs
+ * before it, and later READs may overtake it. An absent page reads as the
+ * signature and swallows WRITEs. Nothing moves unless a test, or its dice, say so.
+ *
+ * What it checks by itself (as test failures): keys that are used belong to a
+ * region that was not forgotten, the send queue is not overrun, a region is
+ * forgotten only when nothing refers to it, a hold is released once, an effect
+ * on memory keeps the order in which the application posted.
+ */
+#ifndef NPR_TESTS_SIM_HPP
+#define NPR_TESTS_SIM_HPP
+
+#include "engine.hpp"
+
+#include <deque>
+#include <functional>
+#include <gtest/gtest.h>
+#include <map>
+#include <random>
+#include <vector>
+
+namespace npr::test {
+
+inline constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
+inline constexpr std::uint32_t words_lkey = 0x77;
+
+struct sim_page {
+	bool mapped_read = false, mapped_write = false; /* where DMA goes */
+	std::uint64_t word = 0;
+	unsigned holds = 0;
+};
+
+struct sim_region {
+	np_region_info info{};
+	std::uint32_t rkey = 0;
+	std::vector<std::byte> *memory = nullptr; /* from info.base on */
+	std::vector<std::uint64_t> *stamps = nullptr;
+	std::vector<sim_page> pages;
+	bool gone = false, forgotten = false, known = false;
+
+	[[nodiscard]] std::uint64_t page_of(std::uint64_t offset) const
+	{
+		return ((info.base + offset) >> page_shift) - (info.base >> page_shift);
+	}
+};
+
+/* What the test posted, for the order of effects. */
+struct app_op {
+	std::uint64_t seq = 0;
+	ibv_wr_opcode opcode = IBV_WR_RDMA_READ;
+	std::size_t memory = 0; /* index in sim::memories */
+	std::uint64_t offset = 0, length = 0;
+	std::vector<std::byte> buffer, expected;
+	bool signaled = true, done = false, began = false;
+};
+
+class sim : public backend {
+public:
+	explicit sim(std::uint64_t seed = 1) : rng(seed) {}
+
+	/* --- the world, as the engine sees it --- */
+	int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept override;
+	int fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept override;
+	void release(std::uint64_t hold) noexcept override;
+	void forget(std::uint64_t region) noexcept override;
+	void resolve(std::uint32_t rkey) noexcept override { resolves.push_back(rkey); }
+	void fail_qp() noexcept override { qp_error = true; }
+	nanoseconds now() noexcept override { return clock; }
+
+	/* --- the responder --- */
+	sim_region &add_region(std::uint64_t base, std::uint64_t length, std::uint32_t rkey);
+	/* The region dies; one with the same rkey and memory takes its place, its keys swapped. */
+	sim_region &replace_region(sim_region &r);
+	void kill_region(sim_region &r, bool tell = true);
+	void page_out(sim_region &r, std::uint64_t page);
+	void page_in(sim_region &r, std::uint64_t page, bool write);
+	void all_in(sim_region &r, bool write);
+	void all_out(sim_region &r);
+
+	/* --- the wire --- */
+	struct wire {
+		ibv_send_wr wr;
+		std::vector<ibv_sge> sges;
+		std::vector<std::byte> inlined;
+		std::uint64_t length = 0, done = 0; /* bytes */
+		std::vector<std::uint32_t> todo;    /* units of a READ not fetched yet */
+		bool started = false, finished = false;
+		ibv_wc_status status = IBV_WC_SUCCESS;
+	};
+	/* Do up to @units units of queue entry @i if the order allows; false if it does not. */
+	bool advance(std::size_t i, std::uint64_t units, bool shuffled);
+	/* All that is posted, completed. */
+	void run_wire();
+	/* The completion of the first entry, if it is finished. */
+	bool complete_one();
+	void serve_fault(std::size_t i, np_status status = NP_OK);
+	void answer_resolve(std::size_t i, int error = 0);
+	void deliver(std::size_t i);
+
+	/* --- for everything at once: until nothing is left to do --- */
+	void settle();
+	/* One thing that may happen, chosen by dice. */
+	void tick();
+	/* Nothing is left that the engine could wait for. */
+	[[nodiscard]] bool quiet() const
+	{
+		return queue.empty() && faults.empty() && events.empty() && resolves.empty() &&
+		       !attached->deadline();
+	}
+
+	[[nodiscard]] std::uint64_t dice(std::uint64_t n) { return rng() % n; }
+
+	struct pending_fault {
+		np_fault_req req;
+		std::vector<np_range> ranges;
+	};
+	struct hold {
+		sim_region *region;
+		std::vector<std::uint64_t> pages;
+	};
+
+	std::mt19937_64 rng;
+	engine *attached = nullptr;
+	std::deque<sim_region> regions;
+	std::deque<std::vector<std::byte>> memories;
+	std::deque<std::vector<std::uint64_t>> stamps; /* by byte: the app_op that wrote it last */
+	std::deque<wire> queue;
+	std::vector<pending_fault> faults;
+	std::vector<np_event> events;
+	std::vector<std::uint32_t> resolves;
+	std::map<std::uint64_t, hold> holds;
+	std::deque<app_op> ops; /* not retired */
+	nanoseconds clock = 1;
+	bool qp_error = false;
+
+	/* faults of the dice */
+	unsigned chance_page_out = 0; /* percent of ticks */
+	unsigned chance_busy = 0;     /* percent of faults */
+	unsigned chance_rereg = 0;    /* permille of ticks */
+	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
+	int refuse_post_after = -1;   /* entries until post() fails */
+	std::uint32_t budget = 0;     /* 0: not checked */
+
+	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
+	std::vector<std::vector<np_range>> fault_log;
+	std::function<void(sim &)> before_cqe; /* runs before each completion */
+
+private:
+	void execute(wire &w, std::uint64_t offset, std::uint64_t n);
+	void store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes);
+	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
+	sim_region *by_key(std::uint32_t key, bool write);
+	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
+
+	std::uint64_t next_id_ = 100, next_hold_ = 1;
+	std::uint32_t next_key_ = 0x1000;
+};
+
+/* An application on a sim: posts, polls, and knows what it must see. */
+class app {
+public:
+	explicit app(engine_config config, std::uint64_t seed = 1);
+
+	/* Random work on all regions, until @count requests are posted. */
+	bool post_random(std::size_t count);
+	app_op &post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset, std::uint64_t length,
+		     unsigned flags = IBV_SEND_SIGNALED, unsigned sges = 1);
+	/* Data for the next WRITE. */
+	std::function<void(std::span<std::byte>)> fill;
+	/* Takes completions and checks them against the ops, in order. */
+	unsigned poll();
+	void finish(std::uint64_t limit = 20'000'000);
+	/* All memory is what was written. */
+	void check_memory();
+
+	sim world;
+	std::vector<std::uint64_t> words;
+	engine_config config;
+	std::unique_ptr<engine> eng;
+	std::vector<ibv_wc> completions;
+	std::vector<std::vector<std::byte>> reference;
+	bool expect_success = true;
+	bool unique_data = true; /* no two WRITEs of 8 bytes look the same */
+	std::size_t posted = 0;
+	int last_rc = 0;
+	unsigned max_pages = 8;
+	std::size_t window = 0; /* outstanding ops; 0: the depth */
+
+private:
+	[[nodiscard]] bool conflicts(const app_op &o) const;
+	std::uint64_t next_seq_ = 1;
+};
+
+engine_config small_config();
+
+} // namespace npr::test
+
+#endif
