@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A device is taken away from its driver under everybody who uses it: regions,
+ * holds, connected queue pairs, FAULTs under way. When the driver has let go,
+ * nothing of it is left; memory is as it was; the other end hears of it; and the
+ * device can come back.
+ */
+#include "np_harness.h"
+
+#define FAULTS	16
+
+FIXTURE(remove) {
+	struct np_pair pair;
+	long pinned;			/* pages, before there was anything */
+	long owner_pinned;		/* for the owner's queues and buffer */
+	long peer_pinned;
+	char function[NP_FUNCTION_LEN];	/* of the device that is away */
+};
+
+static int join_pair(struct np_pair *pair)
+{
+	int ret = np_connect(&pair->owner, &pair->peer);
+
+	if (!ret)
+		ret = np_pair_register(pair, NP_RIGHTS);
+	return ret ? ret : np_pair_resolve(pair);
+}
+
+static int open_pair(struct np_pair *pair)
+{
+	int ret = np_open(&pair->owner, NP_OWNER_DEV, PAGE);
+
+	if (!ret)
+		ret = np_open(&pair->peer, NP_PEER_DEV, NP_BUF_LEN);
+	return ret ? ret : join_pair(pair);
+}
+
+FIXTURE_SETUP(remove)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+
+	ASSERT_EQ(0, np_usage_start(&pair->before));
+	self->pinned = np_pinned();
+	ASSERT_EQ(0, np_open(&pair->owner, NP_OWNER_DEV, PAGE));
+	self->owner_pinned = np_pinned() - self->pinned;
+	ASSERT_EQ(0, np_open(&pair->peer, NP_PEER_DEV, NP_BUF_LEN));
+	self->peer_pinned = np_pinned() - self->pinned - self->owner_pinned;
+	ASSERT_EQ(0, join_pair(pair));
+	np_fill(pair->peer.buf, PAGE, 77);
+	ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, PAGE, PAGE));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(self->pinned + self->owner_pinned + self->peer_pinned + 8, np_pinned());
+}
+
+FIXTURE_TEARDOWN_PARENT(remove)
+{
+	/* The next test wants both. */
+	if (self->function[0] && access("/sys/class/infiniband/" NP_OWNER_DEV, F_OK))
+		EXPECT_EQ(0, np_device_return(NP_OWNER_DEV, self->function));
+	if (self->function[0] && access("/sys/class/infiniband/" NP_PEER_DEV, F_OK))
+		EXPECT_EQ(0, np_device_return(NP_PEER_DEV, self->function));
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+static int start_faults(struct np_pair *pair)
+{
+	for (unsigned int i = 0; i < FAULTS; i++) {
+		struct np_range range = {
+			.addr = pair->info.base + i * 32 * PAGE,
+			.length = 32 * PAGE,
+		};
+		int ret = np_fault_start(&pair->peer, pair->info.region_id,
+					 i % 2 ? NP_FAULT_WRITE : 0, i, &range, 1);
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* What was the owner's memory is the owner's memory. */
+static bool memory_is_intact(struct np_pair *pair)
+{
+	for (size_t i = 0; i < NP_DATA_PAGES; i++)
+		if (np_differs(pair->data + i * PAGE, PAGE, i == 1 ? 77 : i) != -1)
+			return false;
+	return true;
+}
+
+TEST_F(remove, owners_device_can_go_under_all_who_use_it)
+{
+	struct np_pair *pair = &self->pair, again = {};
+	unsigned int answered[FAULTS] = {};
+	struct np_mr_info info;
+	int ret;
+
+	ASSERT_EQ(0, start_faults(pair));
+	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, self->function));
+	/* At once: the driver is gone, so nobody is left who could give back later. */
+	EXPECT_EQ(self->pinned + self->peer_pinned, np_pinned());
+	EXPECT_TRUE(memory_is_intact(pair));
+	EXPECT_EQ(-EIO, np_query_mr(pair->mr, &info));
+	EXPECT_EQ(NULL, ibv_reg_mr(pair->owner.pd, pair->data, PAGE, NP_RIGHTS | NP_UNPINNED));
+
+	for (int i = 0; i < FAULTS; i++) {
+		struct np_event event;
+
+		ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS));
+		ASSERT_GT(FAULTS, event.cookie);
+		EXPECT_EQ(1, ++answered[event.cookie]);
+	}
+	ret = np_pair_read(pair, 0, PAGE);
+	EXPECT_LT(0, ret) TH_LOG("%d", ret);
+
+	ASSERT_EQ(0, np_device_return(NP_OWNER_DEV, self->function));
+	ASSERT_EQ(0, open_pair(&again));
+	ASSERT_EQ(0, np_read_proven(&again.peer, &again.info, 0, 0, HUGE_PAGE));
+	EXPECT_EQ(-1, np_differs(again.peer.buf + PAGE, PAGE, 1));
+}
+
+TEST_F(remove, peers_device_can_go_with_keys_and_holds)
+{
+	struct np_pair *pair = &self->pair, again = {};
+	struct np_event event;
+
+	ASSERT_EQ(0, start_faults(pair));
+	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, self->function));
+	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned + self->owner_pinned));
+	EXPECT_TRUE(memory_is_intact(pair));
+	EXPECT_EQ(-EIO, np_pair_fault(pair, 0, PAGE, 0, &event));
+	/* The owner's end works on, and can be closed with keys that nobody forgot. */
+	EXPECT_EQ(0, ibv_dereg_mr(pair->mr));
+	EXPECT_EQ(0, np_close(&pair->owner));
+
+	ASSERT_EQ(0, np_device_return(NP_PEER_DEV, self->function));
+	ASSERT_EQ(0, open_pair(&again));
+	ASSERT_EQ(0, np_read_proven(&again.peer, &again.info, 0, 0, HUGE_PAGE));
+	EXPECT_EQ(-1, np_differs(again.peer.buf + PAGE, PAGE, 1));
+}
+
+TEST_F(remove, device_can_come_and_go)
+{
+	for (int i = 0; i < 3; i++) {
+		const char *dev = i % 2 ? NP_PEER_DEV : NP_OWNER_DEV;
+		struct np_pair again = {};
+
+		ASSERT_EQ(0, np_device_remove(dev, self->function));
+		ASSERT_EQ(0, np_device_return(dev, self->function));
+		ASSERT_EQ(0, open_pair(&again));
+		ASSERT_EQ(NP_OK, np_pair_fault(&again, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,
+					       NULL));
+	}
+}
+
+TEST_HARNESS_MAIN

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * I1 to I4 under traffic: while the owner's pages are dropped, moved, swapped,
+ * collapsed and copied, a peer READs and WRITEs as fast as it can.
+ *
+ * Each word of a page says which page, word and version it is, so a READ can be
+ * judged word by word: the signature, zeros (a new page that the owner has not
+ * written yet), or this page in a version that was not dropped before the READ
+ * was posted. Everything else is a page that was not ours any more. A third thread
+ * takes freed pages and poisons them, so that they do not look like ours for long.
+ *
+ * NP_TRAFFIC_MS is how long each variant runs at least (default 4000); on a slow
+ * machine it goes on until enough has happened.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+
+#include "np_harness.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define PAGES		32	/* few, so that many changes meet an access */
+#define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's end */
+#define BATCH		4	/* READs under way at once */
+#define MAGIC		0x4e50ULL
+#define POISON		0xdeadbeefdeadbeefULL
+
+/* 16 bits of magic, 24 of version, 12 of page, 12 of word. */
+static uint64_t word_make(unsigned int page, uint64_t version, unsigned int word)
+{
+	return MAGIC << 48 | version << 24 | (uint64_t)page << 12 | word;
+}
+
+static void page_fill(void *p, unsigned int page, uint64_t version)
+{
+	volatile uint64_t *w = p;
+
+	for (unsigned int i = 0; i < PAGE_WORDS; i++)
+		w[i] = word_make(page, version, i);
+}
+
+struct traffic {
+	struct np_pair *pair;
+	atomic_bool stop;
+	atomic_int failed;		/* line of the first failure of a thread */
+	atomic_int error;		/* what failed */
+	atomic_ulong minimum[PAGES];	/* older versions are gone */
+	unsigned long expected[PAGES];	/* last proven WRITE */
+	atomic_ulong churns;
+	atomic_ulong ops;		/* READs and WRITEs, for the churner's pace */
+	unsigned long reads, writes, suspicious, faults, unproven;
+	unsigned long stale, torn, foreign;
+	uint64_t foreign_word;
+	unsigned int seed;
+};
+
+#define FAIL(t, err)							\
+	do {								\
+		int none_ = 0;						\
+									\
+		if (atomic_compare_exchange_strong(&(t)->failed, &none_, __LINE__)) \
+			atomic_store(&(t)->error, (err));		\
+		atomic_store(&(t)->stop, true);				\
+	} while (0)
+
+static unsigned int next_random(unsigned int *seed)
+{
+	*seed = *seed * 1664525 + 1013904223;
+	return *seed >> 8;
+}
+
+static uint8_t *page_at(struct traffic *t, unsigned int page)
+{
+	return t->pair->data + (FIRST_PAGE + page) * PAGE;
+}
+
+static size_t offset_of(unsigned int page)
+{
+	return (FIRST_PAGE + page) * PAGE;
+}
+
+/* --- what happens to the owner's memory ------------------------------------------- */
+
+enum churn {
+	CHURN_DONTNEED,
+	CHURN_REMAP,
+	CHURN_MOVE,
+	/* from here on no data is lost */
+	CHURN_PAGEOUT,
+	CHURN_FORK,
+	CHURN_COLLAPSE,
+	CHURN_PROTECT,
+	CHURN_COMPACT,
+};
+
+/* One page becomes another one that holds a newer version. */
+static void churn_drop(struct traffic *t, enum churn how, unsigned int page, void *spare)
+{
+	uint8_t *p = page_at(t, page);
+	uint64_t version = atomic_load(&t->minimum[page]);
+
+	switch (how) {
+	case CHURN_DONTNEED:
+		if (madvise(p, PAGE, MADV_DONTNEED))
+			FAIL(t, errno);
+		break;
+	case CHURN_REMAP:
+		if (munmap(p, PAGE) ||
+		    mmap(p, PAGE, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != p)
+			FAIL(t, errno);
+		break;
+	case CHURN_MOVE:
+		/* The page lives on, at an address that is not the region's. */
+		if (mremap(p, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, spare) != spare ||
+		    mmap(p, PAGE, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != p)
+			FAIL(t, errno);
+		for (unsigned int i = 0; i < PAGE_WORDS; i++)
+			((volatile uint64_t *)spare)[i] = POISON;
+		break;
+	default:
+		FAIL(t, EINVAL);
+	}
+	/* From now on nobody may see what was. */
+	atomic_store(&t->minimum[page], version + 1);
+	page_fill(p, page, version + 1);
+}
+
+static int write_file(const char *path, const char *text)
+{
+	FILE *f = fopen(path, "we");
+
+	if (!f)
+		return -errno;
+	fputs(text, f);
+	return fclose(f) ? -errno : 0;
+}
+
+static void churn_keep(struct traffic *t, enum churn how, unsigned int *seed)
+{
+	unsigned int page = next_random(seed) % PAGES;
+	pid_t pid;
+	int status;
+
+	switch (how) {
+	case CHURN_PAGEOUT:
+		if (madvise(page_at(t, page), 8 * PAGE, MADV_PAGEOUT))
+			FAIL(t, errno);
+		/* A read swap-in makes a clean page, which must not be lost again. */
+		(void)*(volatile uint8_t *)page_at(t, next_random(seed) % PAGES);
+		break;
+	case CHURN_FORK:
+		pid = np_fork();
+		if (!pid) {
+			/* Our copy is ours. */
+			for (int i = 0; i < 4; i++)
+				page_at(t, (page + i) % PAGES)[8] = 0xff;
+			_exit(0);
+		}
+		if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+			FAIL(t, pid < 0 ? errno : status);
+		break;
+	case CHURN_COLLAPSE:
+		/* Fails if somebody holds a page just now. */
+		madvise(t->pair->data, HUGE_PAGE, MADV_COLLAPSE);
+		/* Take it apart again. */
+		__attribute__((fallthrough));
+	case CHURN_PROTECT:
+		if (mprotect(page_at(t, page), PAGE, PROT_READ) ||
+		    mprotect(page_at(t, page), PAGE, PROT_READ | PROT_WRITE))
+			FAIL(t, errno);
+		break;
+	case CHURN_COMPACT:
+		if (write_file("/proc/sys/vm/compact_memory", "1"))
+			FAIL(t, errno);
+		break;
+	default:
+		FAIL(t, EINVAL);
+	}
+}
+
+struct churner {
+	struct traffic *t;
+	enum churn how;
+};
+
+static void *churn_thread(void *arg)
+{
+	struct churner *c = arg;
+	struct traffic *t = c->t;
+	unsigned int seed = 4711;
+	void *spare = np_map(PAGE);
+
+	while (!atomic_load(&t->stop)) {
+		unsigned long ops;
+
+		if (c->how < CHURN_PAGEOUT)
+			churn_drop(t, c->how, next_random(&seed) % PAGES, spare);
+		else
+			churn_keep(t, c->how, &seed);
+		atomic_fetch_add(&t->churns, 1);
+		/* Else all pages are absent all the time, and nothing can go wrong. */
+		ops = atomic_load(&t->ops) + next_random(&seed) % 8;
+		while (!atomic_load(&t->stop) && atomic_load(&t->ops) < ops)
+			sched_yield();
+	}
+	return NULL;
+}
+
+/* Whoever gets a page that we freed writes into it at once. */
+static void *poison_thread(void *arg)
+{
+	struct traffic *t = arg;
+
+	/* In what time the others leave; for a thread, 0 is itself. */
+	setpriority(PRIO_PROCESS, 0, 15);
+	while (!atomic_load(&t->stop)) {
+		size_t len = 64 * PAGE;
+		volatile uint64_t *p = mmap(NULL, len, PROT_READ | PROT_WRITE,
+					    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (p == MAP_FAILED) {
+			FAIL(t, errno);
+			break;
+		}
+		for (size_t i = 0; i < len / 8; i++)
+			p[i] = POISON;
+		munmap((void *)p, len);
+		sched_yield();
+	}
+	return NULL;
+}
+
+/* --- the peer ------------------------------------------------------------------------ */
+
+/* Judges a page that was READ; true if any of it is the signature. */
+static bool judge(struct traffic *t, const uint64_t *data, unsigned int page, uint64_t minimum)
+{
+	uint64_t signature = t->pair->info.signature;
+	bool suspicious = false;
+
+	for (unsigned int u = 0; u < PAGE_WORDS; u += UNIT_WORDS) {
+		unsigned int signs = 0;
+
+		for (unsigned int i = u; i < u + UNIT_WORDS; i++) {
+			uint64_t w = data[i];
+
+			if (w == signature) {
+				signs++;
+			} else if (w && (w >> 48 != MAGIC || (w >> 12 & 0xfff) != page ||
+					 (w & 0xfff) != i)) {
+				t->foreign++;
+				t->foreign_word = w;
+			} else if (w && (w >> 24 & 0xffffff) < minimum) {
+				t->stale++;
+			}
+		}
+		if (signs && signs < UNIT_WORDS)
+			t->torn++;
+		suspicious |= signs;
+	}
+	return suspicious;
+}
+
+static void *reader_thread(void *arg)
+{
+	struct traffic *t = arg;
+	struct np_end *peer = &t->pair->peer;
+	struct np_region_info *info = &t->pair->info;
+	unsigned int seed = 42;
+
+	while (!atomic_load(&t->stop)) {
+		unsigned int page[BATCH];
+		uint64_t minimum[BATCH];
+		struct ibv_wc wc;
+		int ret;
+
+		for (int i = 0; i < BATCH; i++) {
+			page[i] = next_random(&seed) % PAGES;
+			minimum[i] = atomic_load(&t->minimum[page[i]]);
+			ret = np_post(peer, IBV_WR_RDMA_READ, i * PAGE, PAGE,
+				      np_read_addr(info, offset_of(page[i])), info->read_key,
+				      i == BATCH - 1 ? IBV_SEND_SIGNALED : 0);
+			if (ret) {
+				FAIL(t, ret);
+				return NULL;
+			}
+		}
+		/* Completions are in order: the last one is all. */
+		ret = np_poll(peer, &wc);
+		if (ret) {
+			FAIL(t, ret);
+			return NULL;
+		}
+		t->reads += BATCH;
+		atomic_fetch_add(&t->ops, BATCH);
+		for (int i = 0; i < BATCH; i++) {
+			struct np_event event;
+
+			if (!judge(t, (uint64_t *)(peer->buf + i * PAGE), page[i], minimum[i]))
+				continue;
+			t->suspicious++;
+			/* Not always, so that absent pages are READ, too. */
+			if (next_random(&seed) % 4)
+				continue;
+			t->faults++;
+			ret = np_fault(peer, info->region_id, info->base + offset_of(0),
+				       PAGES * PAGE, next_random(&seed) % 2 ? NP_FAULT_WRITE : 0,
+				       &event);
+			/* A page that is being mapped anew is not there for a moment. */
+			if (ret != NP_OK && ret != NP_ADDRESS) {
+				FAIL(t, ret);
+				return NULL;
+			}
+		}
+	}
+	return NULL;
+}
+
+static void *writer_thread(void *arg)
+{
+	struct traffic *t = arg;
+	struct np_end *peer = &t->pair->peer;
+	struct np_region_info *info = &t->pair->info;
+	uint64_t *data = (uint64_t *)(peer->buf + PAGE);
+	unsigned int seed = 43;
+
+	while (!atomic_load(&t->stop)) {
+		unsigned int page = next_random(&seed) % PAGES;
+		struct np_event event;
+		uint64_t word;
+		int ret;
+
+		/* One fault for all of them is faster than one for each. */
+		ret = np_word(peer, info, offset_of(page), &word);
+		if (ret)
+			goto fail;
+		if (!np_writable(word)) {
+			t->faults++;
+			ret = np_fault(peer, info->region_id, info->base + offset_of(0),
+				       PAGES * PAGE, NP_FAULT_WRITE, &event);
+			if (ret != NP_OK && ret != NP_ACCESS)
+				goto fail;
+		}
+		if (next_random(&seed) % 2) {
+			page_fill(peer->buf, page, t->expected[page] + 1);
+			ret = np_write_proven(peer, info, 0, offset_of(page), PAGE);
+			if (ret == -EREMOTEIO)
+				/* mprotect() was just at it; nothing was promised. */
+				t->unproven++;
+			else if (ret)
+				goto fail;
+			else
+				t->expected[page]++;
+			t->writes++;
+			atomic_fetch_add(&t->ops, 1);
+		}
+		ret = np_read_proven(peer, info, PAGE, offset_of(page), PAGE);
+		if (ret)
+			goto fail;
+		t->reads++;
+		atomic_fetch_add(&t->ops, 1);
+		for (unsigned int i = 0; i < PAGE_WORDS; i++) {
+			uint64_t version = data[i] >> 24 & 0xffffff;
+
+			if (data[i] == word_make(page, t->expected[page], i))
+				continue;
+			/* A WRITE that was given up may have landed all the same. */
+			if (t->unproven && data[i] == word_make(page, version, i) &&
+			    version == t->expected[page] + 1)
+				continue;
+			if (!t->foreign++)
+				t->foreign_word = data[i];
+		}
+		continue;
+fail:
+		FAIL(t, ret);
+		return NULL;
+	}
+	return NULL;
+}
+
+/* --- putting it together ------------------------------------------------------------------ */
+
+FIXTURE(traffic) {
+	struct np_pair pair;
+	struct traffic t;
+};
+
+FIXTURE_VARIANT(traffic) {
+	enum churn how;
+	uint64_t delay_ns;
+	uint64_t overlap;
+	uint64_t request;
+};
+
+#define TRAFFIC(name, ...) FIXTURE_VARIANT_ADD(traffic, name) { __VA_ARGS__ }
+TRAFFIC(dontneed, .how = CHURN_DONTNEED, .request = 512);
+TRAFFIC(dontneed_slow, .how = CHURN_DONTNEED, .request = 512, .delay_ns = 1000);
+TRAFFIC(dontneed_overlap, .how = CHURN_DONTNEED, .request = 512, .delay_ns = 200, .overlap = 1);
+TRAFFIC(dontneed_units, .how = CHURN_DONTNEED, .request = 64, .delay_ns = 100, .overlap = 1);
+TRAFFIC(remap, .how = CHURN_REMAP, .request = 512, .delay_ns = 200, .overlap = 1);
+TRAFFIC(move, .how = CHURN_MOVE, .request = 512, .delay_ns = 200, .overlap = 1);
+TRAFFIC(pageout, .how = CHURN_PAGEOUT, .request = 512);
+TRAFFIC(pageout_overlap, .how = CHURN_PAGEOUT, .request = 128, .delay_ns = 200, .overlap = 1);
+TRAFFIC(fork, .how = CHURN_FORK, .request = 512, .overlap = 1);
+TRAFFIC(fork_slow, .how = CHURN_FORK, .request = 256, .delay_ns = 1000, .overlap = 1);
+TRAFFIC(collapse, .how = CHURN_COLLAPSE, .request = 512, .overlap = 1);
+TRAFFIC(protect, .how = CHURN_PROTECT, .request = 512, .delay_ns = 200, .overlap = 1);
+TRAFFIC(compact, .how = CHURN_COMPACT, .request = 512, .overlap = 1);
+
+static int set_hcas(uint64_t request, uint64_t delay_ns, uint64_t overlap)
+{
+	static const char *const dev[] = { NP_OWNER_DEV, NP_PEER_DEV };
+	int ret = 0;
+
+	for (int i = 0; i < 2 && !ret; i++) {
+		ret = np_hca_set(dev[i], NP_HCA_DMA_REQUEST_SIZE, request);
+		if (!ret)
+			ret = np_hca_set(dev[i], NP_HCA_DMA_DELAY_NS, delay_ns);
+		if (!ret)
+			ret = np_hca_set(dev[i], NP_HCA_READ_OVERLAP, overlap);
+	}
+	return ret;
+}
+
+FIXTURE_SETUP(traffic)
+{
+	ASSERT_EQ(0, np_pair_open(&self->pair));
+	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&self->pair));
+	self->t.pair = &self->pair;
+	for (int i = 0; i < PAGES; i++) {
+		page_fill(page_at(&self->t, i), i, 1);
+		atomic_store(&self->t.minimum[i], 1);
+		self->t.expected[i] = 1;
+	}
+	if (variant->how == CHURN_COLLAPSE) {
+		ASSERT_EQ(0, madvise(self->pair.data, NP_DATA_LEN, MADV_HUGEPAGE));
+	}
+	if (variant->how == CHURN_PAGEOUT) {
+		ASSERT_TRUE(np_disk_swap())
+			TH_LOG("this variant needs swap on a disk");
+	}
+	ASSERT_EQ(0, set_hcas(variant->request, variant->delay_ns, variant->overlap));
+}
+
+FIXTURE_TEARDOWN_PARENT(traffic)
+{
+	EXPECT_EQ(0, set_hcas(512, 0, 0));
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* Has there been traffic, and did it meet changes? */
+static bool enough(struct traffic *t, enum churn how)
+{
+	if (atomic_load(&t->ops) < 100 ||
+	    atomic_load(&t->churns) < (how == CHURN_COMPACT ? 3 : 30))
+		return false;
+	if (how < CHURN_PAGEOUT)
+		return t->suspicious > 10 && t->faults > 10;
+	/* Whether compaction moves pages of ours is up to it: memory may be compact */
+	return t->writes > t->unproven + 30 && t->faults > (how == CHURN_COMPACT ? 0 : 3);
+}
+
+TEST_F(traffic, reaches_the_right_page_or_none)
+{
+	const char *ms = getenv("NP_TRAFFIC_MS");
+	uint64_t end = np_now_ms() + (ms ? atol(ms) : 4000), last = end + NP_WAIT_MS;
+	bool drops = variant->how < CHURN_PAGEOUT;
+	struct traffic *t = &self->t;
+	struct churner churner = { .t = t, .how = variant->how };
+	pthread_t thread[3];
+
+	ASSERT_EQ(0, pthread_create(&thread[0], NULL, drops ? reader_thread : writer_thread, t));
+	ASSERT_EQ(0, pthread_create(&thread[1], NULL, churn_thread, &churner));
+	ASSERT_EQ(0, pthread_create(&thread[2], NULL, poison_thread, t));
+	while (!atomic_load(&t->stop) &&
+	       (np_now_ms() < end || (!enough(t, variant->how) && np_now_ms() < last)))
+		np_pause();
+	atomic_store(&t->stop, true);
+	for (int i = 0; i < 3; i++) {
+		ASSERT_EQ(0, pthread_join(thread[i], NULL));
+	}
+
+	TH_LOG("%lu READs, %lu WRITEs, %lu changes of memory, %lu suspicious pages, %lu faults",
+	       t->reads, t->writes, atomic_load(&t->churns), t->suspicious, t->faults);
+	EXPECT_EQ(0, atomic_load(&t->failed))
+		TH_LOG("line %d: error %d", atomic_load(&t->failed), atomic_load(&t->error));
+	EXPECT_EQ(0, t->stale)
+		TH_LOG("words of pages that were dropped before the READ");
+	EXPECT_EQ(0, t->torn)
+		TH_LOG("64-byte units that are partly signature");
+	EXPECT_EQ(0, t->foreign)
+		TH_LOG("words that are not of this page, e.g. %lx", (long)t->foreign_word);
+	/* Nothing happened is no success. */
+	EXPECT_TRUE(enough(t, variant->how));
+	if (!drops) {
+		for (int p = 0; p < PAGES; p++) {
+			uint64_t *data = (uint64_t *)page_at(t, p);
+
+			for (unsigned int i = 0; i < PAGE_WORDS; i++) {
+				if (t->unproven && data[i] == word_make(p, t->expected[p] + 1, i))
+					continue;
+				ASSERT_EQ(word_make(p, t->expected[p], i), data[i])
+					TH_LOG("page %d word %u", p, i);
+			}
+		}
+	}
+}
+
+TEST_HARNESS_MAIN

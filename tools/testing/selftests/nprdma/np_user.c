@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * With libnprdma: an application that uses the rkey it was told, on memory whose
+ * content is the worst case: equal to the signature, as a whole or in part. I6: it
+ * costs time and is never an error, never lost and never a livelock.
+ */
+#include <nprdma/nprdma.h>
+
+#include "np_harness.h"
+
+FIXTURE(library) {
+	struct np_pair pair;
+	struct npr_context *ctx;
+	struct npr_cq *cq;
+	struct npr_qp *qp;
+};
+
+FIXTURE_SETUP(library)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_end *peer = &pair->peer;
+
+	ASSERT_EQ(0, np_pair_open(pair));
+	ASSERT_EQ(0, np_pair_register(pair, NP_RIGHTS));
+	/* For the signature only; the library resolves for itself. */
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	ASSERT_EQ(0, np_forget(peer, pair->info.region_id));
+	self->ctx = npr_open(peer->ctx, 0);
+	ASSERT_NE(NULL, self->ctx) TH_LOG("%s", strerror(errno));
+	self->cq = npr_attach_cq(self->ctx, peer->cq);
+	ASSERT_NE(NULL, self->cq) TH_LOG("%s", strerror(errno));
+	self->qp = npr_attach_qp(self->cq, peer->qp, NULL);
+	ASSERT_NE(NULL, self->qp) TH_LOG("%s", strerror(errno));
+}
+
+FIXTURE_TEARDOWN_PARENT(library)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+struct op {
+	enum ibv_wr_opcode op;
+	size_t at;	/* in the peer's buffer */
+	size_t off;	/* in the region */
+	size_t len;
+};
+
+/* Posts one operation and polls until it is complete: ibv_wc_status or -errno. */
+static int run(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq, struct op op)
+{
+	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)pair->peer.buf + op.at,
+		.length = op.len,
+		.lkey = pair->peer.mr->lkey,
+	};
+	struct ibv_send_wr wr = {
+		.wr_id = op.off,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = op.op,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = {
+			.remote_addr = (uintptr_t)pair->data + op.off,
+			.rkey = pair->mr->rkey,
+		},
+	}, *bad;
+	struct ibv_wc wc;
+	int ret = npr_post_send(qp, &wr, &bad);
+
+	if (ret)
+		return ret;
+	do {
+		ret = npr_poll_cq(cq, 1, &wc);
+		if (ret < 0)
+			return ret;
+		if (ret)
+			return wc.wr_id == op.off ? (int)wc.status : -EPROTO;
+	} while (np_now_ms() < deadline);
+	return -ETIMEDOUT;
+}
+
+#define RUN(...) run(&self->pair, self->qp, self->cq, (struct op){ __VA_ARGS__ })
+
+static void fill_signature(struct np_pair *pair, size_t off, size_t len)
+{
+	const uint8_t *sig = (const uint8_t *)&pair->info.signature;
+
+	for (size_t i = off; i < off + len; i++)
+		pair->data[i] = sig[i % 8];
+}
+
+TEST_F(library, reads_right_data)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, 64 * PAGE));
+	for (size_t i = 0; i < 64; i++) {
+		ASSERT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, i));
+	}
+}
+
+TEST_F(library, writes_right_data)
+{
+	struct np_pair *pair = &self->pair;
+
+	for (size_t i = 0; i < 64; i++)
+		np_fill(pair->peer.buf + i * PAGE, PAGE, 1000 + i);
+	ASSERT_EQ(0, RUN(IBV_WR_RDMA_WRITE, 0, PAGE, 64 * PAGE));
+	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 0));
+	for (size_t i = 0; i < 64; i++) {
+		ASSERT_EQ(-1, np_differs(pair->data + (1 + i) * PAGE, PAGE, 1000 + i));
+	}
+	EXPECT_EQ(-1, np_differs(pair->data + 65 * PAGE, PAGE, 65));
+}
+
+TEST_F(library, whole_pages_of_signature_are_read_right)
+{
+	struct np_pair *pair = &self->pair;
+	struct npr_stats stats;
+
+	fill_signature(pair, 0, 8 * PAGE);
+	for (int i = 0; i < 4; i++) {
+		memset(pair->peer.buf, 0, 16 * PAGE);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, 16 * PAGE));
+		EXPECT_TRUE(np_all(pair->peer.buf, 8 * PAGE, pair->info.signature));
+		for (size_t k = 8; k < 16; k++) {
+			ASSERT_EQ(-1, np_differs(pair->peer.buf + k * PAGE, PAGE, k));
+		}
+	}
+	ASSERT_EQ(0, npr_get_stats(self->qp, &stats, sizeof(stats)));
+	EXPECT_LT(0, stats.false_suspicions);
+}
+
+TEST_F(library, single_words_of_signature_are_read_right)
+{
+	struct np_pair *pair = &self->pair;
+
+	/* First word of a unit, a word in the middle, last of a page. */
+	fill_signature(pair, 0, 8);
+	fill_signature(pair, 24, 8);
+	fill_signature(pair, PAGE - 8, 8);
+	fill_signature(pair, 2 * PAGE + UNIT, UNIT);
+	for (int i = 0; i < 4; i++) {
+		memset(pair->peer.buf, 0, 4 * PAGE);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, 4 * PAGE));
+		EXPECT_EQ(0, memcmp(pair->data, pair->peer.buf, 4 * PAGE));
+		memset(pair->peer.buf, 0, 8);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 24, 8));
+		EXPECT_TRUE(np_all(pair->peer.buf, 8, pair->info.signature));
+	}
+}
+
+TEST_F(library, odd_parts_of_signature_are_read_right)
+{
+	struct np_pair *pair = &self->pair;
+	static const struct { size_t off, len; } part[] = {
+		{ 1, 1 }, { 3, 8 }, { 61, 7 }, { 63, 2 }, { PAGE - 5, 11 }, { PAGE - 1, 2 },
+		{ HUGE_PAGE - 3, 70 }, { 2 * PAGE + 1, 2 * PAGE }, { 7, 5 * PAGE + 3 },
+	};
+
+	fill_signature(pair, 0, 8 * PAGE);
+	fill_signature(pair, HUGE_PAGE - PAGE, 2 * PAGE);
+	for (size_t i = 0; i < ARRAY_SIZE(part); i++) {
+		memset(pair->peer.buf, 0, part[i].len + 2);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 1, part[i].off, part[i].len))
+			TH_LOG("part %zu", i);
+		EXPECT_EQ(0, memcmp(pair->data + part[i].off, pair->peer.buf + 1, part[i].len));
+		EXPECT_EQ(0, pair->peer.buf[0]);
+		EXPECT_EQ(0, pair->peer.buf[1 + part[i].len]);
+	}
+}
+
+TEST_F(library, signature_is_written_right)
+{
+	struct np_pair *pair = &self->pair;
+	const uint8_t *sig = (const uint8_t *)&pair->info.signature;
+
+	for (size_t i = 0; i < 8 * PAGE; i++)
+		pair->peer.buf[i] = sig[i % 8];
+	ASSERT_EQ(0, RUN(IBV_WR_RDMA_WRITE, 0, 0, 4 * PAGE));
+	EXPECT_TRUE(np_all(pair->data, 4 * PAGE, pair->info.signature));
+	EXPECT_EQ(-1, np_differs(pair->data + 4 * PAGE, PAGE, 4));
+	ASSERT_EQ(0, RUN(IBV_WR_RDMA_WRITE, 3, 4 * PAGE + 3, PAGE));
+	EXPECT_EQ(0, memcmp(pair->data + 4 * PAGE + 3, pair->peer.buf + 3, PAGE));
+}
+
+TEST_F(library, signature_survives_pages_that_come_and_go)
+{
+	struct np_pair *pair = &self->pair;
+
+	for (int i = 0; i < 30; i++) {
+		ASSERT_EQ(0, madvise(pair->data, 4 * PAGE, MADV_DONTNEED));
+		if (i % 2)
+			fill_signature(pair, (i % 4) * PAGE, PAGE);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, 4 * PAGE));
+		EXPECT_EQ(0, memcmp(pair->data, pair->peer.buf, 4 * PAGE));
+	}
+}
+
+TEST_F(library, operation_outside_the_region_fails_as_on_pinned_memory)
+{
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, RUN(IBV_WR_RDMA_READ, 0, NP_DATA_LEN - 8, 16));
+}
+
+TEST_F(library, write_to_a_read_only_mapping_fails)
+{
+	struct np_pair *pair = &self->pair;
+	int ret;
+
+	ASSERT_EQ(0, mprotect(pair->data, PAGE, PROT_READ));
+	np_fill(pair->peer.buf, PAGE, 77);
+	ret = RUN(IBV_WR_RDMA_WRITE, 0, 0, PAGE);
+	EXPECT_LT(0, ret) TH_LOG("%d", ret);
+	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 0));
+}
+
+TEST_F(library, region_that_dies_under_the_library_is_an_error_not_a_hang)
+{
+	struct np_pair *pair = &self->pair;
+	struct ibv_mr copy = *pair->mr;
+	int ret;
+
+	ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, PAGE));
+	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
+	/* The peer still knows the key. */
+	pair->mr = &copy;
+	ret = RUN(IBV_WR_RDMA_READ, 0, 0, PAGE);
+	EXPECT_LT(0, ret) TH_LOG("%d", ret);
+}
+
+TEST_HARNESS_MAIN
