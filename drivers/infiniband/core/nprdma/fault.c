@@ -799,6 +799,16 @@ static int np_fault_pin(struct np_fault *f)
 	return 0;
 }
 
+/* What was pinned is not held: the fault failed, or it is not what is there any more */
+static void np_fault_unpin(struct np_fault *f)
+{
+	if (!f->pin)
+		return;
+	unpin_user_pages(f->pin->pages, f->pin->npages);
+	kvfree(f->pin);
+	f->pin = NULL;
+}
+
 /* One attempt. -EBUSY: memory changed meanwhile, look again */
 static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 {
@@ -846,12 +856,8 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 		set_page_dirty_lock(undirty);
 		put_page(undirty);
 	}
-	/* What was pinned is not what is there any more */
-	if (f->pin && ret < 0) {
-		unpin_user_pages(f->pin->pages, f->pin->npages);
-		kvfree(f->pin);
-		f->pin = NULL;
-	}
+	if (ret < 0)
+		np_fault_unpin(f);
 	return ret;
 }
 
@@ -876,6 +882,8 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 		}
 		cond_resched();
 	}
+	/* It was kept for the next attempt if memory changed while we looked */
+	np_fault_unpin(f);
 	return ret;
 }
 

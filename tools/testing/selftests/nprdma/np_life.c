@@ -155,6 +155,21 @@ TEST_F(life, region_with_a_hold_can_die)
 	np_release(&pair->peer, event.hold_id);
 }
 
+TEST_F(life, hold_that_fails_after_pinning_pins_nothing)
+{
+	struct np_pair *pair = &self->pair;
+	long before = np_pinned();
+
+	/* Who pins for write needs no right to read, and who looks for a device does. */
+	ASSERT_EQ(0, mprotect(pair->data, 8 * PAGE, PROT_WRITE));
+	EXPECT_EQ(NP_ADDRESS,
+		  np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, NULL));
+	EXPECT_EQ(before, np_pinned());
+	ASSERT_EQ(0, mprotect(pair->data, 8 * PAGE, PROT_READ | PROT_WRITE));
+	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, NULL));
+	EXPECT_EQ(before + 8, np_pinned());
+}
+
 /* --- protection domains ---------------------------------------------------------------- */
 
 TEST_F(life, pd_can_go_right_after_mr_and_qp)
