@@ -40,6 +40,30 @@ ibv_wc_opcode completion_opcode(ibv_wr_opcode op) noexcept
 	}
 }
 
+bool is_atomic(ibv_wr_opcode op) noexcept
+{
+	return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+constexpr std::uint32_t atomic_size = 8;
+
+/* Does it name memory of the peer? */
+bool is_remote(ibv_wr_opcode op) noexcept
+{
+	return op == IBV_WR_RDMA_READ || op == IBV_WR_RDMA_WRITE || op == IBV_WR_RDMA_WRITE_WITH_IMM || is_atomic(op);
+}
+
+std::uint32_t rkey_of(const ibv_send_wr &wr) noexcept
+{
+	return is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey;
+}
+
+/* The address comes first in both: one member may be read through the other. */
+std::uint64_t addr_of(const ibv_send_wr &wr) noexcept
+{
+	return wr.wr.rdma.remote_addr;
+}
+
 /* What a failed RESOLVE means for a work request that needed it. */
 ibv_wc_status resolve_status(int error) noexcept
 {
@@ -178,7 +202,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	o.wr = wr;
 	o.wr.next = nullptr;
 	o.wr.sg_list = sges;
-	o.length = static_cast<std::uint32_t>(length);
+	o.length = is_atomic(wr.opcode) ? atomic_size : static_cast<std::uint32_t>(length);
 	o.issued = o.pieces = o.slots = o.vendor_err = 0;
 	o.status = dead_ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
 	o.kind = op_kind::undecided;
@@ -221,7 +245,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
 	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} || !b || b->rkey != wr.wr.rdma.rkey ||
 	    b->state != binding_state::bound || !calm() || !room(entries) || tail_ - head_ >= config_.depth ||
-	    free_.empty() || (live_writes_ && !config_.relaxed))
+	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
 
 	region &r = *b->to;
@@ -369,26 +393,16 @@ bool engine::allowed(const op &o, const region &r) const noexcept
 		return false;
 	if (o.kind == op_kind::read)
 		return i.read_key && i.access & IBV_ACCESS_REMOTE_READ;
-	return i.write_key && i.access & IBV_ACCESS_REMOTE_WRITE;
+	return i.write_key &&
+	       i.access & (is_atomic(o.wr.opcode) ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_WRITE);
 }
 
 /* What is op @i, the next to be issued? False: not known yet, or it failed. */
 bool engine::classify(std::uint64_t i) noexcept
 {
 	op &o = op_at(i);
-	std::uint32_t rkey;
 
-	switch (o.wr.opcode) {
-	case IBV_WR_RDMA_READ:
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		rkey = o.wr.wr.rdma.rkey;
-		break;
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		rkey = o.wr.wr.atomic.rkey;
-		break;
-	default:
+	if (!is_remote(o.wr.opcode)) {
 		o.kind = op_kind::pass;
 		return true;
 	}
@@ -397,7 +411,7 @@ bool engine::classify(std::uint64_t i) noexcept
 		o.kind = op_kind::pass;
 		return true;
 	}
-	binding *b = make_binding(rkey);
+	binding *b = make_binding(rkey_of(o.wr));
 	if (!b) {
 		fail_op(i, IBV_WC_GENERAL_ERR);
 		return false;
@@ -412,18 +426,25 @@ bool engine::classify(std::uint64_t i) noexcept
 		ask_resolve(*b);
 		return false;
 	}
-	if (o.wr.opcode != IBV_WR_RDMA_READ && o.wr.opcode != IBV_WR_RDMA_WRITE) {
-		/* These take effect exactly once, which only a hold can promise. */
+	if (is_atomic(o.wr.opcode) && addr_of(o.wr) % atomic_size) {
 		fail_op(i, IBV_WC_REM_INV_REQ_ERR);
 		return false;
 	}
-	o.kind = o.wr.opcode == IBV_WR_RDMA_READ ? op_kind::read : op_kind::write;
+	if (o.wr.opcode == IBV_WR_RDMA_READ)
+		o.kind = op_kind::read;
+	else if (o.wr.opcode != IBV_WR_RDMA_WRITE && addr_of(o.wr) % page_size + o.length <= NP_MAX_PAGES * page_size)
+		o.kind = op_kind::once;
+	else
+		o.kind = op_kind::write;
 	return true;
 }
 
 bool engine::must_wait(const op &o) const noexcept
 {
-	if (live_writes_ && (!config_.relaxed || o.kind == op_kind::pass))
+	/* A WRITE with immediate is one of these, however long. */
+	const bool passive = o.kind == op_kind::read || o.wr.opcode == IBV_WR_RDMA_WRITE;
+
+	if (live_once_ || (live_writes_ && (!config_.relaxed || !passive || o.kind == op_kind::pass)))
 		return true;
 	/* What the HCA does not know to be under way it cannot fence. */
 	return o.wr.send_flags & IBV_SEND_FENCE && (live_reads_ || live_writes_);
@@ -457,7 +478,7 @@ void engine::issue() noexcept
 		}
 		if (!o.started) {
 			o.started = true;
-			++(o.kind == op_kind::write ? live_writes_ : live_reads_);
+			++live(o);
 		}
 		while (o.issued < o.length) {
 			if (free_.empty() || !posting_.empty() || !start_piece(o, next_))
@@ -472,17 +493,28 @@ void engine::issue() noexcept
 void engine::finish(op &o) noexcept
 {
 	o.finished = true;
-	if (o.kind == op_kind::write) {
-		--live_writes_;
-		++stats_.writes;
-		stats_.bytes_written += o.length;
-	} else if (o.kind == op_kind::read) {
-		--live_reads_;
+	if (o.kind == op_kind::pass) {
+		++stats_.passed;
+		return;
+	}
+	--live(o);
+	if (o.kind == op_kind::read) {
 		++stats_.reads;
 		stats_.bytes_read += o.length;
+	} else if (is_atomic(o.wr.opcode)) {
+		++stats_.atomics;
 	} else {
-		++stats_.passed;
+		++stats_.writes;
+		stats_.bytes_written += o.length;
 	}
+}
+
+/* The number of those under way whose order is kept as that of @o. */
+std::uint32_t &engine::live(const op &o) noexcept
+{
+	if (o.kind == op_kind::read)
+		return live_reads_;
+	return o.wr.opcode == IBV_WR_RDMA_WRITE ? live_writes_ : live_once_;
 }
 
 /* Ops at the head that succeed without a completion. */
@@ -576,7 +608,7 @@ void engine::die() noexcept
 
 bool engine::start_piece(op &o, std::uint64_t i) noexcept
 {
-	binding *b = make_binding(o.wr.wr.rdma.rkey);
+	binding *b = make_binding(rkey_of(o.wr));
 
 	if (!b || b->state == binding_state::plain || (b->state == binding_state::bound && !allowed(o, *b->to))) {
 		fail_op(i, b ? IBV_WC_REM_ACCESS_ERR : IBV_WC_GENERAL_ERR);
@@ -588,7 +620,7 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 	}
 
 	piece &p = pieces_[free_.first];
-	const std::uint64_t addr = o.wr.wr.rdma.remote_addr + o.issued;
+	const std::uint64_t addr = addr_of(o.wr) + o.issued;
 	const std::uint64_t limit = page_bits::capacity * page_size - addr % page_size;
 
 	take(p);
@@ -612,7 +644,7 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 void engine::reset_piece(piece &p, region &r) noexcept
 {
 	const op &o = op_at(p.op);
-	const std::uint64_t addr = o.wr.wr.rdma.remote_addr + p.offset;
+	const std::uint64_t addr = addr_of(o.wr) + p.offset;
 
 	p.reg = &r;
 	++r.refs;
@@ -621,7 +653,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.todo.set_first(p.pages);
 	p.round = p.unproven = p.fetches = p.faulted = p.lost_holds = 0;
 	p.pause = 0;
-	p.ask_hold = p.warms = p.by_words = p.quick = false;
+	p.ask_hold = p.warms = p.by_words = p.quick = p.done_once = false;
 	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
 }
 
@@ -631,6 +663,12 @@ void engine::end_piece(piece &p) noexcept
 
 	if (p.hold)
 		world_.release(p.hold);
+	p.hold = 0;
+	if (o.kind == op_kind::write && o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && o.pieces == 1 &&
+	    o.issued == o.length && p.at != stage::tail) {
+		p.at = stage::tail;
+		return proceed(p);
+	}
 	free_piece(p);
 	if (!--o.pieces && o.issued == o.length)
 		finish(o);
@@ -688,7 +726,13 @@ void engine::proceed_first(piece &p) noexcept
 
 bool engine::try_post(piece &p) noexcept
 {
-	if (p.reg->gone && !p.hold && p.at != stage::read_words) {
+	const bool once = op_at(p.op).kind == op_kind::once;
+
+	if (p.reg->gone && p.at == stage::tail) {
+		fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
+		return true;
+	}
+	if (p.reg->gone && (!p.hold || once) && p.at != stage::read_words) {
 		rebind(p);
 		return true;
 	}
@@ -697,8 +741,10 @@ bool engine::try_post(piece &p) noexcept
 		return post_read(p);
 	case stage::read_words:
 		return post_read_words(p);
+	case stage::tail:
+		return post_tail(p);
 	default:
-		return decide_write(p);
+		return once ? post_once(p) : decide_write(p);
 	}
 }
 
@@ -714,6 +760,8 @@ void engine::arrived(piece &p) noexcept
 		give_ring(p);
 		p.at = stage::write_decide;
 		return proceed(p);
+	case stage::tail:
+		return end_piece(p);
 	default:
 		return write_words_arrived(p);
 	}
@@ -923,6 +971,31 @@ bool engine::post_write(piece &p) noexcept
 	return true;
 }
 
+/* There is one piece, and once it is posted it is not posted again. */
+bool engine::post_once(piece &p) noexcept
+{
+	if (!p.hold) {
+		ask(p, true);
+		return true;
+	}
+	if (!room(2) || !take_ring(p, p.first_page, p.pages))
+		return false;
+	p.at = stage::write_data;
+	push_once(p, false);
+	/* The words are to be read after it: a READ may overtake an atomic, but for the fence. */
+	push_words(p, true, is_atomic(op_at(p.op).wr.opcode) ? IBV_SEND_FENCE : 0);
+	return true;
+}
+
+/* All is in memory and stays as it is; what is new is what the receiver hears. */
+bool engine::post_tail(piece &p) noexcept
+{
+	if (!room(1))
+		return false;
+	push_once(p, true);
+	return true;
+}
+
 void engine::write_words_arrived(piece &p) noexcept
 {
 	if (p.quick) {
@@ -946,6 +1019,10 @@ void engine::write_words_arrived(piece &p) noexcept
 	give_ring(p);
 	if (!p.todo.any())
 		return end_piece(p);
+	if (op_at(p.op).kind == op_kind::once) {
+		p.done_once = true;
+		return ask(p, false);
+	}
 	stats_.repeated_pages += p.todo.count();
 	if (p.hold)
 		return lose_hold(p);
@@ -959,7 +1036,7 @@ void engine::write_words_arrived(piece &p) noexcept
 void engine::ask(piece &p, bool hold) noexcept
 {
 	p.ask_hold = hold;
-	if (hold || op_at(p.op).kind == op_kind::read) {
+	if (hold || op_at(p.op).kind != op_kind::write) {
 		p.todo.merge_runs(max_runs_);
 		p.ask = p.todo;
 	} else {
@@ -976,7 +1053,7 @@ void engine::send_fault(piece &p) noexcept
 	std::size_t n = 0;
 
 	if (p.reg->gone)
-		return rebind(p);
+		return p.done_once ? once_answered(p, NP_GONE) : rebind(p);
 	if (faults_ >= config_.max_faults)
 		return put(asking_, p);
 
@@ -991,7 +1068,7 @@ void engine::send_fault(piece &p) noexcept
 	np_fault_req req{};
 	req.region_id = i.region_id;
 	req.cookie = std::uint64_t{config_.cookie} << 48 | std::uint64_t{p.generation} << 16 | index(p);
-	req.flags = (op_at(p.op).kind == op_kind::write ? NP_FAULT_WRITE : 0) | (p.ask_hold ? NP_FAULT_HOLD : 0);
+	req.flags = (op_at(p.op).kind != op_kind::read ? NP_FAULT_WRITE : 0) | (p.ask_hold ? NP_FAULT_HOLD : 0);
 	const int rc = world_.fault(req, {ranges.data(), n});
 	switch (rc) {
 	case 0:
@@ -1006,7 +1083,7 @@ void engine::send_fault(piece &p) noexcept
 		return back_off(p);
 	case -ENOENT:
 		region_dies(*p.reg);
-		return rebind(p);
+		return p.done_once ? once_answered(p, NP_GONE) : rebind(p);
 	case -ENOTCONN:
 		return fail_op(p.op, IBV_WC_WR_FLUSH_ERR);
 	default:
@@ -1037,6 +1114,30 @@ void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t p
 		cache_.set(uid, first + k, e.words[k]);
 	for (std::uint32_t k = n; k < pages; ++k)
 		cache_.forget(uid, first + k);
+}
+
+/*
+ * It was done under a hold, and a word said afterwards that the page is not
+ * writable. If the region lives so did the hold, and it was done to the page that
+ * the owner had, whatever it has there now; if not, nobody knows.
+ */
+void engine::once_answered(piece &p, std::uint32_t status) noexcept
+{
+	switch (status) {
+	case NP_OK:
+	case NP_ACCESS:
+	case NP_ADDRESS:
+	case NP_NOMEM:
+		return end_piece(p);
+	case NP_GONE:
+		region_dies(*p.reg);
+		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
+	case NP_BUSY:
+		++stats_.busy;
+		return back_off(p);
+	default:
+		return fail_op(p.op, fault_status(status));
+	}
 }
 
 void engine::fault_served(piece &p, const np_event &event) noexcept
@@ -1110,6 +1211,8 @@ void engine::on_event(const np_event &e) noexcept
 			world_.release(e.hold_id);
 		return;
 	}
+	if (p->done_once)
+		return once_answered(*p, e.status);
 	switch (e.status) {
 	case NP_OK:
 		return fault_served(*p, e);
@@ -1275,7 +1378,7 @@ void engine::rebind(piece &p) noexcept
 	p.hold = 0;
 	unref(p);
 	p.at = stage::rebind;
-	binding *b = make_binding(o.wr.wr.rdma.rkey);
+	binding *b = make_binding(rkey_of(o.wr));
 	if (!b)
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
 	if (b->state == binding_state::plain || ++p.rebinds > max_rebinds ||
@@ -1318,17 +1421,13 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 
 	if (error && (!b || b->state == binding_state::unknown) && next_ < tail_ && next_ < failing_ && !dead_) {
 		const op &o = op_at(next_);
-		const bool atomic = o.wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-				    o.wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-		const bool remote = o.wr.opcode == IBV_WR_RDMA_READ || o.wr.opcode == IBV_WR_RDMA_WRITE ||
-				    o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-		if ((atomic && o.wr.wr.atomic.rkey == rkey) || (remote && o.wr.wr.rdma.rkey == rkey))
+		if (is_remote(o.wr.opcode) && rkey_of(o.wr) == rkey)
 			fail_op(next_, resolve_status(error));
 	}
 	for (std::uint32_t i = rebinding_.first, after; i != none; i = after) {
 		piece &p = pieces_[i];
 		after = p.next;
-		if (op_at(p.op).wr.wr.rdma.rkey != rkey)
+		if (rkey_of(op_at(p.op).wr) != rkey)
 			continue;
 		if (error && (!b || b->state == binding_state::unknown)) {
 			fail_op(p.op, resolve_status(error));
@@ -1388,10 +1487,10 @@ void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool
 	const bool read = o.kind == op_kind::read;
 	ibv_send_wr &w = push(p.op, &p, signaled);
 
-	w.opcode = o.wr.opcode;
+	w.opcode = read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 	w.send_flags |= o.wr.send_flags & (IBV_SEND_FENCE | IBV_SEND_INLINE);
 	w.wr.rdma.rkey = read ? i.read_key : i.write_key;
-	w.wr.rdma.remote_addr = o.wr.wr.rdma.remote_addr + start - i.base + (read ? i.read_addr : i.write_addr);
+	w.wr.rdma.remote_addr = addr_of(o.wr) + start - i.base + (read ? i.read_addr : i.write_addr);
 	for (int k = 0; length; ++k) {
 		const ibv_sge &s = o.wr.sg_list[k];
 		if (start >= s.length) {
@@ -1405,12 +1504,30 @@ void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool
 	}
 }
 
+/* The op as the application posted it, but for the key. */
+void engine::push_once(piece &p, bool signaled) noexcept
+{
+	const op &o = op_at(p.op);
+	const np_region_info &i = p.reg->info;
+	ibv_send_wr &w = push(p.op, &p, signaled);
+
+	w.opcode = o.wr.opcode;
+	w.send_flags |= o.wr.send_flags & (IBV_SEND_FENCE | IBV_SEND_INLINE | IBV_SEND_SOLICITED);
+	w.imm_data = o.wr.imm_data;
+	w.wr = o.wr.wr;
+	(is_atomic(w.opcode) ? w.wr.atomic.rkey : w.wr.rdma.rkey) = i.write_key;
+	w.wr.rdma.remote_addr = addr_of(o.wr) - i.base + i.write_addr;
+	w.num_sge = o.wr.num_sge;
+	std::copy_n(o.wr.sg_list, o.wr.num_sge, w.sg_list);
+}
+
 /* READ the residency words for which the piece has a place in the ring. */
-void engine::push_words(piece &p, bool signaled) noexcept
+void engine::push_words(piece &p, bool signaled, unsigned flags) noexcept
 {
 	ibv_send_wr &w = push(p.op, &p, signaled);
 
 	w.opcode = IBV_WR_RDMA_READ;
+	w.send_flags |= flags;
 	w.wr.rdma.rkey = p.reg->info.read_key;
 	w.wr.rdma.remote_addr = p.reg->info.table_addr + p.ring_page * sizeof(std::uint64_t);
 	w.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),

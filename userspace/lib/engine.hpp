@@ -18,12 +18,19 @@
  *   with a READ of the words behind it. A word that is the same as before and
  *   writable proves its page (invariant I3); the others are asked for where
  *   needed and written again, at last under a hold.
+ * What must take effect exactly once (an atomic, a WRITE with immediate) is posted
+ *   once, under a hold, with a READ of the words behind it. A word that is not
+ *   writable then says that the region has died, or that the owner took the page
+ *   from itself, which a pinned region would not notice either: the peer's kernel
+ *   is asked which. A WRITE with immediate of more than one piece is a proven WRITE
+ *   and then, for the receiver's byte count, the same once more with the immediate.
  *
  * Invariants:
  * - An op completes once, in order, and not while the send queue still refers
  *   to its buffers.
  * - While a WRITE to a region is not proven, nothing later is posted (with
  *   relaxed order: nothing but READs and WRITEs of regions).
+ * - What must happen exactly once is posted once.
  * - A word that is used for a proof was known before the work request was
  *   posted: it is copied (snap_) when the request is built.
  * - Keys of a region are in use only while a piece refers to it; a dead region
@@ -163,7 +170,7 @@ private:
 		region *to = nullptr;
 	};
 
-	enum class op_kind : std::uint8_t { undecided, pass, read, write };
+	enum class op_kind : std::uint8_t { undecided, pass, read, write, once };
 	struct op {
 		ibv_send_wr wr;		   /* sg_list: our copy */
 		std::uint32_t length;
@@ -184,6 +191,7 @@ private:
 		write_decide, /* fetch words, ask for pages, or write */
 		fetch_words,
 		write_data,
+		tail, /* of a WRITE with immediate: all of it is proven */
 		fault,
 		backoff,
 		rebind, /* for the region, which died, to be resolved again */
@@ -218,6 +226,7 @@ private:
 		std::uint8_t faulted;	/* fault requests that were served */
 		std::uint8_t rebinds, lost_holds;
 		bool live, dropped, ask_hold, warms, by_words;
+		bool done_once; /* it happened, under a hold; did the region live? */
 		bool quick; /* see post_quick(): the rest is not filled in */
 		page_bits todo;		/* not proven */
 		page_bits ask;		/* of these, to be asked for */
@@ -256,6 +265,7 @@ private:
 	[[nodiscard]] bool allowed(const op &o, const region &r) const noexcept;
 	void issue() noexcept;
 	void finish(op &o) noexcept;
+	[[nodiscard]] std::uint32_t &live(const op &o) noexcept;
 	void drop_silent() noexcept;
 	void fail_op(std::uint64_t i, ibv_wc_status status) noexcept;
 	void settle_failure() noexcept;
@@ -281,9 +291,12 @@ private:
 	[[nodiscard]] bool decide_write(piece &p) noexcept;
 	[[nodiscard]] bool post_fetch(piece &p) noexcept;
 	[[nodiscard]] bool post_write(piece &p) noexcept;
+	[[nodiscard]] bool post_once(piece &p) noexcept;
+	[[nodiscard]] bool post_tail(piece &p) noexcept;
 	void ask(piece &p, bool hold) noexcept;
 	void send_fault(piece &p) noexcept;
 	void fault_served(piece &p, const np_event &event) noexcept;
+	void once_answered(piece &p, std::uint32_t status) noexcept;
 	void back_off(piece &p) noexcept;
 	void lose_hold(piece &p) noexcept;
 	void rebind(piece &p) noexcept;
@@ -309,7 +322,8 @@ private:
 	[[nodiscard]] ibv_send_wr &push(std::uint64_t i, piece *p, bool signaled) noexcept;
 	void push_drain() noexcept;
 	void push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept;
-	void push_words(piece &p, bool signaled) noexcept;
+	void push_once(piece &p, bool signaled) noexcept;
+	void push_words(piece &p, bool signaled, unsigned flags = 0) noexcept;
 	void flush() noexcept;
 	[[nodiscard]] std::uint32_t posted(const ibv_send_wr *bad) const noexcept;
 	void not_posted(std::uint32_t n) noexcept;
@@ -348,6 +362,7 @@ private:
 	std::uint64_t failing_ = ~0ULL; /* the first op that failed while the QP lives */
 	std::uint32_t live_writes_ = 0; /* ops on regions, begun and not proven */
 	std::uint32_t live_reads_ = 0;
+	std::uint32_t live_once_ = 0;	/* of these nothing is overtaken, whatever the order */
 	bool dead_ = false;
 	bool broken_ = false; /* the provider refused something: the QP is to end */
 	bool error_told_ = false;

@@ -15,6 +15,7 @@ struct scenario {
 	const char *name;
 	unsigned page_out, busy, rereg, budget, slots, read_words_min;
 	bool relaxed, sig_all, signature_data;
+	unsigned once = 0;
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -35,6 +36,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_page_out = s.page_out;
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
+	a.chance_once = s.once;
 	if (s.signature_data) {
 		a.unique_data = false;
 		/* as it would lie in memory, now and then a byte off */
@@ -94,6 +96,9 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"RelaxedPressure", 30, 20, 0, 5, 4, 0, true, false, false},
 		scenario{"DataIsTheSignature", 10, 5, 0, 16, 64, 0, false, false, true},
 		scenario{"DataIsTheSignatureByWords", 20, 5, 0, 16, 64, 4096, true, false, true},
+		scenario{"ExactlyOnce", 15, 10, 0, 16, 64, 0, false, false, false, 50},
+		scenario{"ExactlyOnceSmallestQueue", 20, 5, 0, 2, 4, 0, false, false, false, 30},
+		scenario{"ExactlyOnceRelaxed", 15, 10, 0, 9, 64, 4096, true, true, false, 30},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });

@@ -164,21 +164,25 @@ TEST_F(Engine, ReadWithoutTheRightIsARemoteAccessError)
 	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_F(Engine, AtomicOnARegionIsRefusedNotDoneTwice)
+TEST_F(Engine, AtomicWithoutTheRightIsARemoteAccessError)
 {
+	a.expect_success = false;
+	r.info.access &= ~unsigned{IBV_ACCESS_REMOTE_ATOMIC};
 	resolve();
-	std::uint64_t old;
-	ibv_sge s{reinterpret_cast<std::uintptr_t>(&old), 8, 0};
-	ibv_send_wr wr{}, *bad;
-	wr.sg_list = &s;
-	wr.num_sge = 1;
-	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-	wr.wr.atomic.rkey = r.rkey;
-	wr.wr.atomic.remote_addr = r.info.base;
-	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
-	ibv_wc wc;
-	ASSERT_TRUE(a.eng->poll(wc));
-	EXPECT_EQ(wc.status, IBV_WC_REM_INV_REQ_ERR);
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(a.world.queue.empty());
+}
+
+TEST_F(Engine, MisalignedAtomicIsARemoteInvalidRequest)
+{
+	a.expect_success = false;
+	resolve();
+	a.post(IBV_WR_ATOMIC_CMP_AND_SWP, 0, 4, 8);
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_INV_REQ_ERR);
+	EXPECT_EQ(a.world.hold_requests, 0U);
 	EXPECT_TRUE(a.world.queue.empty());
 }
 
@@ -769,6 +773,207 @@ TEST_F(Engine, InlineDataIsKeptForRepeats)
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
 	a.check_memory(); /* the caller's buffer was overwritten at once */
+}
+
+/* --- exactly once --------------------------------------------------------- */
+
+TEST_F(Engine, AtomicIsDoneOnceUnderAHold)
+{
+	resolve();
+	for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP}) {
+		a.world.all_out(r);
+		const unsigned holds = a.world.hold_requests;
+		a.post(op, 0, 64, 8);
+		EXPECT_TRUE(a.world.queue.empty()) << "not before the hold";
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_EQ(a.world.hold_requests, holds + 1);
+		EXPECT_TRUE(a.world.holds.empty());
+	}
+	EXPECT_EQ(a.world.writes, 2U);
+	EXPECT_EQ(a.eng->stats().atomics, 2U);
+	a.check_memory();
+}
+
+/* The hold's own page is what a pinned region would have changed, too. */
+TEST_F(Engine, PageTakenByItsOwnerUnderTheHoldIsNoFailure)
+{
+	resolve();
+	for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+		const unsigned writes = a.world.writes;
+		a.post(op, 0, 128, 8);
+		a.world.serve_fault(0);
+		a.world.deliver(0);
+		a.world.page_taken(r, 0);
+		a.world.run_wire();
+		ASSERT_EQ(a.world.faults.size(), 1U) << "the peer is asked whether the region lives";
+		EXPECT_FALSE(a.world.faults[0].req.flags & NP_FAULT_HOLD);
+		a.world.serve_fault(0, NP_BUSY);
+		a.world.deliver(0);
+		EXPECT_EQ(a.poll(), 0U);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_EQ(a.world.writes, writes + 1);
+		EXPECT_TRUE(a.world.holds.empty());
+	}
+	a.check_memory();
+}
+
+TEST_F(Engine, OnceIsNotTriedAgainWhenNobodyKnowsWhetherItHappened)
+{
+	for (const bool told : {false, true}) {
+		app b(small_config());
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.expect_success = false;
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info);
+		q.known = true;
+		b.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+		b.world.serve_fault(0);
+		b.world.deliver(0);
+		ASSERT_EQ(b.world.queue.size(), 2U);
+		b.world.replace_region(q);
+		if (told)
+			b.world.deliver(0);
+		b.world.settle();
+		b.poll();
+		ASSERT_EQ(b.completions.size(), 1U);
+		EXPECT_EQ(b.completions[0].status, IBV_WC_REM_ACCESS_ERR);
+		EXPECT_TRUE(b.world.qp_error);
+		EXPECT_EQ(b.world.writes, 1U);
+	}
+}
+
+TEST_F(Engine, RegionThatDiesBeforeAnAtomicIsPostedIsLookedUpAgain)
+{
+	resolve();
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	a.world.serve_fault(0);
+	a.world.replace_region(r);
+	/* the region is gone when the hold arrives */
+	a.world.deliver(1);
+	a.world.deliver(0);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.writes, 1U);
+	a.check_memory();
+}
+
+/* The words are not to be read before the atomic is done, and a READ may overtake one. */
+TEST_F(Engine, WordsBehindAnAtomicAreFenced)
+{
+	resolve();
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.queue.size(), 2U);
+	EXPECT_FALSE(a.world.advance(1, ~0ULL, false));
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, NothingOvertakesWhatHappensOnce)
+{
+	for (const bool relaxed : {false, true}) {
+		engine_config c = small_config();
+		c.relaxed = relaxed;
+		app b(c);
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.world.all_in(q, true);
+		for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+			/* it waits for what is not proven yet ... */
+			b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+			b.world.run_wire();
+			b.poll();
+			b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+			b.post(op, 0, page_size, 8);
+			EXPECT_TRUE(b.world.faults.empty());
+			b.world.run_wire();
+			ASSERT_EQ(b.world.faults.size(), 1U);
+			/* ... and all else waits for it */
+			for (const auto next : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND})
+				b.post(next, 0, 2 * page_size, 8);
+			EXPECT_TRUE(b.world.queue.empty());
+			b.world.serve_fault(0);
+			b.world.deliver(0);
+			EXPECT_EQ(b.world.queue.size(), 2U);
+			b.world.settle();
+			EXPECT_EQ(b.poll(), 5U);
+		}
+		b.check_memory();
+	}
+}
+
+TEST_F(Engine, WriteWithImmediateIsHeardOnceWithItsLength)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 100, 3 * page_size, signaled, 3);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	ASSERT_EQ(a.world.immediates.size(), 1U);
+	EXPECT_EQ(a.world.immediates[0].second, 3 * page_size);
+	EXPECT_EQ(a.world.writes, 1U);
+	a.check_memory();
+}
+
+/* More than one hold: its data is proven, then it is sent again with the immediate. */
+TEST_F(Engine, LongWriteWithImmediateIsHeardOnceWhenAllOfItIsThere)
+{
+	app b(small_config());
+	const std::uint64_t length = 1300 * page_size;
+	sim_region &q = b.world.add_region(0x100000, 2000 * page_size, 0x100);
+	b.eng->resolve_begins();
+	b.eng->resolve_ended(q.rkey, 0, q.info);
+	b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 5000, length);
+	for (int i = 0; i < 2000 && b.world.immediates.empty(); ++i) {
+		const bool last = !b.world.queue.empty() &&
+				  b.world.queue.back().wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+		if (last) {
+			b.check_memory();
+			/* nobody needs to find it there any more */
+			b.world.all_out(q);
+		}
+		while (!b.world.queue.empty()) {
+			b.world.advance(0, ~0ULL, false);
+			b.world.complete_one();
+			if (b.world.dice(4) == 0)
+				b.world.page_out(q, b.world.dice(q.pages.size()));
+		}
+		while (!b.world.faults.empty())
+			b.world.serve_fault(0);
+		while (!b.world.events.empty())
+			b.world.deliver(0);
+	}
+	EXPECT_EQ(b.poll(), 1U);
+	ASSERT_EQ(b.world.immediates.size(), 1U);
+	EXPECT_EQ(b.world.immediates[0].second, length);
+	b.check_memory();
+}
+
+TEST_F(Engine, LongWriteWithImmediateToADeadRegionIsNotHeard)
+{
+	app b(small_config());
+	b.expect_success = false;
+	sim_region &q = b.world.add_region(0x100000, 600 * page_size, 0x100);
+	b.eng->resolve_begins();
+	b.eng->resolve_ended(q.rkey, 0, q.info);
+	q.known = true;
+	b.world.all_in(q, true);
+	b.world.before_cqe = [&](sim &w) {
+		/* as the last proof arrives */
+		if (!q.gone && w.queue.empty() && w.writes >= 2) {
+			w.replace_region(q);
+			w.deliver(w.events.size() - 1);
+		}
+	};
+	b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 0, 600 * page_size);
+	b.world.settle();
+	b.poll();
+	ASSERT_EQ(b.completions.size(), 1U);
+	EXPECT_EQ(b.completions[0].status, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(b.world.immediates.empty());
 }
 
 /* --- order and completions ----------------------------------------------- */

@@ -47,7 +47,7 @@ sim_region &sim::add_region(std::uint64_t base, std::uint64_t length, std::uint3
 	r.info.region_id = next_id_++;
 	r.info.base = base;
 	r.info.length = length;
-	r.info.access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+	r.info.access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	r.info.read_key = next_key_++;
 	r.info.write_key = next_key_++;
 	r.info.read_addr = 0x700000000000 + base;
@@ -63,6 +63,7 @@ void sim::kill_region(sim_region &r, bool tell)
 	for (std::uint64_t p = 0; p < r.pages.size(); ++p) {
 		r.pages[p].holds = 0;
 		page_out(r, p);
+		r.pages[p].mapped_read = r.pages[p].mapped_write = false;
 	}
 	r.gone = true;
 	std::erase_if(holds, [&](const auto &h) { return h.second.region == &r; });
@@ -97,6 +98,16 @@ void sim::page_out(sim_region &r, std::uint64_t i)
 	p.mapped_read = p.mapped_write = false;
 }
 
+void sim::page_taken(sim_region &r, std::uint64_t i)
+{
+	sim_page &p = r.pages[i];
+
+	if (!p.holds)
+		return page_out(r, i);
+	p.word = ((p.word >> 2) + 1) << 2;
+	p.stale = true;
+}
+
 void sim::page_in(sim_region &r, std::uint64_t i, bool write)
 {
 	sim_page &p = r.pages[i];
@@ -104,6 +115,7 @@ void sim::page_in(sim_region &r, std::uint64_t i, bool write)
 
 	if ((p.word & rights) == rights)
 		return;
+	p.stale = false;
 	p.mapped_read = true;
 	p.mapped_write |= write;
 	p.word = ((p.word >> 2) + 1) << 2 | rights | (p.word & NP_WORD_WRITABLE);
@@ -155,7 +167,7 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 			const std::uint64_t last = (w->wr.rdma.remote_addr + x.length - 1) / unit;
 			x.todo.resize(last - first + 1);
 			std::iota(x.todo.rbegin(), x.todo.rend(), 0U);
-		} else if (w->opcode == IBV_WR_RDMA_WRITE && x.length) {
+		} else if (changes_memory(w->opcode) && x.length) {
 			++writes;
 		}
 		queue.push_back(std::move(x));
@@ -210,7 +222,7 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 	app_op *owner = nullptr;
 
 	for (app_op &o : ops) {
-		if (o.done || o.opcode != IBV_WR_RDMA_WRITE || &memories[o.memory] != r.memory || start < o.offset ||
+		if (o.done || !changes_memory(o.opcode) || &memories[o.memory] != r.memory || start < o.offset ||
 		    start + n > o.offset + o.length)
 			continue;
 		/* inline data is a copy: tests make it tell its owner (see post_random()) */
@@ -231,7 +243,7 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 		for (const app_op &o : ops) {
 			if (o.seq >= owner->seq)
 				break;
-			if (o.opcode != IBV_WR_RDMA_WRITE)
+			if (!changes_memory(o.opcode))
 				continue;
 			for (std::uint64_t i = 0; i < o.length; ++i)
 				ASSERT_GE(stamps[o.memory][o.offset + i], o.seq)
@@ -239,6 +251,9 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 		}
 	}
 	owner->began = true;
+	if (is_once(owner->opcode) && owner->length <= NP_MAX_PAGES / 2 * page_size) {
+		ASSERT_LT((*r.stamps)[start], owner->seq) << "done twice";
+	}
 	for (std::uint64_t i = start; i < start + n; ++i) {
 		ASSERT_LE((*r.stamps)[i], owner->seq) << "a later WRITE was overwritten";
 		(*r.stamps)[i] = owner->seq;
@@ -248,7 +263,7 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 /* Bytes [offset, offset + n) of @w, which lie in one unit. */
 void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 {
-	const bool write = w.wr.opcode == IBV_WR_RDMA_WRITE;
+	const bool write = changes_memory(w.wr.opcode);
 	const std::uint64_t addr = w.wr.wr.rdma.remote_addr + offset;
 	sim_region *r = by_key(w.wr.wr.rdma.rkey, write);
 	std::byte bytes[unit_size];
@@ -285,6 +300,29 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 	store(w, offset, {bytes, n});
 }
 
+void sim::execute_atomic(wire &w)
+{
+	sim_region *r = by_key(w.wr.wr.atomic.rkey, true);
+	std::uint64_t old = 0x5c7a7c45c7a7c4; /* scratch */
+
+	if (!r || r->forgotten) {
+		ADD_FAILURE() << "a key that is not valid: " << w.wr.wr.atomic.rkey;
+		w.status = IBV_WC_REM_ACCESS_ERR;
+		return;
+	}
+	const std::uint64_t start = w.wr.wr.atomic.remote_addr - r->info.write_addr;
+	ASSERT_LE(start + 8, r->info.length) << "outside of the region";
+	if (r->pages[r->page_of(start)].mapped_write) {
+		effect(*r, start, 8, w);
+		std::memcpy(&old, r->memory->data() + start, 8);
+		std::uint64_t value = old + w.wr.wr.atomic.compare_add;
+		if (w.wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP)
+			value = old == w.wr.wr.atomic.compare_add ? w.wr.wr.atomic.swap : old;
+		std::memcpy(r->memory->data() + start, &value, 8);
+	}
+	store(w, 0, std::as_bytes(std::span(&old, 1)));
+}
+
 bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 {
 	wire &w = queue[i];
@@ -301,7 +339,8 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 	for (std::size_t k = 0; k < i; ++k) {
 		if (queue[k].finished)
 			continue;
-		if (queue[k].wr.opcode != IBV_WR_RDMA_READ || w.wr.send_flags & IBV_SEND_FENCE)
+		const bool read = w.wr.opcode == IBV_WR_RDMA_READ && is_atomic(queue[k].wr.opcode);
+		if ((queue[k].wr.opcode != IBV_WR_RDMA_READ && !read) || w.wr.send_flags & IBV_SEND_FENCE)
 			return false;
 	}
 	if (w.wr.opcode == IBV_WR_RDMA_READ) {
@@ -317,7 +356,10 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 			execute(w, start - addr, end - start);
 		}
 		w.finished = w.todo.empty() || w.status != IBV_WC_SUCCESS;
-	} else if (w.wr.opcode == IBV_WR_RDMA_WRITE && by_key(w.wr.wr.rdma.rkey, true)) {
+	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, true)) {
+		execute_atomic(w);
+		w.finished = true;
+	} else if (changes_memory(w.wr.opcode) && by_key(w.wr.wr.rdma.rkey, true)) {
 		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
 		while (units-- && w.done < w.length) {
 			const std::uint64_t n =
@@ -326,13 +368,15 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 			w.done += n;
 		}
 		w.finished = w.done == w.length || w.status != IBV_WC_SUCCESS;
+		if (w.finished && w.status == IBV_WC_SUCCESS && w.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+			immediates.emplace_back(w.wr.imm_data, w.length);
 	} else {
 		/* SEND, or a pinned region: it only takes its place in the order */
 		if (!qp_error)
 			for (const app_op &o : ops) {
 				if (o.seq >= w.wr.imm_data)
 					break;
-				if (o.opcode != IBV_WR_RDMA_WRITE)
+				if (!changes_memory(o.opcode))
 					continue;
 				for (std::uint64_t b = 0; b < o.length; ++b)
 					EXPECT_GE(stamps[o.memory][o.offset + b], o.seq)
@@ -447,8 +491,11 @@ void sim::release(std::uint64_t id) noexcept
 			<< "released twice";
 		return;
 	}
-	for (const auto p : h->second.pages)
-		--h->second.region->pages[p].holds;
+	for (const auto i : h->second.pages) {
+		sim_page &p = h->second.region->pages[i];
+		if (!--p.holds && p.stale)
+			p.stale = p.mapped_read = p.mapped_write = false;
+	}
 	holds.erase(h);
 }
 
@@ -585,7 +632,7 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	o.length = length;
 	o.signaled = flags & IBV_SEND_SIGNALED || config.sq_sig_all;
 	o.buffer.resize(length);
-	if (opcode == IBV_WR_RDMA_WRITE)
+	if (opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
 		fill(o.buffer);
 
 	if (reference.size() < world.memories.size()) {
@@ -593,7 +640,7 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 			reference.push_back(world.memories[i]);
 	}
 	std::vector<std::byte> &ref = reference[memory];
-	if (opcode == IBV_WR_RDMA_READ)
+	if (opcode == IBV_WR_RDMA_READ || is_atomic(opcode))
 		o.expected.assign(ref.begin() + static_cast<std::ptrdiff_t>(offset),
 				  ref.begin() + static_cast<std::ptrdiff_t>(offset + length));
 
@@ -626,8 +673,18 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	wr.opcode = opcode;
 	wr.send_flags = flags;
 	wr.imm_data = static_cast<std::uint32_t>(o.seq); /* the simulated wire looks at it */
-	wr.wr.rdma.remote_addr = r->info.base + offset;
-	wr.wr.rdma.rkey = r->rkey;
+	std::uint64_t old = 0, value = 0;
+	if (is_atomic(opcode)) {
+		wr.wr.atomic.remote_addr = r->info.base + offset;
+		wr.wr.atomic.rkey = r->rkey;
+		std::memcpy(&old, &ref[offset], 8);
+		value = old + o.seq;
+		wr.wr.atomic.compare_add = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? o.seq : old;
+		wr.wr.atomic.swap = value;
+	} else {
+		wr.wr.rdma.remote_addr = r->info.base + offset;
+		wr.wr.rdma.rkey = r->rkey;
+	}
 
 	/* before the post: it may take effect inside of it */
 	world.ops.push_back(std::move(o));
@@ -642,7 +699,9 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	++next_seq_;
 	++posted;
 	app_op &kept = world.ops.back();
-	if (opcode == IBV_WR_RDMA_WRITE)
+	if (is_atomic(opcode))
+		std::memcpy(&ref[offset], &value, 8);
+	else if (changes_memory(opcode))
 		std::copy(kept.buffer.begin(), kept.buffer.end(), ref.begin() + static_cast<std::ptrdiff_t>(offset));
 	return kept;
 }
@@ -654,9 +713,9 @@ bool app::conflicts(const app_op &o) const
 		if (x.done || x.memory != o.memory || x.offset + x.length <= o.offset ||
 		    o.offset + o.length <= x.offset)
 			continue;
-		if (x.opcode == IBV_WR_RDMA_READ && o.opcode == IBV_WR_RDMA_WRITE)
+		if (x.opcode == IBV_WR_RDMA_READ && changes_memory(o.opcode))
 			return true;
-		if (config.relaxed && x.opcode == IBV_WR_RDMA_WRITE)
+		if (config.relaxed && changes_memory(x.opcode))
 			return true;
 	}
 	return false;
@@ -678,6 +737,18 @@ bool app::post_random(std::size_t count)
 	want.offset = world.dice(size - want.length + 1);
 	if (want.opcode == IBV_WR_SEND)
 		want.length = world.dice(64);
+	if (want.opcode == IBV_WR_RDMA_WRITE && chance_once && world.dice(100) < chance_once) {
+		static constexpr ibv_wr_opcode once[] = {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_FETCH_AND_ADD,
+							 IBV_WR_ATOMIC_CMP_AND_SWP};
+		want.opcode = once[world.dice(3)];
+	}
+	if (is_atomic(want.opcode)) {
+		want.length = 8;
+		want.offset = std::min(want.offset, size - 16);
+		for (const sim_region &r : world.regions)
+			if (r.memory == &world.memories[want.memory])
+				want.offset = ((r.info.base + want.offset + 7) & ~7ULL) - r.info.base;
+	}
 	if (conflicts(want))
 		return false;
 	unsigned flags = world.dice(3) ? IBV_SEND_SIGNALED : 0;
@@ -685,13 +756,13 @@ bool app::post_random(std::size_t count)
 		flags |= IBV_SEND_SIGNALED; /* so that the end is seen */
 	const sim_region &r = world.regions[want.memory];
 	const bool one_page = want.length && r.page_of(want.offset) == r.page_of(want.offset + want.length - 1);
-	if (want.opcode != IBV_WR_RDMA_READ && want.length >= 8 && want.length <= config.max_inline && one_page &&
+	if (want.opcode != IBV_WR_RDMA_READ && !is_atomic(want.opcode) && want.length >= 8 && want.length <= config.max_inline && one_page &&
 	    unique_data && world.dice(2))
 		flags |= IBV_SEND_INLINE;
 	if (!world.dice(16))
 		flags |= IBV_SEND_FENCE;
 	post(want.opcode, want.memory, want.offset, want.length, flags,
-	     want.length ? 1 + static_cast<unsigned>(world.dice(config.max_sge)) : 1);
+	     want.length && !is_atomic(want.opcode) ? 1 + static_cast<unsigned>(world.dice(config.max_sge)) : 1);
 	return !last_rc;
 }
 
@@ -726,8 +797,13 @@ unsigned app::poll()
 			EXPECT_EQ(wc.opcode, IBV_WC_RDMA_READ);
 			EXPECT_EQ(wc.byte_len, o.length);
 			EXPECT_TRUE(o.buffer == o.expected) << "wrong data in READ " << o.seq;
-		} else if (o.opcode == IBV_WR_RDMA_WRITE) {
-			EXPECT_EQ(wc.opcode, IBV_WC_RDMA_WRITE);
+		} else if (changes_memory(o.opcode)) {
+			if (is_atomic(o.opcode)) {
+				EXPECT_EQ(wc.byte_len, 8U);
+				EXPECT_TRUE(o.buffer == o.expected) << "wrong result of atomic " << o.seq;
+			} else {
+				EXPECT_EQ(wc.opcode, IBV_WC_RDMA_WRITE);
+			}
 			for (std::uint64_t i = 0; i < o.length; ++i) {
 				if (world.stamps[o.memory][o.offset + i] >= o.seq)
 					continue;

@@ -8,10 +8,13 @@
  * before it, and later READs may overtake it. An absent page reads as the
  * signature and swallows WRITEs. Nothing moves unless a test, or its dice, say so.
  *
+ * An atomic is not ordered against a later READ, unless that has a fence.
+ *
  * What it checks by itself (as test failures): keys that are used belong to a
  * region that was not forgotten, the send queue is not overrun, a region is
  * forgotten only when nothing refers to it, a hold is released once, an effect
- * on memory keeps the order in which the application posted.
+ * on memory keeps the order in which the application posted, what has to happen
+ * once does.
  */
 #ifndef NPR_TESTS_SIM_HPP
 #define NPR_TESTS_SIM_HPP
@@ -34,6 +37,7 @@ struct sim_page {
 	bool mapped_read = false, mapped_write = false; /* where DMA goes */
 	std::uint64_t word = 0;
 	unsigned holds = 0;
+	bool stale = false; /* the owner has taken it away from under the holds */
 };
 
 struct sim_region {
@@ -57,8 +61,25 @@ struct app_op {
 	std::size_t memory = 0; /* index in sim::memories */
 	std::uint64_t offset = 0, length = 0;
 	std::vector<std::byte> buffer, expected;
+	std::uint64_t addend = 0; /* of an atomic */
 	bool signaled = true, done = false, began = false;
 };
+
+[[nodiscard]] constexpr bool is_atomic(ibv_wr_opcode op)
+{
+	return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+/* Must it take effect exactly once? */
+[[nodiscard]] constexpr bool is_once(ibv_wr_opcode op)
+{
+	return op == IBV_WR_RDMA_WRITE_WITH_IMM || is_atomic(op);
+}
+
+[[nodiscard]] constexpr bool changes_memory(ibv_wr_opcode op)
+{
+	return op == IBV_WR_RDMA_WRITE || is_once(op);
+}
 
 class sim : public backend {
 public:
@@ -79,6 +100,8 @@ public:
 	sim_region &replace_region(sim_region &r);
 	void kill_region(sim_region &r, bool tell = true);
 	void page_out(sim_region &r, std::uint64_t page);
+	/* Held or not: the owner unmaps it. DMA of those who hold it still reaches what it was. */
+	void page_taken(sim_region &r, std::uint64_t page);
 	void page_in(sim_region &r, std::uint64_t page, bool write);
 	void all_in(sim_region &r, bool write);
 	void all_out(sim_region &r);
@@ -150,6 +173,8 @@ public:
 	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
 	std::vector<std::vector<np_range>> fault_log;
 	std::function<void(sim &)> before_cqe; /* runs before each completion */
+	/* What receivers heard: immediate data and byte count. */
+	std::vector<std::pair<std::uint32_t, std::uint64_t>> immediates;
 
 private:
 	void execute(wire &w, std::uint64_t offset, std::uint64_t n);
@@ -157,6 +182,7 @@ private:
 	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
 	sim_region *by_key(std::uint32_t key, bool write);
 	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
+	void execute_atomic(wire &w);
 
 	std::uint64_t next_id_ = 100, next_hold_ = 1;
 	std::uint32_t next_key_ = 0x1000;
@@ -173,6 +199,7 @@ public:
 		     unsigned flags = IBV_SEND_SIGNALED, unsigned sges = 1);
 	/* Data for the next WRITE. */
 	std::function<void(std::span<std::byte>)> fill;
+	unsigned chance_once = 0; /* percent of WRITEs that are atomics or have an immediate */
 	/* Takes completions and checks them against the ops, in order. */
 	unsigned poll();
 	void finish(std::uint64_t limit = 20'000'000);

@@ -60,8 +60,8 @@ enum npr_open_flags {
 enum npr_qp_flags {
 	/*
 	 * READs and WRITEs may overtake earlier WRITEs that are not proven
-	 * yet, so that WRITEs are pipelined. Everything else still waits for
-	 * all earlier WRITEs. Ranges of WRITEs under way at once must not
+	 * yet, so that WRITEs are pipelined. Everything else, WRITEs with
+	 * immediate and atomics included, still waits for all earlier WRITEs. Ranges of WRITEs under way at once must not
 	 * overlap. Without this flag each WRITE to an unpinned region is proven
 	 * before anything that follows it on the QP is posted.
 	 */
@@ -120,7 +120,8 @@ struct npr_stats {
 	uint64_t holds;			/* pages pinned for a last try: requests */
 	uint64_t resolves;		/* remote keys resolved */
 	uint64_t gone;			/* regions that died under us */
-	uint64_t reserved[8];
+	uint64_t atomics;		/* atomics on unpinned regions completed */
+	uint64_t reserved[7];
 };
 
 /* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */

@@ -45,10 +45,25 @@ struct op {
 	size_t len;
 };
 
-/* Posts one operation and polls until it is complete: ibv_wc_status or -errno. */
-static int run(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq, struct op op)
+/* Polls until @wr_id is complete: ibv_wc_status or -errno. */
+static int await(struct npr_cq *cq, uint64_t wr_id, struct ibv_wc *wc)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
+	int ret;
+
+	do {
+		ret = npr_poll_cq(cq, 1, wc);
+		if (ret < 0)
+			return ret;
+		if (ret)
+			return wc->wr_id == wr_id ? (int)wc->status : -EPROTO;
+	} while (np_now_ms() < deadline);
+	return -ETIMEDOUT;
+}
+
+/* Posts one operation and waits for it: ibv_wc_status or -errno. */
+static int run(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq, struct op op)
+{
 	struct ibv_sge sge = {
 		.addr = (uintptr_t)pair->peer.buf + op.at,
 		.length = op.len,
@@ -60,6 +75,7 @@ static int run(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq, struc
 		.num_sge = 1,
 		.opcode = op.op,
 		.send_flags = IBV_SEND_SIGNALED,
+		.imm_data = op.off,
 		.wr.rdma = {
 			.remote_addr = (uintptr_t)pair->data + op.off,
 			.rkey = pair->mr->rkey,
@@ -68,16 +84,35 @@ static int run(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq, struc
 	struct ibv_wc wc;
 	int ret = npr_post_send(qp, &wr, &bad);
 
-	if (ret)
-		return ret;
-	do {
-		ret = npr_poll_cq(cq, 1, &wc);
-		if (ret < 0)
-			return ret;
-		if (ret)
-			return wc.wr_id == op.off ? (int)wc.status : -EPROTO;
-	} while (np_now_ms() < deadline);
-	return -ETIMEDOUT;
+	return ret ? ret : await(cq, op.off, &wc);
+}
+
+/* Atomic on the 8 bytes at @off of the region; what was there comes to the buffer's start. */
+static int atomic(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq, size_t off,
+		  enum ibv_wr_opcode op, uint64_t compare_add, uint64_t swap)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)pair->peer.buf,
+		.length = 8,
+		.lkey = pair->peer.mr->lkey,
+	};
+	struct ibv_send_wr wr = {
+		.wr_id = off,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = op,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.atomic = {
+			.remote_addr = (uintptr_t)pair->data + off,
+			.compare_add = compare_add,
+			.swap = swap,
+			.rkey = pair->mr->rkey,
+		},
+	}, *bad;
+	struct ibv_wc wc;
+	int ret = npr_post_send(qp, &wr, &bad);
+
+	return ret ? ret : await(cq, off, &wc);
 }
 
 #define RUN(...) run(&self->pair, self->qp, self->cq, (struct op){ __VA_ARGS__ })
@@ -195,6 +230,75 @@ TEST_F(library, signature_survives_pages_that_come_and_go)
 			fill_signature(pair, (i % 4) * PAGE, PAGE);
 		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, 4 * PAGE));
 		EXPECT_EQ(0, memcmp(pair->data, pair->peer.buf, 4 * PAGE));
+	}
+}
+
+/* The result is the test: done twice, or on the scratch page, it is another one. */
+TEST_F(library, atomics_are_done_once_whatever_becomes_of_their_pages)
+{
+	struct np_pair *pair = &self->pair;
+	const uint64_t *result = (uint64_t *)pair->peer.buf;
+	uint64_t want[8] = {};
+
+	memset(pair->data, 0, 8 * PAGE);
+	for (int i = 0; i < 400; i++) {
+		size_t off = i % 8 * (PAGE + 8);
+		uint64_t *at = &want[i % 8];
+
+		if (i % 3 == 0)
+			ASSERT_EQ(0, madvise(pair->data, 8 * PAGE, MADV_PAGEOUT));
+		if (i % 16 < 8) {
+			ASSERT_EQ(0, atomic(pair, self->qp, self->cq, off,
+					    IBV_WR_ATOMIC_FETCH_AND_ADD, i + 1, 0));
+			ASSERT_EQ(*at, *result);
+			*at += i + 1;
+		} else {
+			/* Every other one fails to compare. */
+			ASSERT_EQ(0, atomic(pair, self->qp, self->cq, off,
+					    IBV_WR_ATOMIC_CMP_AND_SWP, *at + i % 2, i));
+			ASSERT_EQ(*at, *result);
+			if (i % 2 == 0)
+				*at = i;
+		}
+	}
+	for (int i = 0; i < 8; i++) {
+		EXPECT_EQ(want[i], *(uint64_t *)(pair->data + i * (PAGE + 8)));
+	}
+}
+
+TEST_F(library, atomic_is_refused_as_on_pinned_memory)
+{
+	struct np_pair *pair = &self->pair;
+
+	EXPECT_EQ(IBV_WC_REM_INV_REQ_ERR, atomic(pair, self->qp, self->cq, 4,
+						 IBV_WR_ATOMIC_FETCH_AND_ADD, 1, 0));
+}
+
+TEST_F(library, write_with_immediate_is_heard_once_when_it_is_there)
+{
+	static const size_t lengths[] = { 0, 1, 8, PAGE, 3 * PAGE + 5, HUGE_PAGE, HUGE_PAGE + 77,
+					  NP_DATA_LEN - PAGE };
+	struct np_pair *pair = &self->pair;
+	struct ibv_recv_wr recv = {}, *bad;
+
+	for (size_t i = 0; i < 2 * ARRAY_SIZE(lengths); i++) {
+		size_t len = lengths[i / 2], off = i * 100;
+		struct ibv_wc wc;
+
+		np_fill(pair->peer.buf, NP_DATA_LEN, 1000 + i);
+		recv.wr_id = i;
+		ASSERT_EQ(0, ibv_post_recv(pair->owner.qp, &recv, &bad));
+		if (i % 2)
+			ASSERT_EQ(0, madvise(pair->data, NP_DATA_LEN, MADV_PAGEOUT));
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_WRITE_WITH_IMM, 0, off, len)) TH_LOG("length %zu", len);
+		ASSERT_EQ(0, np_poll(&pair->owner, &wc));
+		EXPECT_EQ(i, wc.wr_id);
+		EXPECT_EQ(IBV_WC_RECV_RDMA_WITH_IMM, wc.opcode);
+		EXPECT_TRUE(wc.wc_flags & IBV_WC_WITH_IMM);
+		EXPECT_EQ(off, wc.imm_data);
+		EXPECT_EQ(len, wc.byte_len);
+		EXPECT_EQ(0, memcmp(pair->peer.buf, pair->data + off, len));
+		EXPECT_EQ(0, ibv_poll_cq(pair->owner.cq, 1, &wc));
 	}
 }
 
