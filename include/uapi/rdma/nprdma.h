@@ -22,6 +22,7 @@
 /* Object ids, in a range of the core namespace that is ours alone. */
 #define UVERBS_OBJECT_NPRDMA		0x300
 #define UVERBS_OBJECT_NP_CHANNEL	0x301
+#define UVERBS_OBJECT_NP_HOLD		0x302
 
 /* The same bit as IB_UVERBS_ACCESS_UNPINNED, for builds with older headers. */
 #define NP_ACCESS_UNPINNED		(1 << 10)
@@ -53,6 +54,12 @@ enum np_methods {
 /* Methods of UVERBS_OBJECT_NP_CHANNEL. */
 enum np_channel_methods {
 	NP_METHOD_CHANNEL_ALLOC,
+};
+
+/* Methods of UVERBS_OBJECT_NP_HOLD. */
+enum np_hold_methods {
+	NP_METHOD_HOLD_ALLOC,
+	NP_METHOD_HOLD_FREE,
 };
 
 /*
@@ -126,6 +133,33 @@ enum np_channel_alloc_attrs {
 	NP_ATTR_CHANNEL_FD,		/* new fd */
 };
 
+/*
+ * HOLD_ALLOC: pin a range of a local unpinned region until HOLD_FREE, and get a
+ * key and an address under which work requests of the region's PD may use it as a
+ * local buffer: as a source, and with NP_FAULT_WRITE as a sink too. The key has no
+ * remote rights; the region's own lkey has none at all. Absent pages are brought
+ * in, as if the caller touched them. A hold pins what is mapped now: what the
+ * owner maps there later is not seen. It outlives the region, its key does not.
+ *
+ * EINVAL  a pinned MR, no length, a flag other than NP_FAULT_WRITE
+ * ERANGE  outside of the region
+ * EPERM   NP_FAULT_WRITE, and the region has no local write right
+ * EFAULT  nothing is mapped there, or not with these rights
+ * ENOMEM  no memory, or more than RLIMIT_MEMLOCK allows: held pages count as
+ *         those of a pinned region do
+ * EAGAIN  memory changed faster than the kernel could look
+ */
+enum np_hold_alloc_attrs {
+	NP_ATTR_HOLD_ALLOC_HANDLE,	/* new handle */
+	NP_ATTR_HOLD_ALLOC_MR,		/* handle of an MR */
+	NP_ATTR_HOLD_ALLOC_REQ,		/* in, struct np_hold_req */
+	NP_ATTR_HOLD_ALLOC_RESP,	/* out, struct np_hold_info */
+};
+
+enum np_hold_free_attrs {
+	NP_ATTR_HOLD_FREE_HANDLE,
+};
+
 struct np_query {
 	__u32 abi_version;	/* NP_ABI_VERSION */
 	__u32 flags;		/* none yet */
@@ -164,6 +198,19 @@ struct np_fault_req {
 struct np_range {
 	__aligned_u64 addr;
 	__aligned_u64 length;
+};
+
+struct np_hold_req {
+	__aligned_u64 addr;	/* in the region's base space */
+	__aligned_u64 length;
+	__u32 flags;		/* NP_FAULT_WRITE */
+	__u32 reserved;
+};
+
+struct np_hold_info {
+	__aligned_u64 addr;	/* of np_hold_req.addr under lkey */
+	__u32 lkey;
+	__u32 reserved;
 };
 
 enum np_event_type {

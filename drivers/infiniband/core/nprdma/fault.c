@@ -964,8 +964,17 @@ static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words
 	return 0;
 }
 
-static int np_region_fault_check(struct np_region *region, u64 addr, u64 len,
-				 unsigned int flags)
+/**
+ * np_region_check_range() - could np_region_fault() do that?
+ * @region: region
+ * @addr: first address, in the space of the application's remote addresses
+ * @len: bytes
+ * @flags: NP_FAULT_WRITE, NP_FAULT_LOCAL
+ *
+ * Return: 0, -ERANGE, or -EPERM if the region lacks the right.
+ */
+int np_region_check_range(struct np_region *region, u64 addr, u64 len,
+			  unsigned int flags)
 {
 	if (!len || addr < region->base ||
 	    addr - region->base > region->length ||
@@ -1015,7 +1024,7 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 
 	if (hold && hold->write)
 		f.flags |= NP_FAULT_WRITE;
-	ret = np_region_fault_check(region, addr, len, f.flags);
+	ret = np_region_check_range(region, addr, len, f.flags);
 	if (ret)
 		goto out;
 

@@ -26,6 +26,7 @@
 
 struct np_region;
 struct np_hold;
+struct np_local;
 
 /* NP_WORD_READABLE, NP_WORD_WRITABLE and NP_FAULT_WRITE are user space's, too */
 #define NP_WORD_RIGHTS		(NP_WORD_READABLE | NP_WORD_WRITABLE)
@@ -163,6 +164,14 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags);
 void np_hold_release(struct np_hold *hold);
 unsigned long np_hold_pages(const struct np_hold *hold);
+
+/*
+ * A hold of the region's own process, for local buffers of work requests, with the
+ * key that they use.  The caller is the owner.  See local.c.
+ */
+struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
+			       unsigned int flags, u64 *key_addr, u32 *lkey);
+void np_local_release(struct np_local *local);
 
 /*
  * -ENXIO when the region is gone.  np_region_ungrant() of the last grant of a

@@ -205,12 +205,15 @@ struct np_counters {
  * @scratch: of @pd; NULL: no write window
  * @read: read window and residency table
  * @write: write window; no slots: nobody may write
- * @lock: protects @gone, @grants, @read_mr, @write_mr
+ * @lock: protects @gone, @grants, and the keys
  * @gone: the public MR is dead
  * @leaked: the driver could not destroy a key: keep the windows
  * @public_rkey: key of np_device.rkeys
  * @read_mr: read key, NULL until the first RESOLVE
  * @write_mr: write key, likewise
+ * @source_mr: key to the read window without remote rights, NULL until a local
+ *	buffer wants it; goes when the region is gone
+ * @sink_mr: the same of the write window
  * @grants: peers that know the keys
  * @chunk_lock: protects changes of @chunks, and @closed
  * @chunks: struct np_chunk by number, made by the first fault
@@ -240,6 +243,8 @@ struct np_region {
 	u32 public_rkey;
 	struct ib_mr *read_mr;
 	struct ib_mr *write_mr;
+	struct ib_mr *source_mr;
+	struct ib_mr *sink_mr;
 	struct list_head grants;
 
 	struct mutex chunk_lock;
@@ -326,10 +331,14 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 				   struct device *dev,
 				   struct iommu_domain *domain, u64 start,
 				   u64 length, u64 base, u32 access);
+int np_region_local_key(struct np_region *region, bool write, u64 addr,
+			u64 *key_addr, u32 *lkey);
 void np_region_close(struct np_region *region);
 
 /* fault.c */
 void np_region_absent(struct np_region *region);
+int np_region_check_range(struct np_region *region, u64 addr, u64 len,
+			  unsigned int flags);
 void np_region_free_chunks(struct np_region *region);
 
 /* umem.c */

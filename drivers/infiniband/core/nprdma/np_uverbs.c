@@ -251,6 +251,40 @@ static int UVERBS_HANDLER(NP_METHOD_FORGET)(struct uverbs_attr_bundle *attrs)
 	return err;
 }
 
+static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
+			   struct uverbs_attr_bundle *attrs)
+{
+	np_local_release(uobj->object);
+	return 0;
+}
+
+static int UVERBS_HANDLER(NP_METHOD_HOLD_ALLOC)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_uobject *uobj = uverbs_attr_get_uobject(attrs,
+							  NP_ATTR_HOLD_ALLOC_HANDLE);
+	struct ib_mr *mr = uverbs_attr_get_obj(attrs, NP_ATTR_HOLD_ALLOC_MR);
+	struct np_region *region = np_mr_region(mr);
+	struct np_hold_info info = {};
+	struct np_local *local;
+	struct np_hold_req req;
+	int err;
+
+	err = uverbs_copy_from(&req, attrs, NP_ATTR_HOLD_ALLOC_REQ);
+	if (err)
+		return err;
+	if (!region || !req.length || req.reserved ||
+	    req.flags & ~NP_FAULT_WRITE)
+		return -EINVAL;
+	local = np_local_hold(region, req.addr, req.length, req.flags,
+			      &info.addr, &info.lkey);
+	if (IS_ERR(local))
+		return PTR_ERR(local);
+	uobj->object = local;
+	uverbs_finalize_uobj_create(attrs, NP_ATTR_HOLD_ALLOC_HANDLE);
+	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_HOLD_ALLOC_RESP,
+					     &info, sizeof(info));
+}
+
 static int UVERBS_HANDLER(NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *attrs)
 {
 	struct ib_mr *mr = uverbs_attr_get_obj(attrs, NP_ATTR_QUERY_MR_HANDLE);
@@ -358,8 +392,33 @@ DECLARE_UVERBS_NAMED_OBJECT(
 			     np_channel_destroy, &np_channel_fops, "[nprdma]", O_RDONLY),
 	&UVERBS_METHOD(NP_METHOD_CHANNEL_ALLOC));
 
+DECLARE_UVERBS_NAMED_METHOD(
+	NP_METHOD_HOLD_ALLOC,
+	UVERBS_ATTR_IDR(NP_ATTR_HOLD_ALLOC_HANDLE, UVERBS_OBJECT_NP_HOLD,
+			UVERBS_ACCESS_NEW, UA_MANDATORY),
+	UVERBS_ATTR_IDR(NP_ATTR_HOLD_ALLOC_MR, UVERBS_OBJECT_MR,
+			UVERBS_ACCESS_READ, UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(NP_ATTR_HOLD_ALLOC_REQ,
+			   UVERBS_ATTR_STRUCT(struct np_hold_req, reserved),
+			   UA_MANDATORY),
+	UVERBS_ATTR_PTR_OUT(NP_ATTR_HOLD_ALLOC_RESP,
+			    UVERBS_ATTR_STRUCT(struct np_hold_info, reserved),
+			    UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD_DESTROY(
+	NP_METHOD_HOLD_FREE,
+	UVERBS_ATTR_IDR(NP_ATTR_HOLD_FREE_HANDLE, UVERBS_OBJECT_NP_HOLD,
+			UVERBS_ACCESS_DESTROY, UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_OBJECT(
+	UVERBS_OBJECT_NP_HOLD,
+	UVERBS_TYPE_ALLOC_IDR(np_hold_destroy),
+	&UVERBS_METHOD(NP_METHOD_HOLD_ALLOC),
+	&UVERBS_METHOD(NP_METHOD_HOLD_FREE));
+
 const struct uapi_definition uverbs_def_obj_nprdma[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_NPRDMA),
 	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_NP_CHANNEL),
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_NP_HOLD),
 	{}
 };

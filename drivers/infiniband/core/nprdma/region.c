@@ -649,6 +649,40 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out)
 EXPORT_SYMBOL_GPL(np_region_resolve);
 
 /**
+ * np_region_local_key() - a key for the owner's own work requests
+ * @region: region
+ * @write: to the write window; otherwise to the read window
+ * @addr: address in the region, checked
+ * @key_addr: set to what @addr is under the key
+ * @lkey: set to the key
+ *
+ * Context: process context.
+ * Return: 0, -ENXIO if the region is gone, -ENOMEM, or what the driver said.
+ */
+int np_region_local_key(struct np_region *region, bool write, u64 addr,
+			u64 *key_addr, u32 *lkey)
+{
+	u64 start = write ? np_region_write_addr(region) :
+			    np_region_read_addr(region);
+	struct ib_mr **mr = write ? &region->sink_mr : &region->source_mr;
+	struct ib_mr *made;
+
+	guard(mutex)(&region->lock);
+	if (region->gone)
+		return -ENXIO;
+	if (!*mr) {
+		made = np_region_make_key(region, start, start + region->length,
+					  write ? IB_ACCESS_LOCAL_WRITE : 0);
+		if (IS_ERR(made))
+			return PTR_ERR(made);
+		*mr = made;
+	}
+	*key_addr = start + (addr - region->base);
+	*lkey = (*mr)->lkey;
+	return 0;
+}
+
+/**
  * np_region_grant() - a peer will be told the keys
  * @region: region
  * @grant: zeroed; the caller's, until np_region_ungrant()
@@ -711,6 +745,11 @@ void np_region_close(struct np_region *region)
 
 	mutex_lock(&region->lock);
 	WRITE_ONCE(region->gone, true);
+	/* Of these only the owner knows, whose work requests fail from here on */
+	np_region_free_key(region, region->sink_mr);
+	np_region_free_key(region, region->source_mr);
+	region->sink_mr = NULL;
+	region->source_mr = NULL;
 	mutex_unlock(&region->lock);
 
 	/* Pages first: peers that look again now read signatures, and ask us */

@@ -174,6 +174,20 @@ TEST_F(fail_nth, advice_fails_cleanly_at_each_allocation)
 				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
 }
 
+TEST_F(fail_nth, local_hold_fails_cleanly_at_each_allocation)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_hold_info info;
+	long before = np_pinned();
+	int64_t id = -1;
+
+	SWEEP((madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED),
+	       id = np_hold(pair->mr, (uintptr_t)pair->data, 4 * PAGE, NP_FAULT_WRITE, &info),
+	       id < 0 ? (int)id : 0),
+	      0, ret_ == -ENOMEM || ret_ == -EFAULT, EXPECT_EQ(0, np_hold_free(pair->owner.ctx, id)));
+	EXPECT_EQ(before, np_pinned());
+}
+
 /* --- a control group that is full ------------------------------------------------------ */
 
 TEST(owner_at_its_memory_limit_fails_its_own_faults_only)

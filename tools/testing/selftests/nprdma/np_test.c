@@ -437,6 +437,29 @@ int np_forget(struct np_end *end, uint64_t region)
 	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_FORGET);
 }
 
+int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
+		struct np_hold_info *out)
+{
+	struct np_hold_req req = { .addr = addr, .length = len, .flags = flags };
+	struct np_call call = {};
+	int ret;
+
+	np_add_handle(&call, NP_ATTR_HOLD_ALLOC_HANDLE, 0);
+	np_add_handle(&call, NP_ATTR_HOLD_ALLOC_MR, mr->handle);
+	np_add_in(&call, NP_ATTR_HOLD_ALLOC_REQ, &req, sizeof(req));
+	np_add_out(&call, NP_ATTR_HOLD_ALLOC_RESP, out, sizeof(*out));
+	ret = np_ioctl(mr->context, &call, UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_ALLOC);
+	return ret ? ret : (int64_t)call.attrs[0].data;
+}
+
+int np_hold_free(struct ibv_context *ctx, int64_t handle)
+{
+	struct np_call call = {};
+
+	np_add_handle(&call, NP_ATTR_HOLD_FREE_HANDLE, handle);
+	return np_ioctl(ctx, &call, UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_FREE);
+}
+
 /* --- verbs, one at a time ------------------------------------------------------ */
 
 int np_poll(struct np_end *end, struct ibv_wc *wc)

@@ -94,6 +94,10 @@ int np_fault_once(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint64
 		  uint64_t len, uint32_t flags, struct np_event *event);
 int np_release(struct np_end *end, uint64_t hold);
 int np_forget(struct np_end *end, uint64_t region);
+/* A hold on a local region: a handle (not negative) or -errno. */
+int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
+		struct np_hold_info *out);
+int np_hold_free(struct ibv_context *ctx, int64_t handle);
 
 /* --- verbs, one at a time ------------------------------------------------------ */
 

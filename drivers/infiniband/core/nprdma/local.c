@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: local buffers in unpinned regions.
+ *
+ * The NIC itself reads what we send and writes what we receive, and nobody finds
+ * out afterwards whether it met a page or its stand-in.  So a work request's local
+ * side goes under a hold, which its process takes before it posts, and under a key
+ * that only such work requests use: it has no remote rights, dies with the region,
+ * and is never told to a peer, so it needs no quarantine.
+ *
+ * A hold of one's own has no time limit.  It is what registration was, for as long
+ * and as much as needed, and it is charged to the owner's RLIMIT_MEMLOCK as that was.
+ */
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "np_region.h"
+
+/**
+ * struct np_local - a hold of the region's own process
+ * @hold: the hold; it has the reference to @region
+ * @region: region
+ * @pages: charged to the region's mm
+ */
+struct np_local {
+	struct np_hold *hold;
+	struct np_region *region;
+	unsigned long pages;
+};
+
+static int np_local_charge(struct np_local *local, unsigned long pages)
+{
+	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	struct mm_struct *mm = local->region->mm;
+
+	if (atomic64_add_return(pages, &mm->pinned_vm) > limit &&
+	    !capable(CAP_IPC_LOCK)) {
+		atomic64_sub(pages, &mm->pinned_vm);
+		return -ENOMEM;
+	}
+	local->pages = pages;
+	return 0;
+}
+
+/**
+ * np_local_hold() - pin a range of a region for its own process
+ * @region: region that stays while this runs
+ * @addr: first address, in the space of the application's remote addresses
+ * @len: bytes
+ * @flags: NP_FAULT_WRITE: the NIC will write there
+ * @key_addr: set to the address of @addr under @lkey
+ * @lkey: set to the key to use, in the PD of the region
+ *
+ * Context: process context, without mmap lock; of the region's owner.
+ * Return: the hold, or what np_region_fault() says, -ENOMEM also beyond
+ * RLIMIT_MEMLOCK, or what the driver said to the key.
+ */
+struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
+			       unsigned int flags, u64 *key_addr, u32 *lkey)
+{
+	struct np_local *local;
+	int ret;
+
+	ret = np_region_check_range(region, addr, len, flags | NP_FAULT_LOCAL);
+	if (ret)
+		return ERR_PTR(ret);
+	ret = np_region_local_key(region, flags & NP_FAULT_WRITE, addr,
+				  key_addr, lkey);
+	if (ret)
+		return ERR_PTR(ret);
+
+	local = kzalloc(sizeof(*local), GFP_KERNEL_ACCOUNT);
+	if (!local)
+		return ERR_PTR(-ENOMEM);
+	local->region = region;
+	ret = np_local_charge(local, DIV_ROUND_UP(offset_in_page(addr) + len,
+						  PAGE_SIZE));
+	if (ret)
+		goto free;
+	ret = -ENOMEM;
+	local->hold = np_hold_alloc(region, flags);
+	if (!local->hold)
+		goto uncharge;
+	ret = np_region_fault(region, addr, len, flags | NP_FAULT_LOCAL,
+			      local->hold, NULL, 0);
+	if (ret)
+		goto release;
+	return local;
+
+release:
+	np_hold_release(local->hold);
+uncharge:
+	atomic64_sub(local->pages, &region->mm->pinned_vm);
+free:
+	kfree(local);
+	return ERR_PTR(ret);
+}
+EXPORT_SYMBOL_GPL(np_local_hold);
+
+/**
+ * np_local_release() - the end of such a hold
+ * @local: of np_local_hold(); freed
+ *
+ * Context: process context; the region may be gone.
+ */
+void np_local_release(struct np_local *local)
+{
+	/* The hold's reference keeps the region, and the region the mm */
+	atomic64_sub(local->pages, &local->region->mm->pinned_vm);
+	np_hold_release(local->hold);
+	kfree(local);
+}
+EXPORT_SYMBOL_GPL(np_local_release);
