@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The C ABI: checks, and no exception gets past here. */
+#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <algorithm>
@@ -83,7 +84,31 @@ NPR_EXPORT int npr_close(npr_context *ctx)
 
 NPR_EXPORT ibv_mr *npr_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return ibv_reg_mr(pd, addr, length, access | IBV_ACCESS_UNPINNED);
+	return guarded([&]() -> ibv_mr * {
+		struct dereg {
+			void operator()(ibv_mr *m) const noexcept { ibv_dereg_mr(m); }
+		};
+		std::unique_ptr<ibv_mr, dereg> mr(ibv_reg_mr(pd, addr, length, access | IBV_ACCESS_UNPINNED));
+
+		if (mr)
+			npr::local_regions::all().add(*mr);
+		return mr.release();
+	});
+}
+
+NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
+{
+	/* Another thread's region may have the key as soon as this one has not */
+	npr::local_regions::all().remove(*mr);
+	const int rc = ibv_dereg_mr(mr);
+	if (!rc)
+		return 0;
+	try {
+		npr::local_regions::all().add(*mr);
+	} catch (const std::bad_alloc &) {
+		/* it is a region still, but no local buffer */
+	}
+	return -rc;
 }
 
 NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)
@@ -173,6 +198,8 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		p.max_inline = state.cap.max_inline_data;
 		p.cache_slots = std::min(a.word_cache_slots ? a.word_cache_slots : default_cache_slots, 1U << 20);
 		p.read_words_min = a.read_words_min ? a.read_words_min : default_read_words_min;
+		p.receives = qp->srq ? 0 : state.cap.max_recv_wr;
+		p.receive_sge = state.cap.max_recv_sge;
 		p.sq_sig_all = init.sq_sig_all;
 		p.relaxed = a.flags & NPR_QP_RELAXED_ORDER;
 		return cq->attach(qp, p);
@@ -187,6 +214,11 @@ NPR_EXPORT int npr_detach_qp(npr_qp *qp)
 NPR_EXPORT int npr_post_send(npr_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
 {
 	return qp->cq.post_send(*qp, wr, bad);
+}
+
+NPR_EXPORT int npr_post_recv(npr_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
+{
+	return qp->cq.post_recv(*qp, wr, bad);
 }
 
 NPR_EXPORT int npr_poll_cq(npr_cq *cq, int num_entries, ibv_wc *wc)

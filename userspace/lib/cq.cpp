@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <algorithm>
@@ -143,6 +144,37 @@ npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigne
 		fail(-rc, "nprdma query");
 }
 
+/* --- receives ---------------------------------------------------------- */
+
+namespace npr {
+
+receive_holds::receive_holds(std::uint32_t receives, std::uint32_t max_sge)
+    : counts_(receives), holds_(std::size_t{receives} * max_sge), max_sge_(max_sge)
+{
+}
+
+std::span<std::uint32_t> receive_holds::next() noexcept
+{
+	return {&holds_[tail_ % counts_.size() * max_sge_], max_sge_};
+}
+
+void receive_holds::posted(std::uint32_t holds) noexcept
+{
+	counts_[tail_++ % counts_.size()] = holds;
+	held_ += holds;
+}
+
+std::span<const std::uint32_t> receive_holds::completed() noexcept
+{
+	if (head_ == tail_)
+		return {};
+	const std::size_t i = head_++ % counts_.size();
+	held_ -= counts_[i];
+	return {&holds_[i * max_sge_], counts_[i]};
+}
+
+} // namespace npr
+
 /* --- QP ---------------------------------------------------------------- */
 
 namespace {
@@ -175,6 +207,7 @@ engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &p
 	c.cookie = cookie;
 	c.sq_sig_all = params.sq_sig_all;
 	c.relaxed = params.relaxed;
+	c.local = true;
 	c.words = {words, ring_words};
 	c.words_lkey = lkey;
 	return c;
@@ -194,6 +227,7 @@ ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
 npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
     : cq(c), verbs(q), budget(params.budget), cookie(id), words_(alloc_words()),
       words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
+      receives_(params.receives, params.receive_sge), receive_sges_(params.receive_sge),
       engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this)
 {
 }
@@ -221,6 +255,93 @@ void npr_qp::forget(std::uint64_t region) noexcept
 void npr_qp::resolve(std::uint32_t rkey) noexcept
 {
 	cq.ctx.resolver.submit(*this, rkey);
+}
+
+bool npr_qp::is_local(std::uint32_t lkey) noexcept
+{
+	const local_regions &regions = local_regions::all();
+
+	return regions.any() && regions.find(verbs->context, lkey);
+}
+
+int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+{
+	const auto mr = local_regions::all().find(verbs->context, sge.lkey);
+	np_hold_req req{};
+	np_hold_info info;
+
+	if (!mr)
+		return no_hold;
+	req.addr = sge.addr;
+	req.length = sge.length;
+	req.flags = write ? NP_FAULT_WRITE : 0;
+	switch (const int rc = cq.ctx.kernel->hold(*mr, req, info, hold); rc) {
+	case 0:
+		sge.addr = info.addr;
+		sge.lkey = info.lkey;
+		return 0;
+	case -EFAULT:
+		return rc;
+	case -ENOMEM:
+		return -ENOBUFS;
+	case -EAGAIN:
+	case -EINTR:
+		return -EAGAIN;
+	default:
+		/* Outside, no right, not there any more: the HCA says what it says of pinned memory. */
+		return no_hold;
+	}
+}
+
+void npr_qp::free_local(std::uint32_t hold) noexcept
+{
+	cq.ctx.kernel->hold_free(hold);
+}
+
+int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
+{
+	ibv_recv_wr w = wr, *bad;
+	std::uint32_t held = 0;
+	int rc = 0;
+
+	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > receives_.max_sge())
+		return -EINVAL;
+	if (receives_.full())
+		return -ENOMEM;
+	const std::span<std::uint32_t> holds = receives_.next();
+	w.next = nullptr;
+	w.sg_list = receive_sges_.data();
+	std::copy_n(wr.sg_list, wr.num_sge, w.sg_list);
+	for (int k = 0; k < w.num_sge && rc >= 0; ++k) {
+		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
+			continue;
+		rc = hold_local(w.sg_list[k], true, holds[held]);
+		held += !rc;
+	}
+	if (rc >= 0)
+		rc = -ibv_post_recv(verbs, &w, &bad);
+	if (!rc) {
+		receives_.posted(held);
+		return 0;
+	}
+	while (held)
+		free_local(holds[--held]);
+	return rc;
+}
+
+void npr_qp::received() noexcept
+{
+	for (const std::uint32_t hold : receives_.completed())
+		free_local(hold);
+}
+
+void npr_qp::abandon() noexcept
+{
+	if (receives_.any_held())
+		fail_qp();
+	while (receives_.any_held())
+		received();
+	engine.abandon();
 }
 
 void npr_qp::fail_qp() noexcept
@@ -360,10 +481,13 @@ int npr_cq::detach(npr_qp *qp) noexcept
 				q->engine.step();
 				settle(*q);
 			} else {
+				if (q)
+					q->received();
 				strays_.push_back(wc);
 			}
 		}
 	}
+	qp->abandon();
 	waiting_ -= qp->waiting;
 	timed_ -= qp->timed;
 	last_ = nullptr;
@@ -514,6 +638,21 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept
 	return rc;
 }
 
+int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
+{
+	const std::lock_guard lock(mutex);
+
+	for (; wr; wr = wr->next) {
+		const int rc = qp.verbs->srq || qp.verbs->recv_cq != verbs ? -EINVAL : qp.post_recv(*wr);
+		if (rc) {
+			if (bad)
+				*bad = wr;
+			return rc;
+		}
+	}
+	return 0;
+}
+
 int npr_cq::poll(int n, ibv_wc *wc) noexcept
 {
 	if (n < 0)
@@ -531,6 +670,8 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		for (int i = 0; i < count; ++i) {
 			npr_qp *q = find(raw[i].qp_num);
 			if (!q || !q->engine.on_cqe(raw[i])) {
+				if (q)
+					q->received();
 				wc[got++] = raw[i];
 			} else if (q->engine.calm() && !q->listed) {
 				/* one for one: what more has completed must not take the others' room */

@@ -123,6 +123,8 @@ engine::engine(const engine_config &config, backend &world)
 	ops_.resize(ops);
 	op_mask_ = ops - 1;
 	op_sges_.resize(ops * config_.max_sge);
+	op_wire_.resize(ops * config_.max_sge);
+	op_holds_.resize(ops * config_.max_sge);
 	op_inline_.resize(ops * config_.max_inline);
 
 	slots_.resize(slots);
@@ -201,7 +203,8 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 
 	o.wr = wr;
 	o.wr.next = nullptr;
-	o.wr.sg_list = sges;
+	o.wr.sg_list = o.wire = sges;
+	o.held = 0;
 	o.length = is_atomic(wr.opcode) ? atomic_size : static_cast<std::uint32_t>(length);
 	o.issued = o.pieces = o.slots = o.vendor_err = 0;
 	o.status = dead_ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
@@ -221,11 +224,51 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 		}
 	} else {
 		std::copy_n(wr.sg_list, wr.num_sge, sges);
+		if (config_.local && length)
+			if (const int rc = hold_buffers(tail_))
+				return rc;
 	}
 	++tail_;
 	if (dead_)
 		next_ = tail_;
 	return 0;
+}
+
+/* Local buffers of op @i that are in unpinned regions become held. */
+int engine::hold_buffers(std::uint64_t i) noexcept
+{
+	op &o = op_at(i);
+	ibv_sge *wire = &op_wire_[(i & op_mask_) * config_.max_sge];
+	const bool write = o.wr.opcode == IBV_WR_RDMA_READ || is_atomic(o.wr.opcode);
+
+	std::copy_n(o.wr.sg_list, o.wr.num_sge, wire);
+	for (int k = 0; k < o.wr.num_sge; ++k) {
+		if (!wire[k].length || !world_.is_local(wire[k].lkey))
+			continue;
+		const int rc = world_.hold_local(wire[k], write, holds_of(i)[o.held]);
+		if (rc < 0) {
+			free_buffers(o);
+			return rc;
+		}
+		o.held += !rc;
+	}
+	if (o.held)
+		o.wire = wire;
+	return 0;
+}
+
+void engine::free_buffers(op &o) noexcept
+{
+	const auto i = static_cast<std::uint64_t>(&o - ops_.data());
+
+	while (o.held)
+		world_.free_local(holds_of(i)[--o.held]);
+}
+
+void engine::abandon() noexcept
+{
+	for (; head_ < tail_; ++head_)
+		free_buffers(op_at(head_));
 }
 
 /*
@@ -243,7 +286,8 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	const std::uint32_t entries = write ? 2 : 1;
 
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
-	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} || !b || b->rkey != wr.wr.rdma.rkey ||
+	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
+	    (config_.local && world_.is_local(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
 	    b->state != binding_state::bound || !calm() || !room(entries) || tail_ - head_ >= config_.depth ||
 	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
@@ -315,7 +359,8 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	ibv_sge *sges = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
 	sges[0] = wr.sg_list[0];
 	o.wr.wr_id = wr.wr_id;
-	o.wr.sg_list = sges;
+	o.wr.sg_list = o.wire = sges;
+	o.held = 0;
 	o.wr.num_sge = 1;
 	o.wr.opcode = wr.opcode;
 	o.wr.send_flags = wr.send_flags;
@@ -470,6 +515,7 @@ void engine::issue() noexcept
 			ibv_send_wr &w = push(next_, nullptr, signaled);
 			const std::uint64_t id = w.wr_id;
 			w = o.wr;
+			w.sg_list = o.wire;
 			w.wr_id = id;
 			if (signaled)
 				w.send_flags |= IBV_SEND_SIGNALED;
@@ -523,9 +569,10 @@ void engine::drop_silent() noexcept
 	if (config_.sq_sig_all || error_told_)
 		return;
 	while (head_ < tail_) {
-		const op &o = op_at(head_);
+		op &o = op_at(head_);
 		if (o.status != IBV_WC_SUCCESS || !o.finished || o.wr.send_flags & IBV_SEND_SIGNALED)
 			return;
+		free_buffers(o);
 		++head_;
 	}
 }
@@ -533,8 +580,10 @@ void engine::drop_silent() noexcept
 bool engine::poll(ibv_wc &wc) noexcept
 {
 	while (head_ < tail_ && complete(head_)) {
-		const op &o = op_at(head_++);
+		op &o = op_at(head_++);
 		ibv_wc_status status = o.status;
+
+		free_buffers(o);
 
 		/* Nothing succeeds after an error: RC would not have begun it. */
 		if (status == IBV_WC_SUCCESS && error_told_)
@@ -1492,7 +1541,7 @@ void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool
 	w.wr.rdma.rkey = read ? i.read_key : i.write_key;
 	w.wr.rdma.remote_addr = addr_of(o.wr) + start - i.base + (read ? i.read_addr : i.write_addr);
 	for (int k = 0; length; ++k) {
-		const ibv_sge &s = o.wr.sg_list[k];
+		const ibv_sge &s = o.wire[k];
 		if (start >= s.length) {
 			start -= s.length;
 			continue;
@@ -1518,7 +1567,7 @@ void engine::push_once(piece &p, bool signaled) noexcept
 	(is_atomic(w.opcode) ? w.wr.atomic.rkey : w.wr.rdma.rkey) = i.write_key;
 	w.wr.rdma.remote_addr = addr_of(o.wr) - i.base + i.write_addr;
 	w.num_sge = o.wr.num_sge;
-	std::copy_n(o.wr.sg_list, o.wr.num_sge, w.sg_list);
+	std::copy_n(o.wire, o.wr.num_sge, w.sg_list);
 }
 
 /* READ the residency words for which the piece has a place in the ring. */

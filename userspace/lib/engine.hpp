@@ -37,6 +37,9 @@
  *   is forgotten when none does and no answer that could name it is under way.
  * - The number of rounds of a piece is bounded unless the peer says BUSY.
  *
+ * Local buffers in unpinned regions of our own are held from the post until the
+ * completion was polled, so all of the above sees them as pinned ones.
+ *
  * No call allocates, except for the first use of a remote key.
  */
 #ifndef NPR_ENGINE_HPP
@@ -73,6 +76,15 @@ public:
 	virtual void forget(std::uint64_t region) noexcept = 0;
 	/* Exactly one engine::on_resolved() follows, never from inside this call. */
 	virtual void resolve(std::uint32_t rkey) noexcept = 0;
+	/* Could this be the key of an unpinned region of ours? */
+	[[nodiscard]] virtual bool is_local(std::uint32_t lkey) noexcept = 0;
+	/*
+	 * A local buffer in such a region is pinned, @write: to be written to. 0, and @sge
+	 * is what the HCA shall be given; no_hold: @sge is another one; or a negative errno.
+	 */
+	[[nodiscard]] virtual int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept = 0;
+	virtual void free_local(std::uint32_t hold) noexcept = 0;
+	static constexpr int no_hold = 1;
 	/* Move the QP to the error state: what it has posted is flushed. */
 	virtual void fail_qp() noexcept = 0;
 	[[nodiscard]] virtual nanoseconds now() noexcept = 0;
@@ -91,6 +103,7 @@ struct engine_config {
 	std::uint16_t cookie = 0;	  /* upper bits of cookies */
 	bool sq_sig_all = false;
 	bool relaxed = false;
+	bool local = false;		  /* unpinned local buffers are looked for */
 	std::span<std::uint64_t> words;	  /* registered memory that residency words are read into */
 	std::uint32_t words_lkey = 0;
 };
@@ -134,6 +147,8 @@ public:
 	[[nodiscard]] bool waits_for_kernel() const noexcept { return faults_ || resolves_; }
 	[[nodiscard]] bool waits_for_wire() const noexcept { return sq_head_ != sq_tail_; }
 	[[nodiscard]] bool idle() const noexcept { return head_ == tail_ && !faults_ && !resolves_; }
+	/* Give back what local buffers hold: nothing is posted any more, nothing will complete. */
+	void abandon() noexcept;
 	/* When step() is to be called at the latest. */
 	[[nodiscard]] std::optional<nanoseconds> deadline() const noexcept;
 
@@ -172,7 +187,9 @@ private:
 
 	enum class op_kind : std::uint8_t { undecided, pass, read, write, once };
 	struct op {
-		ibv_send_wr wr;		   /* sg_list: our copy */
+		ibv_send_wr wr;		   /* sg_list: our copy, as the application sees it */
+		ibv_sge *wire;		   /* as the HCA sees it: the same, or with keys of holds */
+		std::uint32_t held;	   /* local holds, behind wire */
 		std::uint32_t length;
 		std::uint32_t issued;	   /* bytes that have a piece */
 		std::uint32_t pieces;	   /* live */
@@ -260,6 +277,12 @@ private:
 
 	/* ops */
 	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
+	[[nodiscard]] int hold_buffers(std::uint64_t i) noexcept;
+	void free_buffers(op &o) noexcept;
+	[[nodiscard]] std::uint32_t *holds_of(std::uint64_t i) noexcept
+	{
+		return &op_holds_[(i & op_mask_) * config_.max_sge];
+	}
 	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
 	[[nodiscard]] bool must_wait(const op &o) const noexcept;
 	[[nodiscard]] bool allowed(const op &o, const region &r) const noexcept;
@@ -355,7 +378,8 @@ private:
 
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
 	std::vector<op> ops_;
-	std::vector<ibv_sge> op_sges_;
+	std::vector<ibv_sge> op_sges_, op_wire_;
+	std::vector<std::uint32_t> op_holds_;
 	std::vector<std::byte> op_inline_;
 	std::uint64_t op_mask_;
 	std::uint64_t head_ = 0, next_ = 0, tail_ = 0;

@@ -101,6 +101,29 @@ int uverbs_kernel::forget(const ibv_qp &qp, std::uint64_t region) noexcept
 	return run(cmd);
 }
 
+int uverbs_kernel::hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &out, std::uint32_t &handle) noexcept
+{
+	uverbs_cmd<4> cmd(UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_ALLOC);
+
+	out = {};
+	cmd.idr(NP_ATTR_HOLD_ALLOC_HANDLE, 0);
+	cmd.idr(NP_ATTR_HOLD_ALLOC_MR, mr);
+	cmd.in(NP_ATTR_HOLD_ALLOC_REQ, req);
+	cmd.out(NP_ATTR_HOLD_ALLOC_RESP, out);
+	if (const int rc = run(cmd))
+		return rc;
+	handle = cmd.new_handle(NP_ATTR_HOLD_ALLOC_HANDLE);
+	return 0;
+}
+
+int uverbs_kernel::hold_free(std::uint32_t handle) noexcept
+{
+	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_FREE);
+
+	cmd.idr(NP_ATTR_HOLD_FREE_HANDLE, handle);
+	return run(cmd);
+}
+
 int uverbs_kernel::query_mr(const ibv_mr &mr, np_mr_info &out) noexcept
 {
 	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY_MR);

@@ -27,6 +27,10 @@ public:
 					std::span<const np_range> ranges) noexcept = 0;
 	virtual int release(const ibv_qp &qp, std::uint64_t hold) noexcept = 0;
 	virtual int forget(const ibv_qp &qp, std::uint64_t region) noexcept = 0;
+	/* Pins; for @mr only the number of its handle counts. */
+	[[nodiscard]] virtual int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &out,
+				       std::uint32_t &handle) noexcept = 0;
+	virtual int hold_free(std::uint32_t handle) noexcept = 0;
 	[[nodiscard]] virtual int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept = 0;
 	[[nodiscard]] virtual int set_error(ibv_qp &qp) noexcept = 0;
 };
@@ -44,6 +48,9 @@ public:
 				std::span<const np_range> ranges) noexcept override;
 	int release(const ibv_qp &qp, std::uint64_t hold) noexcept override;
 	int forget(const ibv_qp &qp, std::uint64_t region) noexcept override;
+	[[nodiscard]] int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &out,
+			       std::uint32_t &handle) noexcept override;
+	int hold_free(std::uint32_t handle) noexcept override;
 	[[nodiscard]] int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept override;
 	[[nodiscard]] int set_error(ibv_qp &qp) noexcept override;
 

@@ -131,7 +131,32 @@ inline constexpr nanoseconds max_resolve_pause = 20'000'000;
 
 struct qp_params {
 	std::uint32_t depth, budget, max_sge, max_inline, cache_slots, read_words_min;
+	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes */
 	bool sq_sig_all, relaxed;
+};
+
+/*
+ * The local holds of receives, in the order in which the receive queue completes
+ * them. All receives of a QP are counted once one of them went through here.
+ */
+class receive_holds {
+public:
+	/* Throws std::bad_alloc. */
+	receive_holds(std::uint32_t receives, std::uint32_t max_sge);
+
+	[[nodiscard]] bool full() const noexcept { return tail_ - head_ == counts_.size(); }
+	[[nodiscard]] std::uint32_t max_sge() const noexcept { return max_sge_; }
+	/* Where the next receive's holds go. */
+	[[nodiscard]] std::span<std::uint32_t> next() noexcept;
+	void posted(std::uint32_t holds) noexcept;
+	/* The holds of the oldest; none if nothing is posted. */
+	[[nodiscard]] std::span<const std::uint32_t> completed() noexcept;
+	[[nodiscard]] bool any_held() const noexcept { return held_; }
+
+private:
+	std::vector<std::uint32_t> counts_, holds_;
+	std::uint32_t max_sge_;
+	std::size_t head_ = 0, tail_ = 0, held_ = 0;
 };
 
 } // namespace npr
@@ -158,8 +183,18 @@ struct npr_qp final : npr::backend {
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override;
+	[[nodiscard]] bool is_local(std::uint32_t lkey) noexcept override;
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept override;
+	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override;
 	npr::nanoseconds now() noexcept override { return npr::monotonic(); }
+
+	/* One receive: 0 or a negative errno. */
+	[[nodiscard]] int post_recv(const ibv_recv_wr &wr) noexcept;
+	/* A completion that is not the engine's. */
+	void received() noexcept;
+	/* Before the QP is detached: what is posted must not use what is held. */
+	void abandon() noexcept;
 
 	npr_cq &cq;
 	ibv_qp *verbs;
@@ -179,6 +214,8 @@ private:
 	};
 	std::unique_ptr<std::uint64_t[], free_words> words_;
 	std::unique_ptr<ibv_mr, dereg> words_mr_;
+	npr::receive_holds receives_;
+	std::vector<ibv_sge> receive_sges_;
 
 public:
 	npr::engine engine;
@@ -194,6 +231,7 @@ struct npr_cq {
 	[[nodiscard]] std::uint32_t room() const noexcept;
 
 	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
+	int post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept;
 	int poll(int n, ibv_wc *wc) noexcept;
 	int req_notify() noexcept;
 	int wait(int timeout_ms) noexcept;

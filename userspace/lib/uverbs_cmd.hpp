@@ -26,7 +26,7 @@ public:
 		set_length();
 	}
 
-	/* The handle of an object that exists. */
+	/* The handle of an object that exists, or 0 for the kernel to put a new one: new_handle(). */
 	void idr(std::uint16_t id, std::uint32_t handle) noexcept { add(id, 0, handle); }
 
 	/* A file descriptor that exists. */
@@ -65,6 +65,11 @@ public:
 			if (attrs()[i].attr_id == id)
 				return static_cast<int>(attrs()[i].data_s64);
 		return -1;
+	}
+
+	[[nodiscard]] std::uint32_t new_handle(std::uint16_t id) const noexcept
+	{
+		return static_cast<std::uint32_t>(new_fd(id));
 	}
 
 	void set_driver(std::uint32_t driver) noexcept { header()->driver_id = driver; }

@@ -15,7 +15,7 @@ struct scenario {
 	const char *name;
 	unsigned page_out, busy, rereg, budget, slots, read_words_min;
 	bool relaxed, sig_all, signature_data;
-	unsigned once = 0;
+	unsigned once = 0, local = 0;
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -37,6 +37,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
 	a.chance_once = s.once;
+	a.chance_local = s.local;
 	if (s.signature_data) {
 		a.unique_data = false;
 		/* as it would lie in memory, now and then a byte off */
@@ -70,6 +71,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.settle();
 	a.check_memory();
 	EXPECT_TRUE(a.world.holds.empty()) << "a hold was not given back";
+	EXPECT_TRUE(a.world.local_holds.empty()) << "a local hold was not given back";
 	for (const sim_region &r : a.world.regions)
 		EXPECT_TRUE(!r.gone || !r.known || r.forgotten) << "region " << r.info.region_id;
 }
@@ -99,6 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"ExactlyOnce", 15, 10, 0, 16, 64, 0, false, false, false, 50},
 		scenario{"ExactlyOnceSmallestQueue", 20, 5, 0, 2, 4, 0, false, false, false, 30},
 		scenario{"ExactlyOnceRelaxed", 15, 10, 0, 9, 64, 4096, true, true, false, 30},
+		scenario{"LocalBuffers", 15, 10, 0, 16, 64, 4096, false, false, false, 20, 60},
+		scenario{"LocalBuffersRelaxed", 15, 10, 0, 5, 4, 0, true, true, false, 20, 60},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });
@@ -113,6 +117,7 @@ TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 		c.sq_budget = 2 + static_cast<std::uint32_t>(seed % 9);
 		app a(c, seed);
 		a.expect_success = false;
+		a.chance_local = 30;
 		a.world.add_region(0x10000, 24 * page_size, 0x100);
 		a.world.chance_page_out = 10;
 		const std::size_t count = 60;
@@ -136,6 +141,7 @@ TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 		a.poll();
 		ASSERT_FALSE(HasFailure());
 		EXPECT_TRUE(a.world.queue.empty());
+		EXPECT_TRUE(a.world.local_holds.empty());
 		if (died) {
 			bool error = false;
 			for (const ibv_wc &w : a.completions) {

@@ -976,6 +976,77 @@ TEST_F(Engine, LongWriteWithImmediateToADeadRegionIsNotHeard)
 	EXPECT_TRUE(b.world.immediates.empty());
 }
 
+/* --- local buffers in unpinned regions -------------------------------------- */
+
+TEST_F(Engine, LocalBuffersAreHeldFromThePostUntilTheCompletionIsPolled)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.chance_local = 100;
+	for (const auto op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND, IBV_WR_ATOMIC_FETCH_AND_ADD}) {
+		a.post(op, 0, 0, 8);
+		ASSERT_EQ(a.world.local_holds.size(), 1U);
+		EXPECT_EQ(a.world.local_holds.begin()->second.write,
+			  op == IBV_WR_RDMA_READ || op == IBV_WR_ATOMIC_FETCH_AND_ADD);
+		a.world.settle();
+		EXPECT_EQ(a.world.local_holds.size(), 1U);
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_TRUE(a.world.local_holds.empty());
+	}
+	a.check_memory();
+}
+
+TEST_F(Engine, InlineDataNeedsNoHold)
+{
+	resolve();
+	a.chance_local = 100;
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100, signaled | IBV_SEND_INLINE);
+	EXPECT_TRUE(a.world.local_holds.empty());
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
+TEST_F(Engine, LocalBufferThatCannotBeHeldIsRefusedAndNothingStaysHeld)
+{
+	resolve();
+	a.chance_local = 100;
+	std::byte buffer[64];
+	ibv_sge s[2] = {{reinterpret_cast<std::uintptr_t>(buffer), 32, pinned_lkey},
+			{reinterpret_cast<std::uintptr_t>(buffer) + 32, 32, local_lkey}};
+	ibv_send_wr wr[2]{}, *bad = nullptr;
+	for (int i = 0; i < 2; ++i) {
+		wr[i].sg_list = s;
+		wr[i].num_sge = 2;
+		wr[i].opcode = IBV_WR_SEND;
+		wr[i].send_flags = signaled;
+	}
+	wr[0].next = &wr[1];
+	a.world.local_error = -EFAULT;
+	EXPECT_EQ(a.eng->post_send(wr, &bad), -EFAULT);
+	EXPECT_EQ(bad, &wr[0]);
+	EXPECT_TRUE(a.world.queue.empty());
+	EXPECT_TRUE(a.world.local_holds.empty());
+	/* not ours after all: the HCA sees the key that it was given */
+	a.world.local_error = backend::no_hold;
+	wr[0].next = nullptr;
+	EXPECT_EQ(a.eng->post_send(wr, &bad), 0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	EXPECT_EQ(a.world.queue[0].sges[1].lkey, local_lkey);
+	a.eng->abandon();
+}
+
+TEST_F(Engine, AbandonedRequestsGiveBackTheirBuffers)
+{
+	resolve();
+	a.chance_local = 100;
+	for (int i = 0; i < 5; ++i)
+		a.post(IBV_WR_RDMA_READ, 0, 0, 100, 0, 3);
+	EXPECT_FALSE(a.world.local_holds.empty());
+	a.eng->abandon();
+	EXPECT_TRUE(a.world.local_holds.empty());
+}
+
 /* --- order and completions ----------------------------------------------- */
 
 TEST_F(Engine, NothingIsPostedBehindAnUnprovenWrite)

@@ -4,6 +4,7 @@
  * a provider whose posts take effect at once, and a kernel that answers when
  * it is told to. Real threads, real file descriptors.
  */
+#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <nprdma/nprdma.hpp>
@@ -22,7 +23,7 @@
 namespace {
 
 constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
-constexpr std::uint32_t lkey = 0x77;
+constexpr std::uint32_t lkey = 0x77, held_lkey = 0x78;
 constexpr std::uint32_t rkey = 0x100, read_key = 0x101, write_key = 0x102;
 constexpr std::size_t pages = 64;
 constexpr std::uint64_t base = 0x10000000;
@@ -33,6 +34,11 @@ struct device {
 	{
 		context.ops.post_send = [](ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **) {
 			return self(qp)->post(qp, wr);
+		};
+		context.ops.post_recv = [](ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **) {
+			for (; wr; wr = wr->next)
+				self(qp)->receives.push_back({wr->wr_id, wr->num_sge ? wr->sg_list[0].lkey : 0});
+			return 0;
 		};
 		context.ops.poll_cq = [](ibv_cq *cq, int n, ibv_wc *wc) { return self(cq)->poll(n, wc); };
 		context.ops.req_notify_cq = [](ibv_cq *, int) { return 0; };
@@ -63,7 +69,7 @@ struct device {
 			}
 			wc.opcode = wr->opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE;
 			std::uint64_t at = wr->wr.rdma.remote_addr;
-			for (int i = 0; i < wr->num_sge; ++i) {
+			for (int i = 0; wr->opcode != IBV_WR_SEND && i < wr->num_sge; ++i) {
 				transfer(*wr, at, wr->sg_list[i]);
 				at += wr->sg_list[i].length;
 			}
@@ -108,6 +114,7 @@ struct device {
 	std::vector<std::byte> memory;
 	std::vector<std::uint64_t> words;
 	std::map<std::uint32_t, bool> dead;
+	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
 };
 
@@ -175,6 +182,22 @@ struct fake_kernel final : npr::kernel {
 	void send(const np_event &e) { ASSERT_EQ(::send(ends.back(), &e, sizeof(e), 0), ssize_t{sizeof(e)}); }
 	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
 	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &info, std::uint32_t &handle) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		if (refuse_hold)
+			return refuse_hold;
+		handle = ++holds_made;
+		local_holds[handle] = {mr, req};
+		info = {req.addr, held_lkey, 0};
+		return 0;
+	}
+	int hold_free(std::uint32_t handle) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		EXPECT_EQ(local_holds.erase(handle), 1U);
+		return 0;
+	}
 	int query_mr(const ibv_mr &, np_mr_info &) noexcept override { return -EINVAL; }
 	int set_error(ibv_qp &qp) noexcept override
 	{
@@ -194,6 +217,9 @@ struct fake_kernel final : npr::kernel {
 	std::uint32_t blocked_qp = 0;
 	int inside = 0, resolves = 0, busy = 0, refuse_query = 0;
 	bool withhold = false;
+	int refuse_hold = 0;
+	std::uint32_t holds_made = 0;
+	std::map<std::uint32_t, std::pair<std::uint32_t, np_hold_req>> local_holds;
 	std::vector<np_event> held;
 	std::vector<int> ends;
 };
@@ -218,7 +244,8 @@ struct Objects : ::testing::Test {
 		ibv_qp &q = *verbs_qps.back();
 		q.context = &dev.context;
 		q.qp_num = number;
-		const npr::qp_params p{32, 16, 4, 64, 16, ~0U, false, false};
+		q.recv_cq = &dev.cq;
+		const npr::qp_params p{32, 16, 4, 64, 16, ~0U, 4, 2, false, false};
 		return cq->attach(&q, p, &lkey);
 	}
 
@@ -300,6 +327,128 @@ TEST_F(Objects, WriteToAbsentMemoryReachesIt)
 	EXPECT_EQ(s.writes, 1U);
 	EXPECT_EQ(s.bytes_written, 5000U);
 	EXPECT_EQ(s.reserved[6], 0U);
+}
+
+/* --- local buffers in unpinned regions --- */
+
+struct Local : Objects {
+	Local()
+	{
+		mr.context = &dev.context;
+		mr.lkey = 0x900;
+		mr.handle = 42;
+		npr::local_regions::all().add(mr);
+	}
+	~Local() override { npr::local_regions::all().remove(mr); }
+
+	static int receive(npr_qp *qp, std::uint64_t id, std::span<ibv_sge> sges)
+	{
+		ibv_recv_wr wr{}, *bad;
+		wr.wr_id = id;
+		wr.sg_list = sges.data();
+		wr.num_sge = static_cast<int>(sges.size());
+		return npr_post_recv(qp, &wr, &bad);
+	}
+
+	/* What the HCA does with the oldest receive of QP @number. */
+	void arrive(std::uint32_t number)
+	{
+		ibv_wc wc{};
+		wc.wr_id = dev.receives.front().first;
+		wc.opcode = IBV_WC_RECV;
+		wc.qp_num = number;
+		dev.receives.pop_front();
+		dev.completions.push_back(wc);
+	}
+
+	ibv_mr mr{};
+	std::array<std::byte, 64> b{};
+	ibv_sge local[2] = {{reinterpret_cast<std::uintptr_t>(b.data()), 32, 0x900},
+			    {reinterpret_cast<std::uintptr_t>(b.data()) + 32, 32, 0x900}};
+	ibv_sge pinned[1] = {{reinterpret_cast<std::uintptr_t>(b.data()), 64, 1}};
+};
+
+TEST_F(Local, SendIsHeldUntilItsCompletionIsPolled)
+{
+	npr_qp *qp = attach(1);
+	ibv_send_wr wr{}, *bad;
+	wr.sg_list = local;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
+	ASSERT_EQ(kernel_ptr->local_holds.size(), 1U);
+	EXPECT_EQ(kernel_ptr->local_holds[1].first, 42U);
+	EXPECT_EQ(kernel_ptr->local_holds[1].second.length, 32U);
+	EXPECT_EQ(kernel_ptr->local_holds[1].second.flags, 0U);
+	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+}
+
+TEST_F(Local, ReceivesAreHeldUntilTheirCompletionsArePolled)
+{
+	npr_qp *qp = attach(1);
+	for (std::uint64_t i = 0; i < 20; ++i) {
+		ASSERT_EQ(receive(qp, 100 + i, i % 2 ? std::span<ibv_sge>(local) : std::span<ibv_sge>(pinned)), 0);
+		ASSERT_EQ(receive(qp, 200 + i, std::span(local, 1)), 0);
+		EXPECT_EQ(dev.receives[0].second, i % 2 ? held_lkey : 1U);
+		EXPECT_EQ(dev.receives[1].second, held_lkey);
+		ASSERT_EQ(kernel_ptr->local_holds.size(), i % 2 ? 3U : 1U);
+		for (const auto &[handle, hold] : kernel_ptr->local_holds)
+			EXPECT_EQ(hold.second.flags, NP_FAULT_WRITE);
+		arrive(1);
+		EXPECT_EQ(next().wr_id, 100 + i);
+		EXPECT_EQ(kernel_ptr->local_holds.size(), 1U);
+		arrive(1);
+		EXPECT_EQ(next().wr_id, 200 + i);
+		EXPECT_TRUE(kernel_ptr->local_holds.empty());
+	}
+}
+
+TEST_F(Local, ReceiveThatCannotBeHeldOrPostedIsRefused)
+{
+	npr_qp *qp = attach(1);
+	kernel_ptr->refuse_hold = -ENOMEM;
+	EXPECT_EQ(receive(qp, 1, local), -ENOBUFS);
+	kernel_ptr->refuse_hold = -EFAULT;
+	EXPECT_EQ(receive(qp, 1, local), -EFAULT);
+	EXPECT_TRUE(dev.receives.empty());
+	kernel_ptr->refuse_hold = 0;
+	ibv_sge three[3] = {local[0], local[0], local[0]};
+	EXPECT_EQ(receive(qp, 1, three), -EINVAL);
+	for (int i = 0; i < 4; ++i)
+		EXPECT_EQ(receive(qp, 1, local), 0);
+	EXPECT_EQ(receive(qp, 1, local), -ENOMEM) << "as many as the receive queue takes";
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 8U);
+	/* and what is posted must not go on using it */
+	EXPECT_EQ(npr_detach_qp(qp), 0);
+	EXPECT_TRUE(dev.dead.count(1));
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+}
+
+TEST_F(Local, ReceiveOfAnotherQueueIsRefused)
+{
+	npr_qp *qp = attach(1);
+	ibv_cq other{};
+	qp->verbs->recv_cq = &other;
+	EXPECT_EQ(receive(qp, 1, pinned), -EINVAL);
+	ibv_srq srq{};
+	qp->verbs->recv_cq = &dev.cq;
+	qp->verbs->srq = &srq;
+	EXPECT_EQ(receive(qp, 1, pinned), -EINVAL);
+}
+
+/* The application freed it with ibv_dereg_mr(), and its key names another one now. */
+TEST_F(Local, KeyThatIsNoRegionAnyMoreGoesToTheHca)
+{
+	npr_qp *qp = attach(1);
+	for (const int error : {-EINVAL, -ENOENT, -ERANGE, -EPERM}) {
+		kernel_ptr->refuse_hold = error;
+		EXPECT_EQ(receive(qp, 1, local), 0);
+		EXPECT_EQ(dev.receives.back().second, 0x900U);
+	}
+	EXPECT_EQ(npr_detach_qp(qp), 0);
+	EXPECT_FALSE(dev.dead.count(1)) << "nothing was held";
 }
 
 TEST_F(Objects, FaultOnOneQueuePairDoesNotDelayAnother)

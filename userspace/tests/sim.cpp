@@ -30,6 +30,7 @@ engine_config small_config()
 	c.tag = 0xabcd1234;
 	c.cookie = 5;
 	c.words_lkey = words_lkey;
+	c.local = true;
 	return c;
 }
 
@@ -157,7 +158,7 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 			x.length += s.length;
 		if (w->send_flags & IBV_SEND_INLINE) {
 			for (const ibv_sge &s : x.sges)
-				x.inlined.insert(x.inlined.end(), at(s.addr), at(s.addr) + s.length);
+				x.inlined.insert(x.inlined.end(), at(s.addr), at(s.addr) + s.length); /* never held */
 		}
 		if (w->opcode == IBV_WR_RDMA_READ) {
 			const bool table = x.sges[0].lkey == words_lkey;
@@ -178,6 +179,40 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 	return 0;
 }
 
+std::byte *sim::memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const
+{
+	const bool held = s.lkey == held_lkey;
+	const std::uint64_t addr = s.addr - (held ? held_offset : 0) + offset;
+
+	EXPECT_TRUE(s.lkey != local_lkey || !s.length) << "a key without rights";
+	if (held) {
+		EXPECT_TRUE(std::any_of(local_holds.begin(), local_holds.end(),
+					[&](const auto &h) {
+						return addr >= h.second.addr &&
+						       addr + n <= h.second.addr + h.second.length &&
+						       (h.second.write || !write);
+					}))
+			<< "a local buffer that is not held";
+	}
+	return at(addr);
+}
+
+int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+{
+	if (local_error)
+		return std::exchange(local_error, 0);
+	hold = next_local_++;
+	local_holds[hold] = {sge.addr, sge.length, write};
+	sge.addr += held_offset;
+	sge.lkey = held_lkey;
+	return 0;
+}
+
+void sim::free_local(std::uint32_t hold) noexcept
+{
+	EXPECT_EQ(local_holds.erase(hold), 1U) << "a local hold was freed twice";
+}
+
 void sim::store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes)
 {
 	for (const ibv_sge &s : w.sges) {
@@ -186,7 +221,7 @@ void sim::store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes)
 			continue;
 		}
 		const std::uint64_t n = std::min<std::uint64_t>(bytes.size(), s.length - offset);
-		std::memcpy(at(s.addr) + offset, bytes.data(), n);
+		std::memcpy(memory_of(s, offset, n, true), bytes.data(), n);
 		bytes = bytes.subspan(n);
 		offset = 0;
 		if (bytes.empty())
@@ -207,7 +242,7 @@ void sim::load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) 
 			continue;
 		}
 		const std::uint64_t n = std::min<std::uint64_t>(bytes.size(), s.length - offset);
-		std::memcpy(bytes.data(), at(s.addr) + offset, n);
+		std::memcpy(bytes.data(), memory_of(s, offset, n, false), n);
 		bytes = bytes.subspan(n);
 		offset = 0;
 		if (bytes.empty())
@@ -227,8 +262,9 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 			continue;
 		/* inline data is a copy: tests make it tell its owner (see post_random()) */
 		const std::uint64_t skip = w.wr.wr.rdma.remote_addr - r.info.write_addr - o.offset;
-		const bool mine = w.inlined.empty() ? at(w.sges[0].addr) >= o.buffer.data() &&
-							      at(w.sges[0].addr) < o.buffer.data() + o.buffer.size()
+		const std::byte *from = w.inlined.empty() ? memory_of(w.sges[0], 0, 0, false) : nullptr;
+		const bool mine = w.inlined.empty() ? from >= o.buffer.data() &&
+							      from < o.buffer.data() + o.buffer.size()
 						    : skip < o.length && w.inlined.size() <= o.length - skip &&
 							      std::equal(w.inlined.begin(), w.inlined.end(),
 									 o.buffer.begin() +
@@ -651,7 +687,8 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 		const std::uint64_t left = length - start;
 		const std::uint64_t n = i + 1 == sges ? left : world.dice(left + 1);
 		list.push_back({reinterpret_cast<std::uintptr_t>(o.buffer.data()) + start,
-				static_cast<std::uint32_t>(n), 0x11});
+				static_cast<std::uint32_t>(n),
+				chance_local && world.dice(100) < chance_local ? local_lkey : pinned_lkey});
 		start += n;
 	}
 	std::vector<std::byte> shown;

@@ -32,6 +32,10 @@ namespace npr::test {
 
 inline constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
 inline constexpr std::uint32_t words_lkey = 0x77;
+inline constexpr std::uint32_t pinned_lkey = 0x11, local_lkey = 0x22;
+/* What the HCA is given for the latter, and how far its addresses are away. */
+inline constexpr std::uint32_t held_lkey = 0x33;
+inline constexpr std::uint64_t held_offset = 1ULL << 52;
 
 struct sim_page {
 	bool mapped_read = false, mapped_write = false; /* where DMA goes */
@@ -91,6 +95,9 @@ public:
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override { resolves.push_back(rkey); }
+	bool is_local(std::uint32_t lkey) noexcept override { return lkey == local_lkey; }
+	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept override;
+	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override { qp_error = true; }
 	nanoseconds now() noexcept override { return clock; }
 
@@ -158,6 +165,12 @@ public:
 	std::vector<np_event> events;
 	std::vector<std::uint32_t> resolves;
 	std::map<std::uint64_t, hold> holds;
+	struct local_hold {
+		std::uint64_t addr, length;
+		bool write;
+	};
+	std::map<std::uint32_t, local_hold> local_holds;
+	int local_error = 0; /* what the next local hold says */
 	std::deque<app_op> ops; /* not retired */
 	nanoseconds clock = 1;
 	bool qp_error = false;
@@ -178,12 +191,15 @@ public:
 
 private:
 	void execute(wire &w, std::uint64_t offset, std::uint64_t n);
+	/* The application's memory behind bytes of an entry. */
+	std::byte *memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const;
 	void store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes);
 	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
 	sim_region *by_key(std::uint32_t key, bool write);
 	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
 	void execute_atomic(wire &w);
 
+	std::uint32_t next_local_ = 1;
 	std::uint64_t next_id_ = 100, next_hold_ = 1;
 	std::uint32_t next_key_ = 0x1000;
 };
@@ -199,6 +215,7 @@ public:
 		     unsigned flags = IBV_SEND_SIGNALED, unsigned sges = 1);
 	/* Data for the next WRITE. */
 	std::function<void(std::span<std::byte>)> fill;
+	unsigned chance_local = 0; /* percent of buffers that are in an unpinned region */
 	unsigned chance_once = 0; /* percent of WRITEs that are atomics or have an immediate */
 	/* Takes completions and checks them against the ops, in order. */
 	unsigned poll();

@@ -38,7 +38,7 @@ struct closer {
 	void operator()(ibv_pd *p) const noexcept { ibv_dealloc_pd(p); }
 	void operator()(ibv_cq *p) const noexcept { ibv_destroy_cq(p); }
 	void operator()(ibv_qp *p) const noexcept { ibv_destroy_qp(p); }
-	void operator()(ibv_mr *p) const noexcept { ibv_dereg_mr(p); }
+	void operator()(ibv_mr *p) const noexcept { npr_dereg_mr(p); }
 	void operator()(ibv_comp_channel *p) const noexcept { ibv_destroy_comp_channel(p); }
 };
 template <class T>

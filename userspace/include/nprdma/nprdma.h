@@ -21,7 +21,8 @@
  * QPs belongs to one thread at a time.
  *
  * While a QP is attached, everything is posted to its send queue by this
- * library: ibv_post_send() on it is undefined. ibv_post_recv() is not touched.
+ * library: ibv_post_send() on it is undefined. Receives may be posted with
+ * ibv_post_recv() as long as none went through npr_post_recv().
  */
 #ifndef NPRDMA_NPRDMA_H
 #define NPRDMA_NPRDMA_H
@@ -131,8 +132,14 @@ struct npr_context *npr_open(struct ibv_context *verbs, unsigned int flags);
 /* -EBUSY while CQs are attached. */
 int npr_close(struct npr_context *ctx);
 
-/* ibv_reg_mr() with IBV_ACCESS_UNPINNED added; ibv_dereg_mr() ends it. */
+/*
+ * ibv_reg_mr() with IBV_ACCESS_UNPINNED added; npr_dereg_mr() ends it. Its lkey
+ * works in npr_post_send() and npr_post_recv(): pages are pinned, and count in
+ * RLIMIT_MEMLOCK, from the post until the completion was polled.
+ */
 struct ibv_mr *npr_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+/* ibv_dereg_mr(), which would leave the key in the library. */
+int npr_dereg_mr(struct ibv_mr *mr);
 /* -EINVAL: a pinned region. */
 int npr_query_mr(struct ibv_mr *mr, struct npr_mr_attr *attr);
 
@@ -158,10 +165,19 @@ int npr_detach_qp(struct npr_qp *qp);
 
 /*
  * ibv_post_send(). -ENOMEM: max_send_wr work requests are not completed yet.
- * -EINVAL: too many entries in the list, or too much inline data. On error,
- * *@bad is the first work request that was not accepted.
+ * -EINVAL: too many entries in the list, or too much inline data. Of local buffers
+ * in regions of npr_reg_mr(): -EFAULT: nothing is mapped there; -ENOBUFS: no memory,
+ * or more than RLIMIT_MEMLOCK allows; -EAGAIN: the mapping changes all the time. On
+ * error, *@bad is the first work request that was not accepted.
  */
 int npr_post_send(struct npr_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+
+/*
+ * ibv_post_recv(), for buffers in regions of npr_reg_mr() too. The receive CQ must be
+ * the CQ that @qp is attached to, and all receives of @qp must come this way then.
+ * Errors as of npr_post_send(); -EINVAL also for a QP with an SRQ or another CQ.
+ */
+int npr_post_recv(struct npr_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 
 /*
  * ibv_poll_cq(), and where all progress is made: as long as work requests are

@@ -23,7 +23,7 @@ struct deleter {
 	void operator()(npr_context *p) const noexcept { (void)npr_close(p); }
 	void operator()(npr_cq *p) const noexcept { (void)npr_detach_cq(p); }
 	void operator()(npr_qp *p) const noexcept { (void)npr_detach_qp(p); }
-	void operator()(ibv_mr *p) const noexcept { (void)ibv_dereg_mr(p); }
+	void operator()(ibv_mr *p) const noexcept { (void)npr_dereg_mr(p); }
 };
 
 template <class T>
@@ -57,6 +57,11 @@ public:
 	[[nodiscard]] int post_send(ibv_send_wr &wr, ibv_send_wr *&bad) noexcept
 	{
 		return npr_post_send(raw_.get(), &wr, &bad);
+	}
+
+	[[nodiscard]] int post_recv(ibv_recv_wr &wr, ibv_recv_wr *&bad) noexcept
+	{
+		return npr_post_recv(raw_.get(), &wr, &bad);
 	}
 
 	npr_region_attr resolve(std::uint32_t rkey)

@@ -302,6 +302,134 @@ TEST_F(library, write_with_immediate_is_heard_once_when_it_is_there)
 	}
 }
 
+/* --- local buffers in unpinned regions -------------------------------------------------- */
+
+/* @len bytes at @at under @lkey, and the same of the pair's region: ibv_wc_status or -errno. */
+static int run_local(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq,
+		     enum ibv_wr_opcode op, void *at, size_t len, uint32_t lkey, size_t off)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)at, .length = len, .lkey = lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = off,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = op,
+		.send_flags = IBV_SEND_SIGNALED,
+	}, *bad;
+	struct ibv_wc wc;
+	int ret;
+
+	if (op == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wr.wr.atomic.remote_addr = (uintptr_t)pair->data + off;
+		wr.wr.atomic.rkey = pair->mr->rkey;
+		wr.wr.atomic.compare_add = 1;
+	} else if (op != IBV_WR_SEND) {
+		wr.wr.rdma.remote_addr = (uintptr_t)pair->data + off;
+		wr.wr.rdma.rkey = pair->mr->rkey;
+	}
+	ret = npr_post_send(qp, &wr, &bad);
+	return ret ? ret : await(cq, off, &wc);
+}
+
+#define RUN_LOCAL(...) run_local(pair, self->qp, self->cq, __VA_ARGS__)
+
+TEST_F(library, both_sides_may_be_unpinned)
+{
+	struct np_pair *pair = &self->pair;
+	uint8_t *here = np_map(NP_DATA_LEN);
+	long before = np_pinned();
+	struct ibv_mr *mr;
+	uint64_t count;
+
+	ASSERT_NE(NULL, here);
+	mr = npr_reg_mr(pair->peer.pd, here, NP_DATA_LEN, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_NE(NULL, mr);
+	memset(pair->data, 0, 8);
+	for (int i = 0; i < 20; i++) {
+		size_t off = (i % 5 + 1) * 3 * PAGE + i * 8, len = (i % 7) * PAGE + 100;
+
+		np_fill(here, len, 1000 + i);
+		madvise(here, NP_DATA_LEN, MADV_PAGEOUT);
+		madvise(pair->data, NP_DATA_LEN, MADV_PAGEOUT);
+		ASSERT_EQ(0, RUN_LOCAL(IBV_WR_RDMA_WRITE, here, len, mr->lkey, off));
+		ASSERT_EQ(0, memcmp(here, pair->data + off, len));
+		/* Where it goes is in swap, or was never there. */
+		madvise(here, NP_DATA_LEN, i % 2 ? MADV_PAGEOUT : MADV_DONTNEED);
+		ASSERT_EQ(0, RUN_LOCAL(IBV_WR_RDMA_READ, here + HUGE_PAGE - 50, len, mr->lkey, off));
+		madvise(here, NP_DATA_LEN, MADV_PAGEOUT);
+		ASSERT_EQ(0, memcmp(here + HUGE_PAGE - 50, pair->data + off, len));
+		madvise(here, NP_DATA_LEN, MADV_PAGEOUT);
+		ASSERT_EQ(0, RUN_LOCAL(IBV_WR_ATOMIC_FETCH_AND_ADD, here, 8, mr->lkey, 0));
+		memcpy(&count, here, 8);
+		ASSERT_EQ(i, count);
+	}
+	EXPECT_EQ(before, np_pinned());
+	ASSERT_EQ(0, munmap(here + PAGE, PAGE));
+	EXPECT_EQ(-EFAULT, RUN_LOCAL(IBV_WR_RDMA_WRITE, here, 2 * PAGE, mr->lkey, 0));
+	EXPECT_EQ(IBV_WC_LOC_PROT_ERR,
+		  RUN_LOCAL(IBV_WR_RDMA_WRITE, here + NP_DATA_LEN - 8, 16, mr->lkey, 0));
+	EXPECT_EQ(0, npr_dereg_mr(mr));
+}
+
+TEST_F(library, messages_go_from_unpinned_to_unpinned_memory)
+{
+	struct np_pair *pair = &self->pair;
+	uint8_t *here = np_map(NP_DATA_LEN), *there = np_map(NP_DATA_LEN);
+	struct ibv_mr *from, *to;
+	struct npr_context *ctx;
+	struct npr_cq *cq;
+	struct npr_qp *qp;
+	long before, alone = np_pinned();
+
+	ctx = npr_open(pair->owner.ctx, 0);
+	ASSERT_NE(NULL, ctx);
+	cq = npr_attach_cq(ctx, pair->owner.cq);
+	ASSERT_NE(NULL, cq);
+	qp = npr_attach_qp(cq, pair->owner.qp, NULL);
+	ASSERT_NE(NULL, qp);
+	from = npr_reg_mr(pair->peer.pd, here, NP_DATA_LEN, 0);
+	to = npr_reg_mr(pair->owner.pd, there, NP_DATA_LEN, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_NE(NULL, from);
+	ASSERT_NE(NULL, to);
+	before = np_pinned();
+	for (int i = 0; i < 40; i++) {
+		struct ibv_sge sge = {
+			.addr = (uintptr_t)there + i * 8,
+			.length = 8 * PAGE,
+			.lkey = to->lkey,
+		};
+		struct ibv_recv_wr recv = { .wr_id = i, .sg_list = &sge, .num_sge = 1 }, *bad;
+		size_t len = i * 700 + 1;
+		struct ibv_wc wc;
+
+		np_fill(here, 8 * PAGE, 2000 + i);
+		madvise(here, NP_DATA_LEN, MADV_PAGEOUT);
+		ASSERT_EQ(0, npr_post_recv(qp, &recv, &bad));
+		madvise(there, NP_DATA_LEN, MADV_PAGEOUT);
+		ASSERT_EQ(0, RUN_LOCAL(IBV_WR_SEND, here, len, from->lkey, i));
+		ASSERT_EQ(0, await(cq, i, &wc));
+		EXPECT_EQ(len, wc.byte_len);
+		madvise(there, NP_DATA_LEN, MADV_PAGEOUT);
+		ASSERT_EQ(0, memcmp(here, there + i * 8, len));
+		EXPECT_EQ(before, np_pinned());
+	}
+	/* A receive that never completes is held until the QP is given back. */
+	{
+		struct ibv_sge sge = { (uintptr_t)there, 4 * PAGE, to->lkey };
+		struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad;
+
+		ASSERT_EQ(0, npr_post_recv(qp, &recv, &bad));
+	}
+	EXPECT_EQ(before + 4, np_pinned());
+	EXPECT_EQ(0, npr_detach_qp(qp));
+	EXPECT_EQ(alone, np_pinned());
+	EXPECT_EQ(IBV_QPS_ERR, np_qp_state(pair->owner.qp));
+	EXPECT_EQ(0, npr_detach_cq(cq));
+	EXPECT_EQ(0, npr_close(ctx));
+	EXPECT_EQ(0, npr_dereg_mr(from));
+	EXPECT_EQ(0, npr_dereg_mr(to));
+}
+
 TEST_F(library, operation_outside_the_region_fails_as_on_pinned_memory)
 {
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, RUN(IBV_WR_RDMA_READ, 0, NP_DATA_LEN - 8, 16));
