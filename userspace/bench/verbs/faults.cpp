@@ -5,7 +5,8 @@
  * swap) beside what the CPU pays for its own major fault on the same swap.
  *
  * Both sides of the latter take pages in random order, and swap read-ahead is
- * off (vm.page-cluster), so that each page costs one read of the disk. A sample
+ * off (vm.page-cluster), so that each page costs one read of the disk; fault-around is
+ * off (nprdma_fault_around), so that each page has a fault of its own. A sample
  * counts only if the kernel says that it was the fault it was meant to be.
  */
 #include "../../tools/demo/guest.hpp"
@@ -35,35 +36,34 @@ constexpr std::size_t region_bytes = 32 * MiB;
 constexpr std::size_t region_pages = region_bytes / page_size;
 constexpr int per_round = 40;
 
-/* vm.page-cluster for the time of the measurement. */
-class no_read_ahead
+/* A setting of the guest's kernel, for the time of the measurement. */
+class setting
 {
 public:
-	no_read_ahead()
+	setting(const char *path, const char *value) : path_(path)
 	{
-		std::ifstream(path) >> before_;
-		set("0");
+		std::ifstream(path_) >> before_;
+		set(value);
 	}
-	no_read_ahead(const no_read_ahead &) = delete;
-	no_read_ahead &operator=(const no_read_ahead &) = delete;
-	~no_read_ahead()
+	setting(const setting &) = delete;
+	setting &operator=(const setting &) = delete;
+	~setting()
 	{
-		std::ofstream out(path);
+		std::ofstream out(path_);
 
 		out << before_;
 	}
 
 private:
-	static constexpr const char *path = "/proc/sys/vm/page-cluster";
-
-	static void set(const std::string &value)
+	void set(const std::string &value)
 	{
-		std::ofstream out(path);
+		std::ofstream out(path_);
 
 		if (!(out << value << std::flush))
-			rc::fail(EACCES, path);
+			rc::fail(EACCES, path_);
 	}
 
+	const char *path_;
 	std::string before_;
 };
 
@@ -268,7 +268,8 @@ void measure_faults(const options &opt, report &out)
 		samples us;
 	};
 	const group ours;
-	const no_read_ahead off;
+	const setting off("/proc/sys/vm/page-cluster", "0");
+	const setting fault_around("/sys/module/ib_core/parameters/nprdma_fault_around", "1");
 	initiator via(opt.dev.initiator, responder, through::library, MiB);
 	course by_cpu(1);
 	samples cpu;

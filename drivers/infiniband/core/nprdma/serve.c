@@ -27,6 +27,11 @@ module_param_named(nprdma_hold_ms, np_hold_ms, uint, 0644);
 MODULE_PARM_DESC(nprdma_hold_ms,
 		 "Time after which a hold not given back ends its QP, in ms");
 
+static unsigned int np_fault_around = 16;
+module_param_named(nprdma_fault_around, np_fault_around, uint, 0644);
+MODULE_PARM_DESC(nprdma_fault_around,
+		 "Pages of an aligned block that come with a fault for reading if the owner has them, at most 512; 1: none");
+
 /**
  * struct np_held - a hold that we granted
  * @entry: in np_peer.holds, oldest first
@@ -390,10 +395,38 @@ static void np_fault_served(struct np_serve_lane *sl, struct np_msg *answer,
 	np_peer_put(peer);
 }
 
+/*
+ * What lies around the pages that were asked for is likely to be asked for next.
+ * What the owner's page tables have of it comes along; nothing is read from a disk,
+ * and nothing becomes writable, because that would make it dirty.
+ */
+static void np_fault_neighbours(struct np_region *region,
+				const struct np_range *range)
+{
+	u64 block = min_t(u64, READ_ONCE(np_fault_around), NP_MAX_PAGES)
+		    << NP_PAGE_SHIFT;
+	u64 start, last, end, rest;
+	struct np_resolve what;
+
+	if (block <= NP_PAGE_SIZE)
+		return;
+	np_region_describe(region, &what);
+	end = what.base + (what.length - 1);
+	start = max(what.base, range->addr - range->addr % block);
+	last = range->addr + (range->length - 1);
+	rest = block - 1 - last % block;
+	last = end - last > rest ? last + rest : end;
+	np_region_fault(region, start, last - start + 1, NP_FAULT_PRESENT, NULL,
+			NULL, 0);
+}
+
 static void np_fault_work(struct work_struct *work)
 {
 	struct np_serve_lane *sl = container_of(work, struct np_serve_lane,
 						work);
+	struct np_range ranges[NP_MAX_RANGES];
+	struct np_region *region = NULL;
+	unsigned int i, nr_ranges = 0;
 	struct np_msg answer;
 	int err;
 
@@ -405,7 +438,20 @@ static void np_fault_work(struct work_struct *work)
 	else
 		err = np_fault_ranges(sl, NULL, &answer);
 	answer.status = np_errno_to_status(err);
+	if (!err && !sl->msg.fault.flags) {
+		nr_ranges = sl->msg.fault.nr_ranges;
+		memcpy(ranges, sl->msg.fault.ranges,
+		       nr_ranges * sizeof(ranges[0]));
+		region = sl->region;
+		np_region_get(region);
+	}
 	np_fault_served(sl, &answer, true);
+	if (!region)
+		return;
+	/* The peer does not wait for these, and the lane is not ours any more */
+	for (i = 0; i < nr_ranges; i++)
+		np_fault_neighbours(region, &ranges[i]);
+	np_region_put(region);
 }
 
 static struct np_region *np_granted_region(struct np_peer *peer, u64 id)

@@ -210,6 +210,67 @@ TEST_F(residency, ranges_of_one_request_are_served_together)
 
 /* --- words --------------------------------------------------------------------------- */
 
+/* Are the pages [first, end) readable, and those around them not? */
+static bool just_these(struct np_pair *pair, size_t first, size_t end)
+{
+	for (size_t i = first ? first - 1 : 0; i < end + 1; i++) {
+		bool in = i >= first && i < end;
+
+		if (np_readable(np_pair_word(pair, i * PAGE)) != in)
+			return false;
+	}
+	return true;
+}
+
+TEST_F(residency, neighbours_that_are_there_come_with_a_fault)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t base = pair->info.base / PAGE;
+	/* blocks are aligned addresses, not aligned offsets */
+	size_t first = 32 - base % 16;
+
+	ASSERT_EQ(0, np_set_fault_around(16));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 5) * PAGE, PAGE, 0, NULL));
+	EXPECT_TRUE(np_wait_until(just_these(pair, first, first + 16)));
+	/* They are read only: a WRITE there needs a fault of its own. */
+	EXPECT_FALSE(np_writable(np_pair_word(pair, (first + 6) * PAGE)));
+	/* Across two blocks, and at both ends of the region. */
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 47) * PAGE, 2 * PAGE, 0, NULL));
+	EXPECT_TRUE(np_wait_until(just_these(pair, first + 32, first + 64)));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 1, 0, NULL));
+	EXPECT_TRUE(np_wait_until(just_these(pair, 0, base % 16 ? 16 - base % 16 : 16)));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, NP_DATA_LEN - 1, 1, 0, NULL));
+	EXPECT_TRUE(np_wait_until(np_readable(np_pair_word(pair, NP_DATA_LEN - PAGE))));
+	ASSERT_EQ(0, np_pair_read(pair, first * PAGE, 16 * PAGE));
+	for (size_t i = 0; i < 16; i++) {
+		EXPECT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, first + i));
+	}
+}
+
+TEST_F(residency, neighbours_that_are_not_there_do_not_come)
+{
+	struct np_pair *pair = &self->pair;
+	size_t first = 32 - pair->info.base / PAGE % 16;
+
+	ASSERT_EQ(0, np_set_fault_around(16));
+	ASSERT_EQ(0, np_page_out(pair->data, NP_DATA_LEN));
+	/* One is back already, the others would have to be read. */
+	EXPECT_EQ(-1, np_differs(pair->data + (first + 9) * PAGE, PAGE, first + 9));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 5) * PAGE, PAGE, 0, NULL));
+	EXPECT_TRUE(np_wait_until(np_readable(np_pair_word(pair, (first + 9) * PAGE))));
+	for (size_t i = first; i < first + 16; i++) {
+		bool there = np_present(pair->data + i * PAGE);
+
+		EXPECT_EQ(there, np_readable(np_pair_word(pair, i * PAGE))) TH_LOG("page %zu", i);
+	}
+	/* Nor with a fault for writing, nor with a hold. */
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 32) * PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 64) * PAGE, PAGE, NP_FAULT_HOLD, NULL));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 96) * PAGE, PAGE, 0, NULL));
+	EXPECT_TRUE(just_these(pair, first + 32, first + 33));
+	EXPECT_TRUE(just_these(pair, first + 64, first + 65));
+}
+
 TEST_F(residency, generation_counts_each_change_of_state)
 {
 	struct np_pair *pair = &self->pair;

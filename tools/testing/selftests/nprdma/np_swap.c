@@ -32,6 +32,8 @@ FIXTURE_SETUP(swap)
 	ASSERT_TRUE(np_disk_swap())
 		TH_LOG("swap on a disk is needed: scripts/vm run --swap 1G");
 	ASSERT_EQ(0, np_pair_open(pair));
+	/* As it is outside of tests. */
+	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
 	if (variant->memory == SHARED) {
 		pair->data = mmap(NULL, NP_DATA_LEN, PROT_READ | PROT_WRITE,
 				  MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -1053,19 +1053,31 @@ static int np_usage_get(struct np_usage *usage)
 	return 0;
 }
 
-int np_set_hold_ms(unsigned int ms)
+static int np_set_parameter(const char *name, unsigned int value)
 {
 	char text[16];
 
-	snprintf(text, sizeof(text), "%u", ms);
-	return np_write_file("/sys/module/ib_core/parameters", "nprdma_hold_ms", text);
+	snprintf(text, sizeof(text), "%u", value);
+	return np_write_file("/sys/module/ib_core/parameters", name, text);
+}
+
+int np_set_hold_ms(unsigned int ms)
+{
+	return np_set_parameter("nprdma_hold_ms", ms);
+}
+
+int np_set_fault_around(unsigned int pages)
+{
+	return np_set_parameter("nprdma_fault_around", pages);
 }
 
 int np_usage_start(struct np_usage *usage)
 {
 	int ret = np_set_hold_ms(NP_HOLD_MS);
 
-	/* A kernel without our patches has no holds */
+	if (!ret)
+		ret = np_set_fault_around(1);
+	/* A kernel without our patches has none of these */
 	if (ret && ret != -ENOENT)
 		return ret;
 	np_warm_up();

@@ -219,6 +219,9 @@ int np_device_return(const char *dev, const char *function);
  */
 #define NP_HOLD_MS	600000
 int np_set_hold_ms(unsigned int ms);
+/* Pages that come with one that was asked for; 1 for tests that count. */
+#define NP_FAULT_AROUND	16
+int np_set_fault_around(unsigned int pages);
 
 /* What must be as before when a test and its processes are gone. */
 struct np_usage {
@@ -228,7 +231,7 @@ struct np_usage {
 	uint64_t dma_faults[2];
 };
 
-/* Sets NP_HOLD_MS, too */
+/* Sets NP_HOLD_MS and a fault-around of 1, too */
 int np_usage_start(struct np_usage *usage);
 /*
  * Waits for @before to be reached again. NULL, or what differs. DMA faults can

@@ -432,6 +432,8 @@ static int set_hcas(uint64_t request, uint64_t delay_ns, uint64_t overlap)
 FIXTURE_SETUP(traffic)
 {
 	ASSERT_EQ(0, np_pair_open(&self->pair));
+	/* As it is outside of tests. */
+	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
 	self->t.pair = &self->pair;

@@ -21,6 +21,8 @@ FIXTURE_SETUP(library)
 	struct np_end *peer = &pair->peer;
 
 	ASSERT_EQ(0, np_pair_open(pair));
+	/* As it is outside of tests. */
+	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
 	ASSERT_EQ(0, np_pair_register(pair, NP_RIGHTS));
 	/* For the signature only; the library resolves for itself. */
 	ASSERT_EQ(0, np_pair_resolve(pair));
