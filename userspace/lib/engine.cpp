@@ -1092,7 +1092,42 @@ void engine::ask(piece &p, bool hold) noexcept
 		p.ask.merge_runs(NP_MAX_RANGES);
 	}
 	p.at = stage::fault;
+	if (hold || op_at(p.op).kind != op_kind::read)
+		return send_fault(p);
+
+	region &r = *p.reg;
+	const std::uint32_t rkey = rkey_of(op_at(p.op).wr);
+	const page_bits::run h = p.ask.hull();
+	const std::uint64_t first = p.first_page + h.first, end = p.first_page + h.end;
 	send_fault(p);
+	if (!r.gone && !dead_)
+		read_ahead(r, rkey, first, end);
+}
+
+/* A READ has missed the pages [first, end). */
+void engine::read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept
+{
+	const np_region_info &i = r.info;
+	const bool goes_on = first - r.ahead < sequential_gap;
+
+	r.ahead = end;
+	if (!goes_on) {
+		r.window = 0;
+		return;
+	}
+	r.window = std::min<std::uint32_t>(2 * std::max<std::uint32_t>(r.window, static_cast<std::uint32_t>(end - first)),
+					   NP_MAX_PAGES);
+	const std::uint64_t pages = std::min<std::uint64_t>(r.window, region_pages(i) - end);
+	if (!pages)
+		return;
+	const std::uint64_t start = (i.base & ~(page_size - 1)) + end * page_size;
+	const auto length = std::min<std::uint64_t>(pages * page_size, i.base + (i.length - 1) - start + 1);
+	const std::int64_t asked = prefetch(rkey, start, length, false);
+	if (asked > 0) {
+		const std::uint64_t n = (static_cast<std::uint64_t>(asked) + page_size - 1) >> page_shift;
+		r.ahead = end + n;
+		stats_.read_ahead += n;
+	}
 }
 
 void engine::send_fault(piece &p) noexcept

@@ -14,6 +14,8 @@
  *   signature). Otherwise the pages are held, and a READ under a hold is final
  *   unless a word says that the hold, and thus the region, is no more.
  *   A large READ whose words are all known is proven by words at once.
+ *   READs that miss one behind the other are one stream: what comes next is asked
+ *   for as well, twice as much each time.
  * WRITE: posted only when the words of all its pages are known and writable,
  *   with a READ of the words behind it. A word that is the same as before and
  *   writable proves its page (invariant I3); the others are asked for where
@@ -166,6 +168,8 @@ public:
 private:
 	static constexpr std::uint32_t none = ~0U;
 	static constexpr unsigned max_prefetches = 8;
+	/* A READ that misses no more than this behind what was asked for goes on there. */
+	static constexpr std::uint64_t sequential_gap = 32;
 	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that post_quick() takes */
 	static constexpr nanoseconds min_backoff = 20'000;
 	static constexpr nanoseconds max_backoff = 20'000'000;
@@ -175,6 +179,9 @@ private:
 		std::uint32_t uid;	 /* for the word cache */
 		std::uint32_t refs = 0; /* pieces */
 		bool gone = false;
+		/* sequential READs: the first page not asked for, and how far ahead to ask */
+		std::uint64_t ahead = 1ULL << 63;
+		std::uint32_t window = 0;
 	};
 
 	enum class binding_state : std::uint8_t { unknown, asked, plain, bound };
@@ -317,6 +324,7 @@ private:
 	[[nodiscard]] bool post_once(piece &p) noexcept;
 	[[nodiscard]] bool post_tail(piece &p) noexcept;
 	void ask(piece &p, bool hold) noexcept;
+	void read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept;
 	void send_fault(piece &p) noexcept;
 	void fault_served(piece &p, const np_event &event) noexcept;
 	void once_answered(piece &p, std::uint32_t status) noexcept;

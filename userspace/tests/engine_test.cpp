@@ -775,6 +775,70 @@ TEST_F(Engine, InlineDataIsKeptForRepeats)
 	a.check_memory(); /* the caller's buffer was overwritten at once */
 }
 
+/* --- read-ahead ------------------------------------------------------------ */
+
+struct ReadAhead : ::testing::Test {
+	ReadAhead() : a(small_config()), r(a.world.add_region(0x7f0000000200, 400 * page_size, 0x100))
+	{
+		a.eng->resolve_begins();
+		a.eng->resolve_ended(r.rkey, 0, r.info);
+	}
+
+	void read(std::uint64_t page, std::uint64_t n)
+	{
+		a.post(IBV_WR_RDMA_READ, 0, page * page_size, n);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+	}
+
+	app a;
+	sim_region &r;
+};
+
+TEST_F(ReadAhead, SequentialReadsMissLessAndLess)
+{
+	for (unsigned i = 3; i < 399; ++i)
+		read(i, page_size);
+	/* 399 pages in windows that double each time: of the misses there are few */
+	EXPECT_LE(a.eng->stats().suspicious_pages, 20U);
+	EXPECT_GE(a.eng->stats().read_ahead, 300U);
+	EXPECT_LE(a.world.fault_requests, 40U);
+}
+
+TEST_F(ReadAhead, ReadsHereAndThereAskForNothingMore)
+{
+	for (unsigned i = 0; i < 50; ++i)
+		read(10 + i * 149 % 389 / 40 * 40, 100);
+	EXPECT_EQ(a.eng->stats().read_ahead, 0U);
+}
+
+TEST_F(ReadAhead, EndsWithTheRegion)
+{
+	read(0, page_size);
+	for (unsigned i = 1; i < 400; ++i)
+		read(i, i < 399 ? page_size : page_size);
+	for (const auto &ranges : a.world.fault_log)
+		for (const np_range &range : ranges)
+			EXPECT_LE(range.addr + range.length, r.info.base + r.info.length);
+}
+
+TEST_F(ReadAhead, WritesAndDeadRegionsHaveNone)
+{
+	for (unsigned i = 3; i < 60; ++i) {
+		a.post(IBV_WR_RDMA_WRITE, 0, i * page_size, page_size);
+		a.world.settle();
+		a.poll();
+	}
+	EXPECT_EQ(a.eng->stats().read_ahead, 0U);
+	sim_region &n = a.world.replace_region(r);
+	a.world.settle();
+	for (unsigned i = 3; i < 20; ++i)
+		read(i, page_size);
+	EXPECT_GT(a.eng->stats().read_ahead, 0U);
+	EXPECT_FALSE(n.gone);
+	a.check_memory();
+}
+
 /* --- exactly once --------------------------------------------------------- */
 
 TEST_F(Engine, AtomicIsDoneOnceUnderAHold)

@@ -122,7 +122,8 @@ struct npr_stats {
 	uint64_t resolves;		/* remote keys resolved */
 	uint64_t gone;			/* regions that died under us */
 	uint64_t atomics;		/* atomics on unpinned regions completed */
-	uint64_t reserved[7];
+	uint64_t read_ahead;		/* pages asked for ahead of sequential READs */
+	uint64_t reserved[6];
 };
 
 /* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
