@@ -86,7 +86,7 @@ patches: ## regenerate the patch series from the work tree in TREE
 
 .PHONY: clean
 clean: ## remove what was built, keep what was downloaded and unpacked
-	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/stock qemu userspace hca selftests vm logs)
+	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/stock qemu userspace hca model selftests vm logs)
 
 .PHONY: distclean
 distclean: clean ## remove all that this project has put into the build directory

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What is explored: who does what on how many pages, and how often memory
+ * management may come between. These are the bounds of the proof.
+ */
+#include "model.hpp"
+
+namespace model
+{
+
+const std::vector<scenario> &scenarios()
+{
+	constexpr u8 all = none;
+	constexpr work_request write{true, 0, 1, all, false, false}, read{false, 0, 1, all, false, false};
+	constexpr work_request write_2{true, 0, 2, all, false, false}, read_2{false, 0, 2, all, false, false};
+	constexpr work_request large_read{false, 0, 1, all, true, false}, once{true, 0, 1, all, false, true};
+	constexpr work_request once_unit_0{true, 0, 1, 0, false, true};
+	constexpr work_request write_unit_0{true, 0, 1, 0, false, false},
+	    write_unit_1{true, 0, 1, 1, false, false};
+
+	static const std::vector<scenario> list = {
+	    {.name = "write", .peers = {{write}}, .budget = 3, .prefetches = 1, .resident = 1, .knows = true},
+	    {.name = "write-absent", .peers = {{write}}, .budget = 2, .prefetches = 1, .present = 1},
+	    {.name = "write-two-pages", .pages = 2, .peers = {{write_2}}, .budget = 2, .resident = 1},
+	    {.name = "write-write", .peers = {{write, write}}, .budget = 2, .prefetches = 1, .present = 1},
+	    {.name = "write-read", .peers = {{write, read}}, .budget = 2, .resident = 1, .knows = true},
+	    {.name = "two-writers",
+	     .units = 2,
+	     .peers = {{write_unit_0}, {write_unit_1}},
+	     .budget = 1,
+	     .present = 1},
+	    {.name = "writer-and-reader", .peers = {{write}, {read}}, .budget = 1, .present = 1},
+	    {.name = "read", .units = 2, .peers = {{read}}, .budget = 3, .prefetches = 1, .resident = 1},
+	    {.name = "read-two-pages", .pages = 2, .peers = {{read_2}}, .budget = 2, .resident = 3},
+	    {.name = "large-read",
+	     .units = 2,
+	     .peers = {{large_read, large_read}},
+	     .budget = 2,
+	     .prefetches = 1,
+	     .resident = 1},
+	    {.name = "read-own-signature",
+	     .peers = {{read}},
+	     .budget = 2,
+	     .prefetches = 1,
+	     .resident = 1,
+	     .user_signature = true},
+	    {.name = "large-read-own-signature",
+	     .peers = {{large_read}},
+	     .budget = 2,
+	     .prefetches = 1,
+	     .resident = 1,
+	     .knows = true,
+	     .user_signature = true},
+	    {.name = "file", .peers = {{write, read}}, .events = page_out | clean, .budget = 2, .present = 1},
+	    {.name = "move", .peers = {{write}}, .events = move, .budget = 2, .prefetches = 1, .resident = 1},
+	    {.name = "hold",
+	     .peers = {{write}},
+	     .events = page_out | clean | move,
+	     .budget = 3,
+	     .present = 1,
+	     .hold_first = true},
+	    {.name = "two-holds",
+	     .peers = {{write}, {read}},
+	     .events = page_out | clean,
+	     .budget = 1,
+	     .present = 1,
+	     .hold_first = true},
+	    {.name = "exactly-once",
+	     .peers = {{once}},
+	     .events = page_out | clean | move,
+	     .budget = 3,
+	     .present = 1},
+	    {.name = "discard",
+	     .peers = {{write}},
+	     .events = discard,
+	     .budget = 2,
+	     .prefetches = 1,
+	     .resident = 1},
+	    {.name = "discard-held",
+	     .units = 2,
+	     .peers = {{once_unit_0}, {write_unit_1}},
+	     .events = discard,
+	     .budget = 1,
+	     .present = 1},
+	    {.name = "reclaim",
+	     .pages = 2,
+	     .peers = {{write}},
+	     .budget = 2,
+	     .prefetches = 1,
+	     .present = 3,
+	     .reclaims = true},
+	};
+	return list;
+}
+
+const scenario *find_scenario(std::string_view name)
+{
+	for (const scenario &sc : scenarios())
+		if (sc.name == name)
+			return &sc;
+	return nullptr;
+}
+
+scenario deeper(scenario sc, unsigned more)
+{
+	sc.budget = static_cast<u8>(sc.budget + more);
+	if (sc.prefetches)
+		sc.prefetches = static_cast<u8>(sc.prefetches + more);
+	return sc;
+}
+
+} // namespace model
