@@ -41,6 +41,11 @@ check: all kernel-stock selftests ## all tests
 check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep and kmemleak
 	@scripts/check --debug
 
+.PHONY: litmus
+litmus: deps kernel-stock ## the litmus tests of the barriers, with a herd7 that this builds
+	@scripts/build-herd
+	@scripts/check litmus
+
 .PHONY: bench
 bench: all ## the figures: registration, latency, bandwidth, faults
 	@scripts/bench
@@ -90,6 +95,6 @@ clean: ## remove what was built, keep what was downloaded and unpacked
 
 .PHONY: distclean
 distclean: clean ## remove all that this project has put into the build directory
-	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock demo dl kernel mutants \
+	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock demo dl herd kernel mutants \
 		qemu-src qemu_*.orig.tar.*)
 	@[ ! -d $(BUILD) ] || rmdir --ignore-fail-on-non-empty $(BUILD)
