@@ -41,6 +41,10 @@ check: all kernel-stock selftests ## all tests
 check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep and kmemleak
 	@scripts/check --debug
 
+.PHONY: mutants
+mutants: all selftests ## do the tests notice deliberate bugs? (some hours)
+	@tools/testing/mutants/run
+
 .PHONY: litmus
 litmus: deps kernel-stock ## the litmus tests of the barriers, with a herd7 that this builds
 	@scripts/build-herd
