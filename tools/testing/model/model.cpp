@@ -659,6 +659,12 @@ private:
 		for (unsigned p = 0; p < sc_.pages; ++p)
 			if (has(f.ask, p) && migrating(p))
 				return;
+		if (!f.current) {
+			/* HMM itself says so; what is pinned stays for the next attempt. */
+			add("fault", "finds its sequence out of date at once", t).faults[t].pc =
+			    fault_pc::prepare;
+			return;
+		}
 		state &n = add("fault", "looks into the page table", t);
 		for (unsigned p = 0; p < sc_.pages; ++p) {
 			n.faults[t].frame[p] = none;
@@ -1136,13 +1142,6 @@ private:
 		default:
 			break;
 		}
-		if (wr(s_, i).once && q.at == stage::write_data) {
-			if (!is(mutation::once_released_early))
-				for (const request &r : s_.requests)
-					if (r.kind == data_write && r.peer == i)
-						return;
-			return end_op(add("initiator", "is done, by its hold", i), i);
-		}
 		/* one release at a time */
 		if (waits_for_nic(i) || (q.hold && s_.releases[i].pc != release_pc::idle))
 			return;
@@ -1340,12 +1339,35 @@ private:
 			return post_data(n, i);
 		}
 		post_data(n, i);
-		if (!is(mutation::write_not_verified) && !wr(n, i).once)
+		if (!is(mutation::write_not_verified) &&
+		    !(wr(n, i).once && is(mutation::once_released_early)))
 			post_words(n, i, q.todo);
+	}
+
+	/* It has been performed, because the READ behind it has. Only the end of the region is unknown. */
+	void once_arrived(unsigned i)
+	{
+		bool all = true;
+
+		for (unsigned p = 0; p < sc_.pages; ++p)
+			if (has(s_.peers[i].todo, p) && !(s_.peers[i].word[p] & writable))
+				all = false;
+		state &n =
+		    add("initiator", all ? "is done, by its hold" : "asks whether the region lives", i);
+		learn(n.peers[i], n.peers[i].todo);
+		if (all || is(mutation::once_released_early))
+			return end_op(n, i);
+		if (!is(mutation::once_asks_under_hold))
+			give_back(n, i);
+		n.peers[i].at = stage::wait;
+		n.peers[i].ask = n.peers[i].todo;
+		start_fault(n, i, n.peers[i].todo, true, false);
 	}
 
 	void write_words_arrived(unsigned i)
 	{
+		if (wr(s_, i).once)
+			return once_arrived(i);
 		state &n = add("initiator", "compares the words", i);
 		peer &q = n.peers[i];
 		const u8 was = q.todo;
@@ -1393,6 +1415,9 @@ private:
 				q.known[p] = s_.faults[i].word[p];
 		n.faults[i] = {};
 		q.ask = 0;
+		/* It was the second answer: it lives, and so did the hold. */
+		if (wr(n, i).once && q.faulted)
+			return end_op(n, i);
 		q.faulted = 1;
 		if (wr(n, i).write)
 			return decide_write(n, i);
@@ -1526,6 +1551,7 @@ std::string_view name(mutation m)
 	    "write_words_not_known_before",
 	    "write_right_unchecked",
 	    "once_released_early",
+	    "once_asks_under_hold",
 	    "hold_never_asked",
 	};
 	return names[static_cast<unsigned>(m)];

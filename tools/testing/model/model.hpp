@@ -28,8 +28,9 @@
  * initiator (userspace/lib/engine.cpp): READ with scan or by words, fault, READ again,
  *   words, hold; WRITE on known words with a READ of the words behind it, proof,
  *   repetition, hold. An operation that has to take effect exactly once is posted under
- *   a hold, relies on it alone, and gives it back when it has been performed (a
- *   RELEASE that comes by the same NIC does not pass it).
+ *   a hold and relies on it alone. The READ of the words behind it says that it has
+ *   been performed. Then the hold is given back, and if the words are not writable the
+ *   peer is asked whether the region lives.
  *
  * Abstracted away: one slot, so one lock and one notifier; the residency table is
  * always mapped; paging-structure caches; the numbers of sequence counters (a fault's
@@ -118,6 +119,7 @@ enum class mutation : u8 {
 	write_words_not_known_before,
 	write_right_unchecked,
 	once_released_early,
+	once_asks_under_hold,
 	hold_never_asked,
 	count, /* not one of them */
 };

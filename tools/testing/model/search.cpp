@@ -173,16 +173,16 @@ result explore(const scenario &sc, mutation m, std::size_t max_states)
 	const std::vector<bool> can = lead_to(finals, seen.size(), steps);
 	const auto lost = std::find(can.begin(), can.end(), false);
 	if (lost != can.end()) {
-		auto i = static_cast<std::uint32_t>(lost - can.begin());
-		/* Rather one in which nobody moves any more. */
-		for (std::uint32_t k = i; k < can.size(); ++k) {
+		/* One in which nobody moves any more; or the last that was found, which goes round. */
+		std::uint32_t i = 0;
+		for (auto k = static_cast<std::uint32_t>(lost - can.begin()); k < can.size(); ++k) {
+			if (can[k])
+				continue;
+			i = k;
 			out.clear();
-			if (!can[k])
-				successors(sc, m, seen.at(k), out);
-			if (!can[k] && out.empty()) {
-				i = k;
+			successors(sc, m, seen.at(k), out);
+			if (out.empty())
 				break;
-			}
 		}
 		r.broken = blame(sc, seen.at(i));
 		r.trace = trace(sc, m, seen, i) + "      and from here the end cannot be reached any more\n";

@@ -80,6 +80,7 @@ constexpr expectation expectations[] = {
     {mutation::write_words_not_known_before, "write", invariant::i3},
     {mutation::write_right_unchecked, "write", invariant::i3},
     {mutation::once_released_early, "exactly-once", invariant::i5},
+    {mutation::once_asks_under_hold, "discard-held", invariant::i5},
     {mutation::hold_never_asked, "write", invariant::i5},
 };
 
