@@ -171,10 +171,12 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		};
 		if (a.flags & ~static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) || !all_zero(a.reserved))
 			return refuse(EINVAL);
-		if (const int rc = ibv_query_qp(qp, &state, IBV_QP_STATE | IBV_QP_CAP | IBV_QP_MAX_QP_RD_ATOMIC,
-						&init))
-			return refuse(rc);
-		if (init.qp_type != IBV_QPT_RC || qp->send_cq != cq->verbs || !state.max_rd_atomic)
+		if (const int error = ibv_query_qp(qp, &state,
+						   IBV_QP_STATE | IBV_QP_CAP | IBV_QP_MAX_QP_RD_ATOMIC, &init))
+			return refuse(error);
+		const bool rc = init.qp_type == IBV_QPT_RC;
+		if ((!rc && init.qp_type != IBV_QPT_UC && init.qp_type != IBV_QPT_UD) ||
+		    qp->send_cq != cq->verbs || (rc && !state.max_rd_atomic))
 			return refuse(EINVAL);
 		if (state.qp_state != IBV_QPS_RTS)
 			return refuse(ENOTCONN);
@@ -202,6 +204,7 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		p.receive_sge = state.cap.max_recv_sge;
 		p.sq_sig_all = init.sq_sig_all;
 		p.relaxed = a.flags & NPR_QP_RELAXED_ORDER;
+		p.local_only = !rc;
 		return cq->attach(qp, p);
 	});
 }

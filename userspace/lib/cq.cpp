@@ -208,6 +208,7 @@ engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &p
 	c.sq_sig_all = params.sq_sig_all;
 	c.relaxed = params.relaxed;
 	c.local = true;
+	c.local_only = params.local_only;
 	c.words = {words, ring_words};
 	c.words_lkey = lkey;
 	return c;

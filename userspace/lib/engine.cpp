@@ -131,7 +131,8 @@ engine::engine(const engine_config &config, backend &world)
 	sq_mask_ = slots - 1;
 	chain_.resize(std::min(budget, 64U));
 	chain_sges_.resize(chain_.size() * config_.max_sge);
-	signal_every_ = std::max(std::min(budget, config_.depth) / 4, 1U);
+	/* What drains a dead queue is a WRITE, which not every type of QP has. */
+	signal_every_ = config_.local_only ? 1U : std::max(std::min(budget, config_.depth) / 4, 1U);
 	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
 	max_runs_ = std::min<unsigned>(NP_MAX_RANGES, budget - 1);
 
@@ -447,7 +448,7 @@ bool engine::classify(std::uint64_t i) noexcept
 {
 	op &o = op_at(i);
 
-	if (!is_remote(o.wr.opcode)) {
+	if (config_.local_only || !is_remote(o.wr.opcode)) {
 		o.kind = op_kind::pass;
 		return true;
 	}

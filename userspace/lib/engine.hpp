@@ -105,6 +105,7 @@ struct engine_config {
 	std::uint16_t cookie = 0;	  /* upper bits of cookies */
 	bool sq_sig_all = false;
 	bool relaxed = false;
+	bool local_only = false;	  /* UC, UD: remote keys are not looked at */
 	bool local = false;		  /* unpinned local buffers are looked for */
 	std::span<std::uint64_t> words;	  /* registered memory that residency words are read into */
 	std::uint32_t words_lkey = 0;

@@ -133,6 +133,7 @@ struct qp_params {
 	std::uint32_t depth, budget, max_sge, max_inline, cache_slots, read_words_min;
 	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes */
 	bool sq_sig_all, relaxed;
+	bool local_only = false;
 };
 
 /*

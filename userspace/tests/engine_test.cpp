@@ -1100,6 +1100,27 @@ TEST_F(Engine, LocalBufferThatCannotBeHeldIsRefusedAndNothingStaysHeld)
 	a.eng->abandon();
 }
 
+TEST_F(Engine, QueueWithoutAnswersPassesAllOnAndHoldsItsBuffers)
+{
+	engine_config c = small_config();
+	c.local_only = true;
+	app b(c);
+	b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.chance_local = 100;
+	b.expect_success = false;
+	/* a remote key is nobody's but the HCA's */
+	for (const auto op : {IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_SEND}) {
+		b.post(op, 0, 0, 8, 0);
+		ASSERT_EQ(b.world.queue.size(), 1U);
+		EXPECT_EQ(b.world.queue[0].sges[0].lkey, held_lkey);
+		/* so that nothing has to be posted to a dead queue */
+		EXPECT_TRUE(b.world.queue[0].wr.send_flags & IBV_SEND_SIGNALED);
+		b.world.queue.pop_front();
+	}
+	EXPECT_TRUE(b.world.resolves.empty());
+	b.eng->abandon();
+}
+
 TEST_F(Engine, AbandonedRequestsGiveBackTheirBuffers)
 {
 	resolve();

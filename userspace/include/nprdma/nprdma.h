@@ -153,8 +153,10 @@ struct npr_cq *npr_attach_cq(struct npr_context *ctx, struct ibv_cq *cq);
 int npr_detach_cq(struct npr_cq *cq);
 
 /*
- * Take over the send queue of @qp, an RC QP in RTS whose send CQ is that of
- * @cq and that has nothing under way. @attr may be NULL.
+ * Take over the send queue of @qp, in RTS, whose send CQ is that of @cq and that has
+ * nothing under way. @attr may be NULL. A UC or UD QP can use local buffers in
+ * unpinned regions; unpinned regions of a peer it cannot reach, as nothing that it
+ * sends is answered.
  */
 struct npr_qp *npr_attach_qp(struct npr_cq *cq, struct ibv_qp *qp, const struct npr_qp_attr *attr);
 /*

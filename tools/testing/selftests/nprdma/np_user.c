@@ -432,6 +432,119 @@ TEST_F(library, messages_go_from_unpinned_to_unpinned_memory)
 	EXPECT_EQ(0, npr_dereg_mr(to));
 }
 
+#define QKEY 0x1234
+
+/* A QP of another type on the end's CQ, in INIT. */
+static struct ibv_qp *make_qp(struct np_end *end, enum ibv_qp_type type)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = end->cq,
+		.recv_cq = end->cq,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 2 },
+		.qp_type = type,
+	};
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = 1,
+		.qp_access_flags = type == IBV_QPT_UC ? IBV_ACCESS_REMOTE_WRITE : 0,
+		.qkey = QKEY,
+	};
+	struct ibv_qp *qp = ibv_create_qp(end->pd, &init);
+
+	if (qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+				(type == IBV_QPT_UC ? IBV_QP_ACCESS_FLAGS : IBV_QP_QKEY)))
+		return NULL;
+	return qp;
+}
+
+static int start_qp(struct ibv_qp *qp, uint32_t qpn, uint16_t lid)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_1024,
+		.dest_qp_num = qpn,
+		.ah_attr = { .dlid = lid, .port_num = 1 },
+	};
+	bool uc = qp->qp_type == IBV_QPT_UC;
+	int ret;
+
+	ret = ibv_modify_qp(qp, &attr, IBV_QP_STATE | (uc ? IBV_QP_AV | IBV_QP_PATH_MTU |
+			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN : 0));
+	attr.qp_state = IBV_QPS_RTS;
+	return ret ? ret : ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+}
+
+TEST_F(library, queues_without_answers_take_local_buffers)
+{
+	static const enum ibv_qp_type types[] = { IBV_QPT_UC, IBV_QPT_UD };
+	struct np_pair *pair = &self->pair;
+	uint8_t *here = np_map(HUGE_PAGE), *there = np_map(HUGE_PAGE);
+	struct ibv_mr *from, *to;
+	struct npr_context *ctx;
+	struct npr_cq *cq;
+
+	ctx = npr_open(pair->owner.ctx, 0);
+	ASSERT_NE(NULL, ctx);
+	cq = npr_attach_cq(ctx, pair->owner.cq);
+	ASSERT_NE(NULL, cq);
+	from = npr_reg_mr(pair->peer.pd, here, HUGE_PAGE, 0);
+	to = npr_reg_mr(pair->owner.pd, there, HUGE_PAGE, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_NE(NULL, from);
+	ASSERT_NE(NULL, to);
+	for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
+		struct ibv_ah_attr av = { .dlid = pair->owner.lid, .port_num = 1 };
+		struct ibv_qp *a = make_qp(&pair->peer, types[t]), *b = make_qp(&pair->owner, types[t]);
+		const size_t header = types[t] == IBV_QPT_UD ? 40 : 0;
+		struct ibv_ah *ah = ibv_create_ah(pair->peer.pd, &av);
+		struct npr_qp *qa, *qb;
+
+		ASSERT_NE(NULL, a);
+		ASSERT_NE(NULL, b);
+		ASSERT_NE(NULL, ah);
+		ASSERT_EQ(0, start_qp(a, b->qp_num, pair->owner.lid));
+		ASSERT_EQ(0, start_qp(b, a->qp_num, pair->peer.lid));
+		qa = npr_attach_qp(self->cq, a, NULL);
+		qb = npr_attach_qp(cq, b, NULL);
+		ASSERT_NE(NULL, qa) TH_LOG("%s", strerror(errno));
+		ASSERT_NE(NULL, qb) TH_LOG("%s", strerror(errno));
+		for (int i = 0; i < 20; i++) {
+			struct ibv_sge rs = { (uintptr_t)there + i * 90, 2 * PAGE, to->lkey };
+			struct ibv_recv_wr recv = { .wr_id = i, .sg_list = &rs, .num_sge = 1 }, *rbad;
+			struct ibv_sge ss = { (uintptr_t)here + i * 400, 1 + i * 50, from->lkey };
+			struct ibv_send_wr send = {
+				.wr_id = i,
+				.sg_list = &ss,
+				.num_sge = 1,
+				.opcode = IBV_WR_SEND,
+				.send_flags = IBV_SEND_SIGNALED,
+			}, *bad;
+			struct ibv_wc wc;
+
+			if (header) {
+				send.wr.ud.ah = ah;
+				send.wr.ud.remote_qpn = b->qp_num;
+				send.wr.ud.remote_qkey = QKEY;
+			}
+			np_fill(here, 16 * PAGE, 3000 + i);
+			madvise(here, HUGE_PAGE, MADV_PAGEOUT);
+			madvise(there, HUGE_PAGE, MADV_PAGEOUT);
+			ASSERT_EQ(0, npr_post_recv(qb, &recv, &rbad));
+			ASSERT_EQ(0, npr_post_send(qa, &send, &bad));
+			ASSERT_EQ(0, await(self->cq, i, &wc));
+			ASSERT_EQ(0, await(cq, i, &wc));
+			EXPECT_EQ(header + 1 + i * 50, wc.byte_len);
+			EXPECT_EQ(0, memcmp(here + i * 400, there + i * 90 + header, 1 + i * 50));
+		}
+		EXPECT_EQ(0, npr_detach_qp(qa));
+		EXPECT_EQ(0, npr_detach_qp(qb));
+		EXPECT_EQ(0, ibv_destroy_qp(a));
+		EXPECT_EQ(0, ibv_destroy_qp(b));
+		EXPECT_EQ(0, ibv_destroy_ah(ah));
+	}
+	EXPECT_EQ(0, npr_dereg_mr(from));
+	EXPECT_EQ(0, npr_dereg_mr(to));
+}
+
 TEST_F(library, operation_outside_the_region_fails_as_on_pinned_memory)
 {
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, RUN(IBV_WR_RDMA_READ, 0, NP_DATA_LEN - 8, 16));
