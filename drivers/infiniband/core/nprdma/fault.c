@@ -9,6 +9,9 @@
  *   2. P := signature page and scratch page, one store for each leaf
  *   3. invalidation of IOTLB and device TLB, with drain
  *   4. return
+ * A page that the owner keeps loses the right to be written (notifier: fork, soft
+ * dirty, write-back, mprotect() to read-only): the same, with w := readable, and with
+ * P of the write window only.
  * A page becomes resident (fault):
  *   0. if it becomes writable, it is marked dirty: whoever writes back or drops the
  *      page looks at that, and knows nothing of what a device wrote
@@ -33,10 +36,12 @@
  * leaf is "stale".  If a fault finds that the owner has the same page there still (as
  * after a failed migration, or when write-back has cleaned it), the page is resident
  * again; if it is another one, the fault waits for the holds to end.  What is stale
- * then becomes absent.
+ * then becomes absent.  A held page that loses the right to be written is stale in
+ * the write window only.
  */
 #include <linux/dma-mapping.h>
 #include <linux/hmm.h>
+#include <linux/hugetlb_inline.h>
 #include <linux/memremap.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
@@ -142,8 +147,9 @@ static bool np_slot_is_held(const struct np_slot *slot, unsigned int i)
 
 /* --- becoming absent ------------------------------------------------------------ */
 
-/* What np_slot_absent() does with pages under a hold, and with absent pages */
+/* What np_chunk_absent() does with pages under a hold, and with absent pages */
 enum np_absent {
+	NP_ABSENT_WRITE,	/* only the write window; leaves of held pages stay */
 	NP_ABSENT_UNHELD,	/* leaves of held pages stay, and are stale */
 	NP_ABSENT_ALL,		/* these, too, of the whole slot: the region is gone */
 	NP_ABSENT_UNDO,		/* leaves of absent pages, too: a fault has failed */
@@ -237,6 +243,45 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 	return out;
 }
 
+/* Likewise, where the owner keeps the pages: only the right to write them goes */
+static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot,
+				    unsigned int first, unsigned int end,
+				    struct iommu_inval *inval)
+{
+	unsigned long va = np_slot_va(chunk, slot);
+	struct np_region *region = chunk->region;
+	unsigned int i, run, out = 0;
+
+	lockdep_assert_held(&chunk->lock);
+	if (!slot->writable)
+		return 0;
+
+	for (i = first; i < end; i++) {
+		if (!(slot->words[i] & NP_WORD_WRITABLE))
+			continue;
+		if (np_slot_is_held(slot, i))
+			__set_bit(i, slot->holds->stale_write);
+		np_word_set(region, slot, i, NP_WORD_READABLE);
+		out++;
+	}
+	if (!out)
+		return 0;
+
+	/* 1 before 2, as in np_slot_absent() */
+	dma_wmb();
+
+	for (run = first; run < end; run = i + 1) {
+		for (i = run; i < end; i++)
+			if (np_slot_is_held(slot, i))
+				break;
+		if (i > run)
+			WARN_ON_ONCE(np_window_fill(&region->write,
+						    va + (run << PAGE_SHIFT),
+						    i - run, inval));
+	}
+	return out;
+}
+
 /* All four steps for [start, last] of a chunk's va */
 static unsigned int np_chunk_absent(struct np_chunk *chunk, unsigned long start,
 				    unsigned long last, enum np_absent how)
@@ -257,11 +302,46 @@ static unsigned int np_chunk_absent(struct np_chunk *chunk, unsigned long start,
 			first = (start - va) >> PAGE_SHIFT;
 		if (last < va + NP_SLOT_SIZE - 1)
 			end = ((last - va) >> PAGE_SHIFT) + 1;
-		out += np_slot_absent(chunk, &chunk->slots[s], first, end, how,
-				      &inval);
+		if (how == NP_ABSENT_WRITE)
+			out += np_slot_protect(chunk, &chunk->slots[s], first,
+					       end, &inval);
+		else
+			out += np_slot_absent(chunk, &chunk->slots[s], first,
+					      end, how, &inval);
 	}
 	iommu_inval_sync(chunk->region->read.domain, &inval);
 	return out;
+}
+
+/*
+ * Does each page of the range stay where it is, readable as before? Then who reads it
+ * sees what the owner sees, until another event says that the page goes: a page table
+ * entry that is about to mean another page, or none, is announced by CLEAR or UNMAP.
+ *
+ * PROTECTION_PAGE and SOFT_DIRTY write-protect entries and nothing else: fork(),
+ * cleaning before write-back, clear_refs. PROTECTION_VMA comes from mprotect(), NUMA
+ * balancing and userfaultfd, which hold the mmap lock and have changed the flags of
+ * the mapping before. Its entries may become PROT_NONE: by mprotect() that is the end
+ * of reading; by NUMA balancing it is a trap for the CPU, and the page stays. Huge
+ * pages of hugetlbfs are left out, because their page tables may become unshared in
+ * passing, without a word that entries go.
+ */
+static bool np_range_stays_readable(const struct mmu_notifier_range *range,
+				    unsigned long start, unsigned long last)
+{
+	struct vm_area_struct *vma;
+
+	switch (range->event) {
+	case MMU_NOTIFY_PROTECTION_PAGE:
+	case MMU_NOTIFY_SOFT_DIRTY:
+		return true;
+	case MMU_NOTIFY_PROTECTION_VMA:
+		vma = vma_lookup(range->mm, start);
+		return vma && last < vma->vm_end && vma->vm_flags & VM_READ &&
+		       !is_vm_hugetlb_page(vma);
+	default:
+		return false;
+	}
 }
 
 /* No memory, no network, and no waiting for anything but the lock */
@@ -272,6 +352,9 @@ static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 	struct np_chunk *chunk = container_of(notifier, struct np_chunk,
 					      notifier);
 	struct np_region *region = chunk->region;
+	unsigned long start = max(range->start, notifier->interval_tree.start);
+	unsigned long last = min(range->end - 1, notifier->interval_tree.last);
+	bool readable = np_range_stays_readable(range, start, last);
 	unsigned int out;
 
 	if (mmu_notifier_range_blockable(range))
@@ -279,13 +362,13 @@ static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 	else if (!mutex_trylock(&chunk->lock))
 		return false;
 	mmu_interval_set_seq(notifier, cur_seq);
-	out = np_chunk_absent(chunk, range->start, range->end - 1,
-			      NP_ABSENT_UNHELD);
+	out = np_chunk_absent(chunk, start, last, readable ? NP_ABSENT_WRITE :
+							     NP_ABSENT_UNHELD);
 	mutex_unlock(&chunk->lock);
 
 	if (out) {
-		trace_np_residency(region->id, region->public_rkey,
-				   max(range->start, chunk->va), out, 0);
+		trace_np_residency(region->id, region->public_rkey, start, out,
+				   readable ? NP_WORD_READABLE : 0);
 		atomic64_inc(&region->count.invalidations);
 		atomic64_add(out, &region->count.pages_invalidated);
 	}

@@ -492,19 +492,29 @@ static void np_test_unmap(struct np_test *t, unsigned int page,
  * invalidates the whole slot, because it might have to split a huge page. The
  * memory itself stays.
  */
-static void np_test_invalidate(struct np_test *t, unsigned int page,
-			       unsigned int npages)
+static void np_test_event(struct np_test *t, enum mmu_notifier_event event,
+			  unsigned int page, unsigned int npages)
 {
 	struct np_chunk *chunk = xa_load(&t->region->chunks, 0);
 	struct mmu_notifier_range range = {
+		.mm = current->mm,
 		.start = t->va + page * PAGE_SIZE,
 		.end = t->va + (page + npages) * PAGE_SIZE,
 		.flags = MMU_NOTIFIER_RANGE_BLOCKABLE,
+		.event = event,
 	};
 
+	mmap_read_lock(current->mm);
 	KUNIT_EXPECT_TRUE(t->fake.test,
 			  chunk->notifier.ops->invalidate(&chunk->notifier, &range,
 							  chunk->notifier.invalidate_seq));
+	mmap_read_unlock(current->mm);
+}
+
+static void np_test_invalidate(struct np_test *t, unsigned int page,
+			       unsigned int npages)
+{
+	np_test_event(t, MMU_NOTIFY_CLEAR, page, npages);
 }
 
 /* At rest: every leaf says what its word says, and nothing waits to be flushed */
@@ -1013,6 +1023,99 @@ static void np_invalidation_that_may_not_block_gives_up(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* fork(), soft dirty, write-back; mprotect() and others in readable memory */
+static void np_protection_leaves_the_read_window(struct kunit *test)
+{
+	static const enum mmu_notifier_event events[] = {
+		MMU_NOTIFY_PROTECTION_PAGE,
+		MMU_NOTIFY_SOFT_DIRTY,
+		MMU_NOTIFY_PROTECTION_VMA,
+	};
+	struct np_region *region = np_test_region(test, 6);
+	struct np_test *t = test->priv;
+	struct np_stats stats;
+	phys_addr_t paddr;
+	unsigned int i;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 6, NP_FAULT_WRITE), 0);
+	for (i = 0; i < ARRAY_SIZE(events); i++) {
+		paddr = np_read_paddr(region, i + 1);
+		np_test_event(t, events[i], i + 1, 1);
+		KUNIT_EXPECT_EQ(test, np_word(region, i + 1),
+				2 * NP_WORD_GENERATION | NP_WORD_READABLE);
+		KUNIT_EXPECT_EQ(test, np_read_paddr(region, i + 1), paddr);
+		KUNIT_EXPECT_EQ(test, np_write_paddr(region, i + 1),
+				region->write.absent + (i + 1) * PAGE_SIZE);
+		np_test_settled(test);
+	}
+	/* Their neighbours are as before */
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 4), NP_WORD_RIGHTS);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.resident, 6);
+	KUNIT_EXPECT_EQ(test, stats.writable, 3);
+
+	/* The way back is an upgrade, and the way out is that of readable pages */
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 3, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, 1),
+			3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	np_test_invalidate(t, 0, 6);
+	KUNIT_EXPECT_EQ(test, np_word(region, 3), 3 * NP_WORD_GENERATION);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
+	np_test_settled(test);
+}
+
+static void np_protection_of_readable_pages_costs_no_flush(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	unsigned int syncs;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, 0), 0);
+	syncs = t->fake.syncs;
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 4);
+	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
+	KUNIT_EXPECT_EQ(test, np_word(region, 0),
+			NP_WORD_GENERATION | NP_WORD_READABLE);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	syncs = t->fake.syncs;
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 1, 3);
+	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+}
+
+/* mprotect(PROT_NONE) has changed the mapping when it calls */
+static void np_protection_of_what_is_not_readable_makes_absent(struct kunit *test)
+{
+	struct np_region *region;
+	struct np_test *t = test->priv;
+
+	np_test_map(test, PROT_READ | PROT_WRITE);
+	region = np_test_region(test, 4);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_WRITE), 0);
+	mmap_write_lock(current->mm);
+	vm_flags_clear(vma_lookup(current->mm, t->va), VM_READ);
+	mmap_write_unlock(current->mm);
+	np_test_event(t, MMU_NOTIFY_PROTECTION_VMA, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_word(region, 0), 2 * NP_WORD_GENERATION);
+	np_test_settled(test);
+	mmap_write_lock(current->mm);
+	vm_flags_set(vma_lookup(current->mm, t->va), VM_READ);
+	mmap_write_unlock(current->mm);
+
+	/* More than one mapping: nobody looks at all of them */
+	KUNIT_ASSERT_EQ(test, t->va + 2 * PAGE_SIZE,
+			vm_mmap(NULL, t->va + 2 * PAGE_SIZE, PAGE_SIZE,
+				PROT_NONE, MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE,
+				0));
+	KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	np_test_event(t, MMU_NOTIFY_PROTECTION_VMA, 1, 3);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), 0);
+	np_test_settled(test);
+}
+
 static void np_neighbours_of_the_region_do_not_matter(struct kunit *test)
 {
 	struct np_region *region = np_test_region_at(test, 2, 2, NP_TEST_ACCESS);
@@ -1105,6 +1208,32 @@ static void np_stale_page_is_refreshed_if_it_is_the_same(struct kunit *test)
 	np_hold_release(hold);
 	/* The leaf in the write window was not refreshed */
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	np_test_settled(test);
+}
+
+static void np_held_page_is_protected_for_all_but_its_holder(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	phys_addr_t paddr;
+
+	hold = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	paddr = np_write_paddr(region, 0);
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 2);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	/* It is the same page, so it may be written again */
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	np_hold_release(hold);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	/* Its neighbour's leaf was kept for the hold only */
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 1),
+			region->write.absent + PAGE_SIZE);
 	np_test_settled(test);
 }
 
@@ -1267,10 +1396,14 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_generation_survives_a_merge),
 	KUNIT_CASE(np_fault_notices_that_its_split_is_undone),
 	KUNIT_CASE(np_invalidation_that_may_not_block_gives_up),
+	KUNIT_CASE(np_protection_leaves_the_read_window),
+	KUNIT_CASE(np_protection_of_readable_pages_costs_no_flush),
+	KUNIT_CASE(np_protection_of_what_is_not_readable_makes_absent),
 	KUNIT_CASE(np_neighbours_of_the_region_do_not_matter),
 	KUNIT_CASE(np_hold_pins_what_is_mapped),
 	KUNIT_CASE(np_held_leaf_outlives_the_mapping),
 	KUNIT_CASE(np_stale_page_is_refreshed_if_it_is_the_same),
+	KUNIT_CASE(np_held_page_is_protected_for_all_but_its_holder),
 	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_end_of_region_ends_holds),
