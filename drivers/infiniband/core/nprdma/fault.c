@@ -847,7 +847,6 @@ static int np_fault_pin(struct np_fault *f)
 	unsigned int gup_flags = FOLL_LONGTERM;
 	unsigned int done = 0;
 	struct np_pin *pin;
-	int locked = 1;
 	long n = 0;
 
 	pin = kvzalloc(struct_size(pin, pages, f->npages), GFP_KERNEL_ACCOUNT);
@@ -857,22 +856,21 @@ static int np_fault_pin(struct np_fault *f)
 	if (f->flags & NP_FAULT_WRITE)
 		gup_flags |= FOLL_WRITE;
 
+	/*
+	 * The lock is not to be dropped: userfaultfd would take that as leave to wait
+	 * until the owner answers, and this is the worker of everybody's peers.
+	 */
 	mmap_read_lock(f->mm);
 	while (done < f->npages) {
 		n = pin_user_pages_remote(f->mm,
 					  f->va + ((unsigned long)done << PAGE_SHIFT),
 					  f->npages - done, gup_flags,
-					  pin->pages + done, &locked);
+					  pin->pages + done, NULL);
 		if (n <= 0)
 			break;
 		done += n;
-		if (!locked) {
-			mmap_read_lock(f->mm);
-			locked = 1;
-		}
 	}
-	if (locked)
-		mmap_read_unlock(f->mm);
+	mmap_read_unlock(f->mm);
 	if (done < f->npages) {
 		unpin_user_pages(pin->pages, done);
 		kvfree(pin);
