@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: GPL-2.0
+/* A peer that READs and WRITEs without pause; np_load.h says how it judges. */
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+#include "np_load.h"
+
+#define MAGIC 0x4c4fULL
+
+/* 16 bits of magic, 24 of version, 12 of page, 12 of word. */
+static uint64_t word_make(const struct np_load *load, unsigned int page, uint64_t version,
+			  unsigned int word)
+{
+	return MAGIC << 48 | (version & 0xffffff) << 24 |
+	       (uint64_t)(load->alike ? 0 : page) << 12 | word;
+}
+
+static void page_fill(const struct np_load *load, void *p, unsigned int page, uint64_t version)
+{
+	volatile uint64_t *w = p;
+
+	for (unsigned int i = 0; i < PAGE_WORDS; i++)
+		w[i] = word_make(load, page, version, i);
+}
+
+static bool page_is(const struct np_load *load, const void *p, unsigned int page, uint64_t version)
+{
+	const volatile uint64_t *w = p;
+
+	for (unsigned int i = 0; i < PAGE_WORDS; i++)
+		if (w[i] != word_make(load, page, version, i))
+			return false;
+	return true;
+}
+
+static void fail(struct np_load *load, int line, unsigned int page, long error)
+{
+	load->error = error;
+	load->at = page;
+	atomic_store(&load->failed, line);
+	atomic_store(&load->stop, true);
+}
+
+#define FAIL(load, page, error) fail(load, __LINE__, page, error)
+
+static unsigned int next_random(unsigned int *seed)
+{
+	*seed = *seed * 1664525 + 1013904223;
+	return *seed >> 8;
+}
+
+static size_t offset_of(const struct np_load *load, unsigned int page)
+{
+	return load->offset + page * PAGE;
+}
+
+static int fault(struct np_load *load, unsigned int page, uint32_t flags, int round,
+		 struct np_event *event)
+{
+	if (round >= 4 && !load->no_holds)
+		flags |= NP_FAULT_HOLD;
+	atomic_fetch_add(&load->faults, 1);
+	memset(event, 0, sizeof(*event));
+	return np_fault(load->peer, load->info->region_id,
+			load->info->base + offset_of(load, page), PAGE, flags, event);
+}
+
+static void release(struct np_load *load, struct np_event *event)
+{
+	if (event->hold_id)
+		np_release(load->peer, event->hold_id);
+	event->hold_id = 0;
+}
+
+/* 0, the status of a fault, or -errno; what was read is at the begin of the buffer. */
+static int read_page(struct np_load *load, unsigned int page)
+{
+	const struct np_region_info *info = load->info;
+	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
+	const uint64_t *w = (uint64_t *)load->peer->buf;
+	struct np_event event = {};
+	int ret;
+
+	for (int round = 0; np_now_ms() < deadline; round++) {
+		bool held = event.hold_id, suspicious = false;
+
+		ret = np_read(load->peer, 0, PAGE, np_read_addr(info, offset_of(load, page)),
+			      info->read_key);
+		release(load, &event);
+		if (ret)
+			return ret < 0 ? ret : -EIO;
+		for (unsigned int i = 0; i < PAGE_WORDS; i += UNIT_WORDS)
+			suspicious |= w[i] == info->signature;
+		if (!suspicious || held)
+			return 0;
+		atomic_fetch_add(&load->suspicious, 1);
+		ret = fault(load, page, 0, round, &event);
+		if (ret)
+			return ret;
+	}
+	release(load, &event);
+	return -ETIMEDOUT;
+}
+
+/* Likewise; 0: proven. */
+static int write_page(struct np_load *load, unsigned int page, uint64_t version)
+{
+	uint64_t deadline = np_now_ms() + NP_WAIT_MS, word;
+	struct np_event event = {};
+	int ret;
+
+	page_fill(load, load->peer->buf, page, version);
+	ret = np_word(load->peer, load->info, offset_of(load, page), &word);
+	if (ret)
+		return ret < 0 ? ret : -EIO;
+	for (int round = 0; np_now_ms() < deadline; round++) {
+		if (np_writable(word)) {
+			ret = np_write_try(load->peer, load->info, 0, offset_of(load, page), PAGE,
+					   word, NULL);
+			release(load, &event);
+			if (ret)
+				return ret < 0 ? ret : 0;
+		}
+		ret = fault(load, page, NP_FAULT_WRITE, round, &event);
+		if (ret)
+			return ret;
+		word = event.words[0];
+	}
+	release(load, &event);
+	return -ETIMEDOUT;
+}
+
+static void operate(struct np_load *load, unsigned int number, bool write)
+{
+	struct np_load_page *page = &load->page[number];
+	unsigned int step = atomic_load(&page->step), lost = atomic_load(&page->lost);
+	unsigned int phase = step % NP_LOAD_PHASES;
+	uint64_t version = atomic_load(&page->version);
+	bool steady, there, kept;
+	int ret, promised;
+
+	if (lost != page->seen_lost) {
+		page->seen_lost = lost;
+		page->unsure = true;
+	}
+	/* Nothing is known of its content: make it known. */
+	write |= page->unsure && load->writes_of_8;
+	ret = write ? write_page(load, number, version + 1) : read_page(load, number);
+	if (ret < 0) {
+		FAIL(load, number, ret);
+		return;
+	}
+	steady = atomic_load(&page->step) == step;
+	there = steady && phase == NP_LOAD_THERE;
+	kept = atomic_load(&page->lost) == lost;
+	promised = atomic_load(write ? &page->write_status : &page->read_status);
+
+	if (there && ret)
+		FAIL(load, number, ret);
+	else if (steady && phase == NP_LOAD_GONE && ret != promised)
+		FAIL(load, number, 1000 + ret);
+	else if (ret && ret != NP_ADDRESS && ret != NP_ACCESS && ret != NP_GONE)
+		FAIL(load, number, ret);
+	else if (ret || !write)
+		;
+	else
+		page->unsure = !kept;
+	if (write) {
+		/* One that was refused may have landed all the same. */
+		page->unsure |= ret;
+		atomic_store(&page->version, version + 1);
+	} else if (!ret && !page->unsure && kept && (load->writes_of_8 || there) &&
+		   !page_is(load, load->peer->buf, number, version)) {
+		FAIL(load, number, *(long *)load->peer->buf);
+	}
+	if (ret) {
+		atomic_fetch_add(&load->refused, 1);
+		return;
+	}
+	if (write)
+		load->writes++;
+	else
+		load->reads++;
+	atomic_fetch_add(&load->ops, 1);
+}
+
+static void *load_thread(void *arg)
+{
+	struct np_load *load = arg;
+	unsigned int seed = 42;
+
+	while (!atomic_load(&load->stop)) {
+		unsigned int page = next_random(&seed) % load->pages;
+
+		operate(load, page, next_random(&seed) % 8 < load->writes_of_8);
+	}
+	return NULL;
+}
+
+void np_load_init(struct np_load *load, struct np_end *peer, const struct np_region_info *info,
+		  uint8_t *data, size_t offset, unsigned int pages)
+{
+	memset(load, 0, sizeof(*load));
+	load->peer = peer;
+	load->info = info;
+	load->data = data;
+	load->offset = offset;
+	load->pages = pages;
+	load->writes_of_8 = 4;
+}
+
+int np_load_start(struct np_load *load)
+{
+	for (unsigned int i = 0; i < load->pages; i++) {
+		atomic_store(&load->page[i].version, 1);
+		if (load->data)
+			page_fill(load, load->data + i * PAGE, i, 1);
+		else
+			load->page[i].unsure = true;
+	}
+	return -pthread_create(&load->thread, NULL, load_thread, load);
+}
+
+static bool advances(struct np_load *load, atomic_ulong *count, unsigned long n)
+{
+	unsigned long end = atomic_load(count) + n;
+
+	return np_wait_until(atomic_load(&load->stop) || atomic_load(count) >= end) &&
+	       !atomic_load(&load->stop);
+}
+
+bool np_load_goes_on(struct np_load *load, unsigned long n)
+{
+	return advances(load, &load->ops, n);
+}
+
+bool np_load_is_refused(struct np_load *load, unsigned long n)
+{
+	return advances(load, &load->refused, n);
+}
+
+bool np_load_stop(struct np_load *load)
+{
+	atomic_store(&load->stop, true);
+	pthread_join(load->thread, NULL);
+	return !atomic_load(&load->failed);
+}
+
+bool np_load_page_is_right(struct np_load *load, unsigned int number, const void *data)
+{
+	struct np_load_page *page = &load->page[number];
+
+	return page->unsure || atomic_load(&page->lost) != page->seen_lost ||
+	       page_is(load, data, number, atomic_load(&page->version));
+}
+
+int np_load_differs(struct np_load *load)
+{
+	for (unsigned int i = 0; i < load->pages; i++)
+		if (!np_load_page_is_right(load, i, load->data + i * PAGE))
+			return i;
+	return -1;
+}
+
+void np_load_step(struct np_load *load, unsigned int first, unsigned int n)
+{
+	for (unsigned int i = first; i < first + n; i++)
+		atomic_fetch_add(&load->page[i].step, 1);
+}
+
+void np_load_gone(struct np_load *load, unsigned int first, unsigned int n, int read_status,
+		  int write_status)
+{
+	for (unsigned int i = first; i < first + n; i++) {
+		atomic_store(&load->page[i].read_status, read_status);
+		atomic_store(&load->page[i].write_status, write_status);
+	}
+	np_load_step(load, first, n);
+}
+
+void np_load_lose(struct np_load *load, unsigned int first, unsigned int n)
+{
+	for (unsigned int i = first; i < first + n; i++)
+		atomic_fetch_add(&load->page[i].lost, 1);
+}
+
+void np_load_store(struct np_load *load, unsigned int page)
+{
+	np_load_step(load, page, 1);
+	page_fill(load, load->data + page * PAGE, page,
+		  atomic_fetch_add(&load->page[page].version, 1) + 1);
+	/* Through the phase in which it is gone, which nobody sees. */
+	for (int i = 0; i < 3; i++)
+		np_load_step(load, page, 1);
+}

@@ -1,0 +1,1034 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The life of memory under traffic: for each way in which the owner's memory can
+ * change, a peer READs and WRITEs all the while (np_load.h). What is promised for
+ * each is in Documentation/infiniband/nprdma-memory.rst, which names these tests.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <sys/syscall.h>
+
+#include "np_harness.h"
+#include "np_load.h"
+
+#ifndef MADV_COLD
+#define MADV_COLD 20
+#endif
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT 21
+#endif
+#ifndef MADV_SOFT_OFFLINE
+#define MADV_SOFT_OFFLINE 101
+#endif
+
+#define PAGES		NP_LOAD_PAGES
+#define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's end */
+#define ROUNDS		12
+
+static int write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+static long read_file(const char *path, char *text, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, text, size - 1);
+	close(fd);
+	text[n < 0 ? 0 : n] = 0;
+	return n < 0 ? -EIO : n;
+}
+
+/* The page frame of an address, 0: none. */
+static uint64_t frame_of(const void *addr)
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	uint64_t entry = 0;
+
+	if (fd < 0)
+		return 0;
+	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) != 8)
+		entry = 0;
+	close(fd);
+	return entry >> 63 ? entry & ((1ULL << 55) - 1) : 0;
+}
+
+static uint64_t random_of(uint64_t n, uint64_t bound)
+{
+	return np_pattern(4711, n) % bound;
+}
+
+FIXTURE(memory) {
+	struct np_pair pair;
+	struct np_load load;
+	uint8_t *data;		/* of the first page that the peer uses */
+};
+
+static int memory_open(struct np_pair *pair, struct np_load *load, uint8_t **data)
+{
+	int ret = np_pair_open(pair);
+
+	if (!ret)
+		ret = np_pair_register(pair, NP_RIGHTS);
+	if (!ret)
+		ret = np_pair_resolve(pair);
+	*data = pair->data + FIRST_PAGE * PAGE;
+	np_load_init(load, &pair->peer, &pair->info, *data, FIRST_PAGE * PAGE, PAGES);
+	return ret;
+}
+
+FIXTURE_SETUP(memory)
+{
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+}
+
+FIXTURE_TEARDOWN_PARENT(memory)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+#define EXPECT_RIGHT(load)						\
+	do {								\
+		EXPECT_TRUE(np_load_stop(load))				\
+			TH_LOG("np_load.c:%d: page %u, error %lx",	\
+			       atomic_load(&(load)->failed), (load)->at, (load)->error); \
+		EXPECT_EQ(-1, np_load_differs(load));			\
+		TH_LOG("%lu READs, %lu WRITEs, %lu faults, %lu refused", (load)->reads, \
+		       (load)->writes, atomic_load(&(load)->faults),	\
+		       atomic_load(&(load)->refused));			\
+	} while (0)
+
+/* --- protection and fork ------------------------------------------------------------ */
+
+/* All pages writable for the peer; before the load starts, or with it at rest. */
+static int prefault(struct np_pair *pair)
+{
+	return np_pair_fault(pair, FIRST_PAGE * PAGE, PAGES * PAGE, NP_FAULT_WRITE, NULL);
+}
+
+static pid_t fork_and_wait(int *hold)
+{
+	int p[2];
+	pid_t pid;
+	char c;
+
+	if (pipe2(p, O_CLOEXEC))
+		return -1;
+	pid = np_fork();
+	if (!pid) {
+		close(p[1]);
+		_exit(read(p[0], &c, 1) != 0);
+	}
+	close(p[0]);
+	*hold = p[1];
+	return pid;
+}
+
+TEST_F(memory, fork_leaves_readers_alone)
+{
+	struct np_load *load = &self->load;
+	struct np_mr_info info, after;
+	int hold, status;
+	pid_t pid;
+
+	load->writes_of_8 = 0;
+	ASSERT_EQ(0, np_load_start(load));
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_TRUE(np_load_stop(load));
+	load->stop = false;
+	for (int i = 0; i < ROUNDS; i++) {
+		ASSERT_EQ(NP_OK, prefault(&self->pair));
+		atomic_store(&load->suspicious, 0);
+		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
+		ASSERT_EQ(PAGES, info.resident_pages);
+		ASSERT_EQ(PAGES, info.writable_pages);
+		ASSERT_EQ(0, np_load_start(load));
+		ASSERT_TRUE(np_load_goes_on(load, 20));
+		pid = fork_and_wait(&hold);
+		ASSERT_LT(0, pid);
+		ASSERT_TRUE(np_load_goes_on(load, 20));
+		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
+		EXPECT_EQ(PAGES, info.resident_pages);
+		EXPECT_EQ(0, info.writable_pages);
+		EXPECT_EQ(0, atomic_load(&load->suspicious));
+		/* Copy on write by the parent does move pages, one at a time. */
+		for (unsigned int page = 0; page < 4; page++) {
+			np_load_store(load, page);
+			ASSERT_TRUE(np_load_goes_on(load, 10));
+		}
+		ASSERT_EQ(0, np_query_mr(self->pair.mr, &after));
+		EXPECT_EQ(info.pages_invalidated + 4, after.pages_invalidated);
+		close(hold);
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		EXPECT_EQ(0, status);
+		ASSERT_TRUE(np_load_stop(load));
+		load->stop = false;
+	}
+	ASSERT_EQ(0, np_load_start(load));
+	EXPECT_RIGHT(load);
+}
+
+TEST_F(memory, protection_against_writes_leaves_readers_alone)
+{
+	struct np_load *load = &self->load;
+	struct np_mr_info info;
+
+	load->writes_of_8 = 0;
+	ASSERT_EQ(NP_OK, prefault(&self->pair));
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < 10 * ROUNDS; i++) {
+		/* All of the mapping: cutting it might mean to cut huge pages. */
+		ASSERT_EQ(0, mprotect(self->pair.data, NP_DATA_LEN,
+				      i % 2 ? PROT_READ | PROT_WRITE : PROT_READ));
+		ASSERT_TRUE(np_load_goes_on(load, 5));
+		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
+		ASSERT_EQ(PAGES, info.resident_pages);
+		ASSERT_EQ(0, info.writable_pages);
+	}
+	EXPECT_RIGHT(load);
+	EXPECT_EQ(0, load->suspicious);
+	EXPECT_EQ(0, load->faults);
+}
+
+TEST_F(memory, owners_stores_after_fork_are_read_at_once)
+{
+	struct np_load *load = &self->load;
+	int hold, status;
+	pid_t pid;
+
+	load->writes_of_8 = 0;
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		pid = fork_and_wait(&hold);
+		ASSERT_LT(0, pid);
+		for (unsigned int page = 0; page < PAGES; page += 3)
+			np_load_store(load, page);
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		close(hold);
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		EXPECT_EQ(0, status);
+		for (unsigned int page = 0; page < PAGES; page += 2)
+			np_load_store(load, page);
+	}
+	EXPECT_RIGHT(load);
+}
+
+TEST_F(memory, madv_dontfork_leaves_writers_alone)
+{
+	struct np_load *load = &self->load;
+	struct np_mr_info info, after;
+	int hold, status;
+	pid_t pid;
+
+	ASSERT_EQ(0, madvise(self->pair.data, NP_DATA_LEN, MADV_DONTFORK));
+	ASSERT_EQ(NP_OK, prefault(&self->pair));
+	ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		pid = fork_and_wait(&hold);
+		ASSERT_LT(0, pid);
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		close(hold);
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		EXPECT_EQ(0, status);
+	}
+	ASSERT_EQ(0, np_query_mr(self->pair.mr, &after));
+	EXPECT_EQ(info.pages_invalidated, after.pages_invalidated);
+	EXPECT_RIGHT(load);
+	EXPECT_EQ(0, load->faults);
+}
+
+TEST_F(memory, protection_is_the_peers_too)
+{
+	struct np_load *load = &self->load;
+
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int first = random_of(i, PAGES - 8);
+		uint8_t *p = self->data + first * PAGE;
+		bool none = i % 2;
+
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(0, mprotect(p, 8 * PAGE, none ? PROT_NONE : PROT_READ));
+		np_load_gone(load, first, 8, none ? NP_ADDRESS : NP_OK,
+			     none ? NP_ADDRESS : NP_ACCESS);
+		ASSERT_TRUE(np_load_is_refused(load, 5));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(0, mprotect(p, 8 * PAGE, PROT_READ | PROT_WRITE));
+		np_load_step(load, first, 8);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+/* --- mappings that come and go --------------------------------------------------------- */
+
+TEST_F(memory, unmapped_pages_are_address_errors_until_others_are_there)
+{
+	struct np_load *load = &self->load;
+
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int first = random_of(i, PAGES - 8);
+		uint8_t *p = self->data + first * PAGE;
+
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(0, munmap(p, 8 * PAGE));
+		np_load_lose(load, first, 8);
+		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_TRUE(np_load_is_refused(load, 5));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(p, mmap(p, 8 * PAGE, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0));
+		np_load_step(load, first, 8);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+TEST_F(memory, moved_pages_are_reached_when_they_are_back)
+{
+	struct np_load *load = &self->load;
+	uint8_t *away = np_map(HUGE_PAGE);
+
+	ASSERT_NE(NULL, away);
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int first = random_of(i, PAGES - 8);
+		uint8_t *p = self->data + first * PAGE;
+
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(away, mremap(p, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
+				       away));
+		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_TRUE(np_load_is_refused(load, 5));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(p, mremap(away, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p));
+		np_load_step(load, first, 8);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
+{
+	const unsigned int first = 40, n = PAGES - 40;
+	struct np_load *load = &self->load;
+	uint8_t *start = self->data, *end = start + PAGES * PAGE;
+
+	/* So that there is room to grow. */
+	ASSERT_EQ(0, munmap(end, self->pair.data + NP_DATA_LEN - end));
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, first, n);
+		ASSERT_EQ(start, mremap(start, PAGES * PAGE, first * PAGE, 0));
+		np_load_lose(load, first, n);
+		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_TRUE(np_load_is_refused(load, 5));
+		np_load_step(load, first, n);
+		ASSERT_EQ(start, mremap(start, first * PAGE, PAGES * PAGE, 0));
+		np_load_step(load, first, n);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+static atomic_int poisoned;
+
+static void on_poison(int number, siginfo_t *info, void *context)
+{
+	poisoned += info->si_code == BUS_MCEERR_AR;
+}
+
+TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
+{
+	struct sigaction action = { .sa_sigaction = on_poison, .sa_flags = SA_SIGINFO };
+	struct np_load *load = &self->load;
+
+	ASSERT_EQ(0, sigaction(SIGBUS, &action, NULL));
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int page = random_of(i, PAGES);
+		uint8_t *p = self->data + page * PAGE;
+
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, page, 1);
+		/* Not while somebody else has the page in his hands for a moment. */
+		ASSERT_TRUE(np_wait_until(!madvise(p, PAGE, MADV_HWPOISON) || errno != EBUSY));
+		EXPECT_EQ(i + 1, poisoned);
+		ASSERT_FALSE(np_present(p));
+		np_load_lose(load, page, 1);
+		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_TRUE(np_load_is_refused(load, 2));
+		np_load_step(load, page, 1);
+		ASSERT_EQ(p, mmap(p, PAGE, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		np_load_step(load, page, 1);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+/* --- userfaultfd ------------------------------------------------------------------------ */
+
+static int uffd_open(uint64_t features)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = features };
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+		close(fd);
+		return -errno;
+	}
+	return fd < 0 ? -errno : fd;
+}
+
+TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
+{
+	struct np_load *load = &self->load;
+	struct np_event event;
+	uint8_t *source = np_map(HUGE_PAGE);
+	int uffd = uffd_open(0);
+	struct uffdio_register reg = {
+		.range = { .start = (uintptr_t)self->data, .len = PAGES * PAGE },
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	ASSERT_LE(0, uffd);
+	ASSERT_NE(NULL, source);
+	memset(source, 0, PAGE);
+	ASSERT_EQ(0, ioctl(uffd, UFFDIO_REGISTER, &reg));
+	/* Nobody answers, and nobody waits for that: neither for a page nor for a hold. */
+	ASSERT_EQ(0, madvise(self->data, 2 * PAGE, MADV_DONTNEED));
+	for (int i = 0; i < 4; i++) {
+		EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, FIRST_PAGE * PAGE, PAGE,
+						    (i & 1 ? NP_FAULT_WRITE : 0) |
+						    (i & 2 ? NP_FAULT_HOLD : 0), &event));
+	}
+	for (int i = 0; i < 2; i++) {
+		struct uffdio_copy copy = {
+			.dst = (uintptr_t)self->data + i * PAGE,
+			.src = (uintptr_t)source,
+			.len = PAGE,
+		};
+
+		ASSERT_EQ(0, ioctl(uffd, UFFDIO_COPY, &copy));
+	}
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int page = random_of(i, PAGES);
+		struct uffdio_copy copy = {
+			.dst = (uintptr_t)self->data + page * PAGE,
+			.src = (uintptr_t)source,
+			.len = PAGE,
+		};
+
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, page, 1);
+		ASSERT_EQ(0, madvise(self->data + page * PAGE, PAGE, MADV_DONTNEED));
+		np_load_lose(load, page, 1);
+		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_TRUE(np_load_is_refused(load, 2));
+		np_load_step(load, page, 1);
+		ASSERT_EQ(0, ioctl(uffd, UFFDIO_COPY, &copy));
+		np_load_step(load, page, 1);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+TEST_F(memory, page_that_userfaultfd_protects_is_read_only)
+{
+	struct np_load *load = &self->load;
+	int uffd = uffd_open(UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+	struct uffdio_register reg = {
+		.range = { .start = (uintptr_t)self->data, .len = PAGES * PAGE },
+		.mode = UFFDIO_REGISTER_MODE_WP,
+	};
+
+	ASSERT_LE(0, uffd);
+	ASSERT_EQ(0, ioctl(uffd, UFFDIO_REGISTER, &reg));
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int first = random_of(i, PAGES - 8);
+		struct uffdio_writeprotect wp = {
+			.range = { .start = (uintptr_t)self->data + first * PAGE,
+				   .len = 8 * PAGE },
+			.mode = UFFDIO_WRITEPROTECT_MODE_WP,
+		};
+
+		ASSERT_TRUE(np_load_goes_on(load, 50));
+		np_load_step(load, first, 8);
+		ASSERT_EQ(0, ioctl(uffd, UFFDIO_WRITEPROTECT, &wp));
+		np_load_gone(load, first, 8, NP_OK, NP_ADDRESS);
+		ASSERT_TRUE(np_load_is_refused(load, 5));
+		np_load_step(load, first, 8);
+		wp.mode = 0;
+		ASSERT_EQ(0, ioctl(uffd, UFFDIO_WRITEPROTECT, &wp));
+		np_load_step(load, first, 8);
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+/* --- what peers do not notice -------------------------------------------------------------- */
+
+FIXTURE(kept) {
+	struct np_pair pair;
+	struct np_load load;
+	uint8_t *data;
+	char swap[300];		/* that was there before, to be put back */
+	bool zram;
+	bool ksm;
+};
+
+typedef FIXTURE_DATA(kept) kept;
+
+FIXTURE_VARIANT(kept) {
+	int (*begin)(kept *self);
+	/* One change; how much of it happened, or -errno. */
+	long (*change)(kept *self, unsigned int i);
+	int rounds;
+	long enough;		/* of what happened */
+};
+
+static long change_cold(kept *self, unsigned int i)
+{
+	return madvise(self->data, PAGES * PAGE, MADV_COLD) ? -errno : 1;
+}
+
+static long change_page_out(kept *self, unsigned int i)
+{
+	long out = 0;
+
+	if (madvise(self->data, PAGES * PAGE, MADV_PAGEOUT))
+		return -errno;
+	for (unsigned int page = 0; page < PAGES; page++)
+		out += !np_present(self->data + page * PAGE);
+	return out;
+}
+
+static const char *swap_device(char *name, size_t size)
+{
+	char text[2000], *line;
+
+	if (read_file("/proc/swaps", text, sizeof(text)) < 0)
+		return NULL;
+	line = strchr(text, '\n');
+	if (!line || !line[1])
+		return NULL;
+	snprintf(name, size, "%.*s", (int)strcspn(line + 1, " \t"), line + 1);
+	return name;
+}
+
+static int begin_swap(kept *self)
+{
+	return np_disk_swap() && swap_device(self->swap, sizeof(self->swap)) ? 0 : -ENODEV;
+}
+
+/* All of it comes back at once, while the peer has it brought back page by page. */
+static long change_swap_off(kept *self, unsigned int i)
+{
+	long out = 0;
+
+	for (unsigned int page = 0; page < PAGES; page++)
+		out += np_page_out(self->data + page * PAGE, PAGE) == 0;
+	if (swapoff(self->swap) || swapon(self->swap, 0))
+		return -errno;
+	return out;
+}
+
+/* What mkswap writes, on a memory that is its own disk. */
+static int begin_zram(kept *self)
+{
+	uint8_t page[PAGE] = {};
+	uint32_t info[3] = { 1, (64 << 20) / PAGE - 1, 0 };
+	int ret = begin_swap(self), fd;
+
+	if (!ret)
+		ret = write_file("/sys/block/zram0/disksize", "64M");
+	if (ret)
+		return ret;
+	memcpy(page + 1024, info, sizeof(info));
+	memcpy(page + PAGE - 10, "SWAPSPACE2", 10);
+	fd = open("/dev/zram0", O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (write(fd, page, PAGE) != PAGE || fsync(fd))
+		ret = -EIO;
+	close(fd);
+	if (!ret && (swapoff(self->swap) || swapon("/dev/zram0", 0)))
+		ret = -errno;
+	self->zram = !ret;
+	return ret;
+}
+
+/* Another page frame each time; the old one is taken out of use. */
+static long change_soft_offline(kept *self, unsigned int i)
+{
+	uint8_t *p = self->data + random_of(i, PAGES) * PAGE;
+	uint64_t before = frame_of(p);
+
+	if (madvise(p, PAGE, MADV_SOFT_OFFLINE) && errno != EBUSY && errno != EIO)
+		return -errno;
+	return before && frame_of(p) && frame_of(p) != before;
+}
+
+static int begin_nodes(kept *self)
+{
+	return access("/sys/devices/system/node/node1", F_OK) ? -ENODEV : 0;
+}
+
+static long change_node(kept *self, unsigned int i)
+{
+	int node[PAGES], status[PAGES];
+	void *page[PAGES];
+	long moved = 0;
+
+	for (unsigned int k = 0; k < PAGES; k++) {
+		page[k] = self->data + k * PAGE;
+		node[k] = i % 2;
+	}
+	if (syscall(SYS_move_pages, 0, (long)PAGES, page, node, status, 2 /* MPOL_MF_MOVE */) < 0)
+		return -errno;
+	if (syscall(SYS_move_pages, 0, (long)PAGES, page, NULL, status, 0))
+		return -errno;
+	for (unsigned int k = 0; k < PAGES; k++)
+		moved += status[k] == (int)(i % 2);
+	return moved;
+}
+
+#define BLOCK "/sys/devices/system/memory/"
+
+/* The first page, from page @i on, in a memory block that may go; its block, or -1. */
+static long movable_block(kept *self, unsigned int i, uint64_t block_pages, uint8_t **page)
+{
+	char path[128], text[64];
+
+	for (unsigned int k = 0; k < PAGES; k++) {
+		uint64_t frame;
+
+		*page = self->data + random_of(i + k, PAGES) * PAGE;
+		frame = frame_of(*page);
+		snprintf(path, sizeof(path), BLOCK "memory%lu/valid_zones",
+			 (unsigned long)(frame / block_pages));
+		if (frame && read_file(path, text, sizeof(text)) > 0 && !strcmp(text, "Movable\n"))
+			return frame / block_pages;
+	}
+	return -1;
+}
+
+/*
+ * The second node's last block has pages of the kernel in it, and so has each block in
+ * which another zone begins: "guests" says how large memory is. Pages are given out
+ * from the end, so fill that block, and move to the one below it.
+ */
+static int begin_blocks(kept *self)
+{
+	const size_t len = 192 << 20;
+	unsigned long node1 = 2;
+	uint8_t *fill;
+	long moved;
+
+	if (begin_nodes(self))
+		return -ENODEV;
+	if (syscall(SYS_set_mempolicy, 2 /* MPOL_BIND */, &node1, 8 * sizeof(node1)))
+		return -errno;
+	fill = np_map(len);
+	for (size_t off = 0; fill && off < len; off += PAGE)
+		fill[off] = 1;
+	if (!fill || syscall(SYS_set_mempolicy, 0 /* MPOL_DEFAULT */, NULL, 0))
+		return -ENOMEM;
+	moved = change_node(self, 1);
+	return moved < 0 ? moved : moved < PAGES / 2 ? -EAGAIN : 0;
+}
+
+/* Takes the memory block of a page offline, and back. */
+static long change_block(kept *self, unsigned int i)
+{
+	char path[128], text[32];
+	uint64_t size, frame;
+	uint8_t *page;
+	long block;
+	int ret;
+
+	if (read_file(BLOCK "block_size_bytes", text, sizeof(text)) < 0)
+		return -ENODEV;
+	size = strtoull(text, NULL, 16) / PAGE;
+	block = movable_block(self, i * 7, size, &page);
+	if (block < 0)
+		return 0;
+	snprintf(path, sizeof(path), BLOCK "memory%ld/state", block);
+	/* For as long as it takes: offlining ends when all is moved, or with a signal. */
+	ret = write_file(path, "offline");
+	if (ret)
+		return ret == -EBUSY ? 0 : ret;
+	frame = frame_of(page);
+	ret = write_file(path, "online_movable");
+	if (ret)
+		return ret;
+	return (long)(frame / size) != block;
+}
+
+static long change_cpu(kept *self, unsigned int i)
+{
+	int ret = write_file("/sys/devices/system/cpu/cpu1/online", i % 2 ? "1" : "0");
+
+	return ret ? ret : 1;
+}
+
+#define KSM "/sys/kernel/mm/ksm/"
+
+static int begin_ksm(kept *self)
+{
+	int ret = write_file(KSM "pages_to_scan", "1000");
+
+	if (!ret)
+		ret = write_file(KSM "sleep_millisecs", "1");
+	if (!ret)
+		ret = write_file(KSM "run", "1");
+	self->ksm = !ret;
+	self->load.alike = true;
+	self->load.writes_of_8 = 1;
+	return ret ? ret : madvise(self->data, PAGES * PAGE, MADV_MERGEABLE) ? -errno : 0;
+}
+
+/* Pages that were merged and had to be separated by a WRITE. */
+static long change_ksm(kept *self, unsigned int i)
+{
+	long before = np_vmstat("cow_ksm");
+
+	return np_wait_until(np_vmstat("cow_ksm") != before ||
+			     atomic_load(&self->load.stop)) ? np_vmstat("cow_ksm") - before :
+							      -ETIMEDOUT;
+}
+
+/* The owner's control group is too small for this and the rest of it. */
+static int begin_pressure(kept *self)
+{
+	return np_group_enter("12M", "max");
+}
+
+static long change_pressure(kept *self, unsigned int i)
+{
+	static uint8_t *other;
+	long before = np_vmstat("pswpout");
+
+	if (!other)
+		other = np_map(16 << 20);
+	for (size_t off = 0; other && off < 16 << 20; off += PAGE)
+		other[off] = i;
+	return other ? np_vmstat("pswpout") - before : -ENOMEM;
+}
+
+#define KEPT(name, ...) FIXTURE_VARIANT_ADD(kept, name) { __VA_ARGS__ }
+KEPT(cold, .change = change_cold, .rounds = 50, .enough = 50);
+KEPT(page_out, .begin = begin_swap, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
+KEPT(swap_off, .begin = begin_swap, .change = change_swap_off, .rounds = 5, .enough = 5);
+KEPT(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
+KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 5, .enough = 5);
+KEPT(soft_offline, .change = change_soft_offline, .rounds = 30, .enough = 5);
+KEPT(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = PAGES);
+KEPT(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1);
+KEPT(cpu, .change = change_cpu, .rounds = 6, .enough = 6);
+KEPT(merged, .begin = begin_ksm, .change = change_ksm, .rounds = 5, .enough = 5);
+
+FIXTURE_SETUP(kept)
+{
+	if (variant->begin == begin_pressure) {
+		ASSERT_EQ(0, begin_pressure(self));
+	}
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+	if (variant->begin && variant->begin != begin_pressure) {
+		ASSERT_EQ(0, variant->begin(self));
+	}
+}
+
+FIXTURE_TEARDOWN_PARENT(kept)
+{
+	if (self->zram) {
+		EXPECT_EQ(0, swapoff("/dev/zram0"));
+		EXPECT_EQ(0, write_file("/sys/block/zram0/reset", "1"));
+		EXPECT_EQ(0, swapon(self->swap, 0));
+	}
+	if (self->ksm) {
+		EXPECT_EQ(0, write_file(KSM "run", "2"));
+	}
+	EXPECT_TRUE(np_group_remove());
+	/* As it is already, if the test came to its end. */
+	write_file("/sys/devices/system/cpu/cpu1/online", "1");
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+TEST_F_TIMEOUT(kept, loses_nothing, 600)
+{
+	struct np_load *load = &self->load;
+	long happened = 0;
+
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < variant->rounds || (happened < variant->enough && i < 100); i++) {
+		long ret;
+
+		ASSERT_TRUE(np_load_goes_on(load, PAGES))
+			TH_LOG("np_load.c:%d: page %u, error %lx", load->failed, load->at,
+			       load->error);
+		ret = variant->change(self, i);
+		ASSERT_LE(0, ret) TH_LOG("%s", strerror(-ret));
+		happened += ret;
+	}
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+	EXPECT_LE(variant->enough, happened);
+	EXPECT_EQ(0, load->refused);
+}
+
+/* --- owners that go, or run out of memory ------------------------------------------------- */
+
+/* The owner is a process of its own, and the peer is this one. */
+struct hello {
+	struct np_addr addr;
+	uint32_t rkey;
+};
+
+FIXTURE(owner) {
+	struct np_usage before;
+	struct np_end peer;
+	struct np_region_info info;
+	struct np_load load;
+	pid_t pid;
+	int sock;
+};
+
+static bool say(int sock, const struct hello *h)
+{
+	return send(sock, h, sizeof(*h), MSG_NOSIGNAL) == sizeof(*h);
+}
+
+static bool hear(int sock, struct hello *h)
+{
+	return recv(sock, h, sizeof(*h), MSG_WAITALL) == sizeof(*h);
+}
+
+/* Never returns. Registers, connects, tells, and lives as @live says. */
+static void owner_process(int sock, size_t len, int (*live)(int sock))
+{
+	struct hello mine = {}, theirs;
+	struct np_pair pair = {};
+
+	if (np_open(&pair.owner, NP_OWNER_DEV, 0))
+		_exit(101);
+	pair.data = np_map(len);
+	if (!pair.data)
+		_exit(102);
+	pair.mr = ibv_reg_mr(pair.owner.pd, pair.data, len, NP_RIGHTS | NP_UNPINNED);
+	if (!pair.mr)
+		_exit(103);
+	mine.addr = np_address(&pair.owner);
+	mine.rkey = pair.mr->rkey;
+	if (!say(sock, &mine) || !hear(sock, &theirs) ||
+	    np_qp_connect(pair.owner.qp, theirs.addr) || !say(sock, &mine))
+		_exit(104);
+	_exit(live(sock));
+}
+
+static int meet_owner(FIXTURE_DATA(owner) *self, size_t len, int (*before)(void),
+		      int (*live)(int sock))
+{
+	struct hello mine = {}, theirs;
+	int pair[2], ret;
+	pid_t child;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
+		return -errno;
+	child = np_fork();
+	if (child < 0)
+		return -errno;
+	if (!child) {
+		close(pair[0]);
+		if (before && before())
+			_exit(100);
+		owner_process(pair[1], len, live);
+	}
+	/* Fixtures are shared between processes: the child would write its 0. */
+	self->pid = child;
+	close(pair[1]);
+	self->sock = pair[0];
+	ret = np_open(&self->peer, NP_PEER_DEV, NP_BUF_LEN);
+	if (ret)
+		return ret;
+	mine.addr = np_address(&self->peer);
+	if (!hear(self->sock, &theirs))
+		return -EPIPE;
+	ret = np_qp_connect(self->peer.qp, theirs.addr);
+	if (ret)
+		return ret;
+	if (!say(self->sock, &mine) || !hear(self->sock, &theirs))
+		return -EPIPE;
+	return np_resolve(&self->peer, theirs.rkey, &self->info);
+}
+
+FIXTURE_SETUP(owner)
+{
+	ASSERT_EQ(0, np_usage_start(&self->before));
+}
+
+FIXTURE_TEARDOWN_PARENT(owner)
+{
+	EXPECT_TRUE(np_group_remove());
+	NP_CHECK_USAGE(&self->before);
+}
+
+/* When it is told, it becomes another program, which has all its file descriptors. */
+static int live_until_exec(int sock)
+{
+	char c;
+
+	if (recv(sock, &c, 1, 0) != 1)
+		return 1;
+	for (int fd = 3; fd < 256; fd++)
+		fcntl(fd, F_SETFD, 0);
+	if (dup2(sock, 0) || dup2(sock, 1) != 1)
+		return 2;
+	execlp("cat", "cat", NULL);
+	return 3;
+}
+
+TEST_F(owner, region_of_a_process_that_execs_is_gone)
+{
+	struct np_load *load = &self->load;
+	char c = 'x';
+
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_until_exec));
+	np_load_init(load, &self->peer, &self->info, NULL, FIRST_PAGE * PAGE, PAGES);
+	ASSERT_EQ(0, np_load_start(load));
+	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	np_load_step(load, 0, PAGES);
+	ASSERT_EQ(1, send(self->sock, &c, 1, MSG_NOSIGNAL));
+	/* It is the other program that answers. */
+	ASSERT_EQ(1, send(self->sock, &c, 1, MSG_NOSIGNAL));
+	ASSERT_EQ(1, recv(self->sock, &c, 1, 0));
+	np_load_lose(load, 0, PAGES);
+	np_load_gone(load, 0, PAGES, NP_GONE, NP_GONE);
+	ASSERT_TRUE(np_load_is_refused(load, 20))
+		TH_LOG("np_load.c:%d: page %u, error %lx", load->failed, load->at, load->error);
+	EXPECT_TRUE(np_load_stop(load));
+	ASSERT_EQ(0, np_read(&self->peer, 0, NP_DATA_LEN, np_read_addr(&self->info, 0),
+			     self->info.read_key));
+	EXPECT_TRUE(np_all(self->peer.buf, NP_DATA_LEN, self->info.signature));
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
+}
+
+/* READs and WRITEs until something fails: which page that was on. */
+static size_t until_error(struct np_end *peer, const struct np_region_info *info, size_t pages)
+{
+	uint64_t end = np_now_ms() + 2 * NP_WAIT_MS;
+	size_t done = 0;
+
+	while (np_now_ms() < end) {
+		size_t page = done % pages;
+
+		*(uint64_t *)peer->buf = done;
+		if (np_write_proven(peer, info, 0, page * PAGE, UNIT) ||
+		    np_read_proven(peer, info, 0, page * PAGE, UNIT))
+			break;
+		done++;
+	}
+	return done;
+}
+
+static int live_until_told(int sock)
+{
+	char c;
+
+	return recv(sock, &c, 1, 0) != 1;
+}
+
+static int enter_small_group(void)
+{
+	return np_group_enter("16M", "0");
+}
+
+static long group_events(const char *name)
+{
+	char text[1000], *at;
+
+	if (read_file(NP_GROUP "/memory.events", text, sizeof(text)) < 0)
+		return -1;
+	at = strstr(text, name);
+	return at ? atol(at + strlen(name)) : -1;
+}
+
+/* What peers have made present is charged to the owner; when it has too much, it dies. */
+TEST_F(owner, pays_for_what_its_peers_touch)
+{
+	const size_t len = 64UL << 20, some = 4UL << 20;
+	struct np_end *peer = &self->peer;
+	char text[32];
+	long before;
+	int status;
+	size_t done;
+
+	ASSERT_EQ(0, meet_owner(self, len, enter_small_group, live_until_told));
+	ASSERT_LT(0, read_file(NP_GROUP "/memory.current", text, sizeof(text)));
+	before = atol(text);
+	for (size_t off = 0; off < some; off += PAGE) {
+		ASSERT_EQ(0, np_write_proven(peer, &self->info, 0, off, 8));
+	}
+	ASSERT_LT(0, read_file(NP_GROUP "/memory.current", text, sizeof(text)));
+	/* But for what it paid for in advance. */
+	EXPECT_LE(before + (long)some * 3 / 4, atol(text));
+	done = until_error(peer, &self->info, len / PAGE);
+	EXPECT_LE(some / PAGE, done);
+	EXPECT_GE((16UL << 20) / PAGE, done);
+	ASSERT_EQ(self->pid, waitpid(self->pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) TH_LOG("%x", status);
+	EXPECT_EQ(1, group_events("oom_kill "));
+}
+
+TEST_F(owner, killed_for_want_of_memory_is_gone)
+{
+	long kills = np_vmstat("oom_kill");
+	char path[64];
+	int status;
+	size_t before, after;
+
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_until_told));
+	snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", self->pid);
+	ASSERT_EQ(0, write_file(path, "1000"));
+	for (size_t off = 0; off < NP_DATA_LEN; off += PAGE) {
+		ASSERT_EQ(0, np_write_proven(&self->peer, &self->info, 0, off, 8));
+	}
+	before = np_now_ms();
+	ASSERT_EQ(0, write_file("/proc/sysrq-trigger", "f"));
+	until_error(&self->peer, &self->info, NP_DATA_PAGES);
+	after = np_now_ms();
+	EXPECT_GT(before + 2 * NP_WAIT_MS, after);
+	ASSERT_EQ(self->pid, waitpid(self->pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) TH_LOG("%x", status);
+	EXPECT_EQ(kills + 1, np_vmstat("oom_kill"));
+}
+
+TEST_HARNESS_MAIN
