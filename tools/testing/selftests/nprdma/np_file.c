@@ -20,6 +20,8 @@
 #define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's, or huge page's, end */
 #define ROUNDS		12
 
+#define ASSERT_LOAD(condition) ASSERT_TRUE(condition) TH_LOG("%s", np_load_why(load))
+
 #define DIR		"/tmp/np_file"
 #define IMAGE		"/tmp/np_file.image"
 
@@ -155,8 +157,7 @@ FIXTURE_TEARDOWN_PARENT(file)
 #define EXPECT_RIGHT(load)						\
 	do {								\
 		EXPECT_TRUE(np_load_stop(load))				\
-			TH_LOG("np_load.c:%d: page %u, error %lx",	\
-			       atomic_load(&(load)->failed), (load)->at, (load)->error); \
+			TH_LOG("%s", np_load_why(load));		\
 		EXPECT_EQ(-1, np_load_differs(load));			\
 		TH_LOG("%lu READs, %lu WRITEs, %lu faults, %lu refused", (load)->reads, \
 		       (load)->writes, atomic_load(&(load)->faults),	\
@@ -211,12 +212,10 @@ TEST_F(file, keeps_what_peers_write)
 	}
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
-		ASSERT_TRUE(np_load_goes_on(load, PAGES))
-			TH_LOG("np_load.c:%d: page %u, error %lx", load->failed, load->at,
-			       load->error);
+		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		ASSERT_EQ(0, disturb(self->data, variant->kind, self->fd, i));
 	}
-	ASSERT_TRUE(np_load_goes_on(load, PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, PAGES));
 	EXPECT_RIGHT(load);
 	EXPECT_LT(PAGES, load->faults);
 	if (variant->kind != DISK)
@@ -242,17 +241,17 @@ TEST_F(file, truncation_is_an_address_error)
 		SKIP(return, "not a file");
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
-		ASSERT_TRUE(np_load_goes_on(load, PAGES));
+		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, ftruncate(self->fd, HUGE_PAGE));
 		np_load_lose(load, first, n);
 		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
 		np_load_step(load, first, n);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -267,7 +266,7 @@ TEST_F(file, punched_hole_is_zeros_and_can_be_written)
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
 		/* Each time the second slot, which is a huge page where there are such. */
-		ASSERT_TRUE(np_load_goes_on(load, PAGES));
+		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		np_load_step(load, PAGES - n, n);
 		ASSERT_EQ(0, fallocate(self->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 				       HUGE_PAGE, HUGE_PAGE));
@@ -275,7 +274,7 @@ TEST_F(file, punched_hole_is_zeros_and_can_be_written)
 		for (int k = 0; k < 3; k++)
 			np_load_step(load, PAGES - n, n);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 	ASSERT_EQ(0, fallocate(self->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, HUGE_PAGE,
 			       HUGE_PAGE));
@@ -294,19 +293,19 @@ TEST_F(file, read_only_mapping_is_read_and_not_written)
 		SKIP(return, "not a file");
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
-		ASSERT_TRUE(np_load_goes_on(load, PAGES));
+		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		np_load_step(load, 0, PAGES);
 		ASSERT_EQ(self->pair.data, mmap(self->pair.data, NP_DATA_LEN, PROT_READ,
 						MAP_SHARED | MAP_FIXED, self->fd, 0));
 		np_load_gone(load, 0, PAGES, NP_OK, NP_ACCESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, 0, PAGES);
 		ASSERT_EQ(self->pair.data, mmap(self->pair.data, NP_DATA_LEN,
 						PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
 						self->fd, 0));
 		np_load_step(load, 0, PAGES);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 

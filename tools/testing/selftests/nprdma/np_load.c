@@ -2,6 +2,7 @@
 /* A peer that READs and WRITEs without pause; np_load.h says how it judges. */
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "np_load.h"
@@ -137,7 +138,7 @@ static void operate(struct np_load *load, unsigned int number, bool write)
 	unsigned int step = atomic_load(&page->step), lost = atomic_load(&page->lost);
 	unsigned int phase = step % NP_LOAD_PHASES;
 	uint64_t version = atomic_load(&page->version);
-	bool steady, there, kept;
+	bool steady, there, gone;
 	int ret, promised;
 
 	if (lost != page->seen_lost) {
@@ -153,24 +154,23 @@ static void operate(struct np_load *load, unsigned int number, bool write)
 	}
 	steady = atomic_load(&page->step) == step;
 	there = steady && phase == NP_LOAD_THERE;
-	kept = atomic_load(&page->lost) == lost;
+	gone = steady && phase == NP_LOAD_GONE;
 	promised = atomic_load(write ? &page->write_status : &page->read_status);
 
 	if (there && ret)
 		FAIL(load, number, ret);
-	else if (steady && phase == NP_LOAD_GONE && ret != promised)
+	else if (gone && ret != promised)
 		FAIL(load, number, 1000 + ret);
 	else if (ret && ret != NP_ADDRESS && ret != NP_ACCESS && ret != NP_GONE)
 		FAIL(load, number, ret);
-	else if (ret || !write)
-		;
-	else
-		page->unsure = !kept;
 	if (write) {
-		/* One that was refused may have landed all the same. */
-		page->unsure |= ret;
+		/*
+		 * One that was refused may have landed all the same. If the page was
+		 * lost after this one, the next operation finds out.
+		 */
+		page->unsure = ret;
 		atomic_store(&page->version, version + 1);
-	} else if (!ret && !page->unsure && kept && (load->writes_of_8 || there) &&
+	} else if (!ret && !page->unsure && (there || gone) &&
 		   !page_is(load, load->peer->buf, number, version)) {
 		FAIL(load, number, *(long *)load->peer->buf);
 	}
@@ -238,6 +238,16 @@ bool np_load_goes_on(struct np_load *load, unsigned long n)
 bool np_load_is_refused(struct np_load *load, unsigned long n)
 {
 	return advances(load, &load->refused, n);
+}
+
+const char *np_load_why(struct np_load *load)
+{
+	static char text[120];
+
+	snprintf(text, sizeof(text), "np_load.c:%d: page %u in step %u, error 0x%lx",
+		 atomic_load(&load->failed), load->at,
+		 atomic_load(&load->page[load->at].step), load->error);
+	return text;
 }
 
 bool np_load_stop(struct np_load *load)

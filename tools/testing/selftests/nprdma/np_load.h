@@ -13,7 +13,8 @@
  *   NP_LOAD_GONE      operations end with the promised status, and with no other
  *   NP_LOAD_COMING    between: either is right
  *
- * An operation is judged by the phase if that was the same before and after it.
+ * An operation is judged, and what it READ compared, if the phase was the same before
+ * and after it.
  * Changes that peers may not notice need no phases.
  */
 #ifndef NP_LOAD_H
@@ -75,6 +76,8 @@ int np_load_start(struct np_load *load);
 /* Until @n more operations succeeded (were refused); false: it failed, or hangs. */
 bool np_load_goes_on(struct np_load *load, unsigned long n);
 bool np_load_is_refused(struct np_load *load, unsigned long n);
+/* What it was that failed. */
+const char *np_load_why(struct np_load *load);
 /* Ends the thread; true if all was as it should be. */
 bool np_load_stop(struct np_load *load);
 /* The first page that the owner's CPU finds different, or -1; after the end. */

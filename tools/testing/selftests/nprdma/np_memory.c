@@ -31,6 +31,8 @@
 #define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's end */
 #define ROUNDS		12
 
+#define ASSERT_LOAD(condition) ASSERT_TRUE(condition) TH_LOG("%s", np_load_why(load))
+
 static int write_file(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC), ret = 0;
@@ -107,8 +109,7 @@ FIXTURE_TEARDOWN_PARENT(memory)
 #define EXPECT_RIGHT(load)						\
 	do {								\
 		EXPECT_TRUE(np_load_stop(load))				\
-			TH_LOG("np_load.c:%d: page %u, error %lx",	\
-			       atomic_load(&(load)->failed), (load)->at, (load)->error); \
+			TH_LOG("%s", np_load_why(load));		\
 		EXPECT_EQ(-1, np_load_differs(load));			\
 		TH_LOG("%lu READs, %lu WRITEs, %lu faults, %lu refused", (load)->reads, \
 		       (load)->writes, atomic_load(&(load)->faults),	\
@@ -150,7 +151,7 @@ TEST_F(memory, fork_leaves_readers_alone)
 
 	load->writes_of_8 = 0;
 	ASSERT_EQ(0, np_load_start(load));
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	ASSERT_TRUE(np_load_stop(load));
 	load->stop = false;
 	for (int i = 0; i < ROUNDS; i++) {
@@ -160,10 +161,10 @@ TEST_F(memory, fork_leaves_readers_alone)
 		ASSERT_EQ(PAGES, info.resident_pages);
 		ASSERT_EQ(PAGES, info.writable_pages);
 		ASSERT_EQ(0, np_load_start(load));
-		ASSERT_TRUE(np_load_goes_on(load, 20));
+		ASSERT_LOAD(np_load_goes_on(load, 20));
 		pid = fork_and_wait(&hold);
 		ASSERT_LT(0, pid);
-		ASSERT_TRUE(np_load_goes_on(load, 20));
+		ASSERT_LOAD(np_load_goes_on(load, 20));
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
 		EXPECT_EQ(PAGES, info.resident_pages);
 		EXPECT_EQ(0, info.writable_pages);
@@ -171,7 +172,7 @@ TEST_F(memory, fork_leaves_readers_alone)
 		/* Copy on write by the parent does move pages, one at a time. */
 		for (unsigned int page = 0; page < 4; page++) {
 			np_load_store(load, page);
-			ASSERT_TRUE(np_load_goes_on(load, 10));
+			ASSERT_LOAD(np_load_goes_on(load, 10));
 		}
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &after));
 		EXPECT_EQ(info.pages_invalidated + 4, after.pages_invalidated);
@@ -197,7 +198,7 @@ TEST_F(memory, protection_against_writes_leaves_readers_alone)
 		/* All of the mapping: cutting it might mean to cut huge pages. */
 		ASSERT_EQ(0, mprotect(self->pair.data, NP_DATA_LEN,
 				      i % 2 ? PROT_READ | PROT_WRITE : PROT_READ));
-		ASSERT_TRUE(np_load_goes_on(load, 5));
+		ASSERT_LOAD(np_load_goes_on(load, 5));
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
 		ASSERT_EQ(PAGES, info.resident_pages);
 		ASSERT_EQ(0, info.writable_pages);
@@ -216,12 +217,12 @@ TEST_F(memory, owners_stores_after_fork_are_read_at_once)
 	load->writes_of_8 = 0;
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		pid = fork_and_wait(&hold);
 		ASSERT_LT(0, pid);
 		for (unsigned int page = 0; page < PAGES; page += 3)
 			np_load_store(load, page);
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		close(hold);
 		ASSERT_EQ(pid, waitpid(pid, &status, 0));
 		EXPECT_EQ(0, status);
@@ -245,7 +246,7 @@ TEST_F(memory, madv_dontfork_leaves_writers_alone)
 	for (int i = 0; i < ROUNDS; i++) {
 		pid = fork_and_wait(&hold);
 		ASSERT_LT(0, pid);
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		close(hold);
 		ASSERT_EQ(pid, waitpid(pid, &status, 0));
 		EXPECT_EQ(0, status);
@@ -266,17 +267,17 @@ TEST_F(memory, protection_is_the_peers_too)
 		uint8_t *p = self->data + first * PAGE;
 		bool none = i % 2;
 
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, mprotect(p, 8 * PAGE, none ? PROT_NONE : PROT_READ));
 		np_load_gone(load, first, 8, none ? NP_ADDRESS : NP_OK,
 			     none ? NP_ADDRESS : NP_ACCESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, mprotect(p, 8 * PAGE, PROT_READ | PROT_WRITE));
 		np_load_step(load, first, 8);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -291,18 +292,18 @@ TEST_F(memory, unmapped_pages_are_address_errors_until_others_are_there)
 		unsigned int first = random_of(i, PAGES - 8);
 		uint8_t *p = self->data + first * PAGE;
 
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, munmap(p, 8 * PAGE));
 		np_load_lose(load, first, 8);
 		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(p, mmap(p, 8 * PAGE, PROT_READ | PROT_WRITE,
 				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0));
 		np_load_step(load, first, 8);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -317,17 +318,17 @@ TEST_F(memory, moved_pages_are_reached_when_they_are_back)
 		unsigned int first = random_of(i, PAGES - 8);
 		uint8_t *p = self->data + first * PAGE;
 
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(away, mremap(p, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
 				       away));
 		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(p, mremap(away, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p));
 		np_load_step(load, first, 8);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -341,17 +342,17 @@ TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 	ASSERT_EQ(0, munmap(end, self->pair.data + NP_DATA_LEN - end));
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, n);
 		ASSERT_EQ(start, mremap(start, PAGES * PAGE, first * PAGE, 0));
 		np_load_lose(load, first, n);
 		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, n);
 		ASSERT_EQ(start, mremap(start, first * PAGE, PAGES * PAGE, 0));
 		np_load_step(load, first, n);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -373,7 +374,7 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 		unsigned int page = random_of(i, PAGES);
 		uint8_t *p = self->data + page * PAGE;
 
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, page, 1);
 		/* Not while somebody else has the page in his hands for a moment. */
 		ASSERT_TRUE(np_wait_until(!madvise(p, PAGE, MADV_HWPOISON) || errno != EBUSY));
@@ -381,13 +382,13 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 		ASSERT_FALSE(np_present(p));
 		np_load_lose(load, page, 1);
 		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 2));
+		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(p, mmap(p, PAGE, PROT_READ | PROT_WRITE,
 				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
 		np_load_step(load, page, 1);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -445,17 +446,17 @@ TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
 			.len = PAGE,
 		};
 
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, madvise(self->data + page * PAGE, PAGE, MADV_DONTNEED));
 		np_load_lose(load, page, 1);
 		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 2));
+		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, ioctl(uffd, UFFDIO_COPY, &copy));
 		np_load_step(load, page, 1);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -479,17 +480,17 @@ TEST_F(memory, page_that_userfaultfd_protects_is_read_only)
 			.mode = UFFDIO_WRITEPROTECT_MODE_WP,
 		};
 
-		ASSERT_TRUE(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, ioctl(uffd, UFFDIO_WRITEPROTECT, &wp));
 		np_load_gone(load, first, 8, NP_OK, NP_ADDRESS);
-		ASSERT_TRUE(np_load_is_refused(load, 5));
+		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		wp.mode = 0;
 		ASSERT_EQ(0, ioctl(uffd, UFFDIO_WRITEPROTECT, &wp));
 		np_load_step(load, first, 8);
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 }
 
@@ -791,14 +792,12 @@ TEST_F_TIMEOUT(kept, loses_nothing, 600)
 	for (int i = 0; i < variant->rounds || (happened < variant->enough && i < 100); i++) {
 		long ret;
 
-		ASSERT_TRUE(np_load_goes_on(load, PAGES))
-			TH_LOG("np_load.c:%d: page %u, error %lx", load->failed, load->at,
-			       load->error);
+		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		ret = variant->change(self, i);
 		ASSERT_LE(0, ret) TH_LOG("%s", strerror(-ret));
 		happened += ret;
 	}
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 	EXPECT_LE(variant->enough, happened);
 	EXPECT_EQ(0, load->refused);
@@ -923,7 +922,7 @@ TEST_F(owner, region_of_a_process_that_execs_is_gone)
 	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_until_exec));
 	np_load_init(load, &self->peer, &self->info, NULL, FIRST_PAGE * PAGE, PAGES);
 	ASSERT_EQ(0, np_load_start(load));
-	ASSERT_TRUE(np_load_goes_on(load, 10 * PAGES));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	np_load_step(load, 0, PAGES);
 	ASSERT_EQ(1, send(self->sock, &c, 1, MSG_NOSIGNAL));
 	/* It is the other program that answers. */
@@ -931,8 +930,7 @@ TEST_F(owner, region_of_a_process_that_execs_is_gone)
 	ASSERT_EQ(1, recv(self->sock, &c, 1, 0));
 	np_load_lose(load, 0, PAGES);
 	np_load_gone(load, 0, PAGES, NP_GONE, NP_GONE);
-	ASSERT_TRUE(np_load_is_refused(load, 20))
-		TH_LOG("np_load.c:%d: page %u, error %lx", load->failed, load->at, load->error);
+	ASSERT_LOAD(np_load_is_refused(load, 20));
 	EXPECT_TRUE(np_load_stop(load));
 	ASSERT_EQ(0, np_read(&self->peer, 0, NP_DATA_LEN, np_read_addr(&self->info, 0),
 			     self->info.read_key));
