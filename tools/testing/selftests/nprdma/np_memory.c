@@ -503,6 +503,7 @@ FIXTURE(kept) {
 	char swap[300];		/* that was there before, to be put back */
 	bool zram;
 	bool ksm;
+	bool balancing;
 };
 
 typedef FIXTURE_DATA(kept) kept;
@@ -619,6 +620,40 @@ static long change_node(kept *self, unsigned int i)
 	for (unsigned int k = 0; k < PAGES; k++)
 		moved += status[k] == (int)(i % 2);
 	return moved;
+}
+
+#define BALANCING "/sys/kernel/debug/sched/numa_balancing/"
+
+static int begin_balancing(kept *self)
+{
+	int ret = begin_nodes(self);
+
+	if (!ret)
+		ret = write_file(BALANCING "scan_delay_ms", "1");
+	if (!ret)
+		ret = write_file(BALANCING "scan_period_min_ms", "1");
+	if (!ret)
+		ret = write_file(BALANCING "scan_period_max_ms", "10");
+	if (!ret)
+		ret = write_file("/proc/sys/kernel/numa_balancing", "1");
+	self->balancing = !ret;
+	return ret;
+}
+
+/* Pages of the region behind which the CPU found a trap, and the peer a page. */
+static long change_balancing(kept *self, unsigned int i)
+{
+	struct np_mr_info before, after;
+	int ret = np_query_mr(self->pair.mr, &before);
+
+	/* The owner's CPU goes there, too: or it is not worth looking. */
+	for (unsigned int page = 0; page < PAGES; page++)
+		(void)*(volatile uint8_t *)(self->data + page * PAGE);
+	if (!ret && !np_load_goes_on(&self->load, 4 * PAGES))
+		ret = -EIO;
+	if (!ret)
+		ret = np_query_mr(self->pair.mr, &after);
+	return ret ? ret : (long)(after.pages_invalidated - before.pages_invalidated);
 }
 
 #define BLOCK "/sys/devices/system/memory/"
@@ -752,6 +787,7 @@ KEPT(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .en
 KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 5, .enough = 5);
 KEPT(soft_offline, .change = change_soft_offline, .rounds = 30, .enough = 5);
 KEPT(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = PAGES);
+KEPT(balanced, .begin = begin_balancing, .change = change_balancing, .rounds = 10, .enough = 1);
 KEPT(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1);
 KEPT(cpu, .change = change_cpu, .rounds = 6, .enough = 6);
 KEPT(merged, .begin = begin_ksm, .change = change_ksm, .rounds = 5, .enough = 5);
@@ -776,6 +812,9 @@ FIXTURE_TEARDOWN_PARENT(kept)
 	}
 	if (self->ksm) {
 		EXPECT_EQ(0, write_file(KSM "run", "2"));
+	}
+	if (self->balancing) {
+		EXPECT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "0"));
 	}
 	EXPECT_TRUE(np_group_remove());
 	/* As it is already, if the test came to its end. */
