@@ -15,7 +15,6 @@ constexpr std::uint64_t no_op = ~0ULL;
 constexpr unsigned max_fetches = 8;
 constexpr unsigned max_unproven = 3;
 constexpr unsigned max_rebinds = 8;
-constexpr unsigned max_lost_holds = 8;
 
 ibv_wc_opcode completion_opcode(ibv_wr_opcode op) noexcept
 {
@@ -701,9 +700,9 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.first_page = (addr >> page_shift) - (r.info.base >> page_shift);
 	p.pages = static_cast<std::uint32_t>(((addr + p.length - 1) >> page_shift) - (addr >> page_shift) + 1);
 	p.todo.set_first(p.pages);
-	p.round = p.unproven = p.fetches = p.faulted = p.lost_holds = 0;
+	p.round = p.unproven = p.fetches = p.faulted = 0;
 	p.pause = 0;
-	p.ask_hold = p.warms = p.by_words = p.quick = p.done_once = false;
+	p.ask_hold = p.warms = p.by_words = p.quick = p.done_held = false;
 	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
 }
 
@@ -948,7 +947,7 @@ void engine::read_words_arrived(piece &p) noexcept
 	if (!p.todo.any())
 		return end_piece(p);
 	if (p.hold)
-		return lose_hold(p);
+		return doubt_hold(p);
 	if (p.round == 1 && readable) {
 		/* Some words had not been known, or have changed: they are known now. */
 		p.round = 2;
@@ -1069,13 +1068,9 @@ void engine::write_words_arrived(piece &p) noexcept
 	give_ring(p);
 	if (!p.todo.any())
 		return end_piece(p);
-	if (op_at(p.op).kind == op_kind::once) {
-		p.done_once = true;
-		return ask(p, false);
-	}
-	stats_.repeated_pages += p.todo.count();
 	if (p.hold)
-		return lose_hold(p);
+		return doubt_hold(p);
+	stats_.repeated_pages += p.todo.count();
 	++p.unproven;
 	p.at = stage::write_decide;
 	proceed(p);
@@ -1086,14 +1081,14 @@ void engine::write_words_arrived(piece &p) noexcept
 void engine::ask(piece &p, bool hold) noexcept
 {
 	p.ask_hold = hold;
-	if (hold || op_at(p.op).kind != op_kind::write) {
+	if (hold || p.done_held || op_at(p.op).kind != op_kind::write) {
 		p.todo.merge_runs(max_runs_);
 		p.ask = p.todo;
 	} else {
 		p.ask.merge_runs(NP_MAX_RANGES);
 	}
 	p.at = stage::fault;
-	if (hold || op_at(p.op).kind != op_kind::read)
+	if (hold || p.done_held || op_at(p.op).kind != op_kind::read)
 		return send_fault(p);
 
 	region &r = *p.reg;
@@ -1138,7 +1133,7 @@ void engine::send_fault(piece &p) noexcept
 	std::size_t n = 0;
 
 	if (p.reg->gone)
-		return p.done_once ? once_answered(p, NP_GONE) : rebind(p);
+		return p.done_held ? hold_answered(p, NP_GONE) : rebind(p);
 	if (faults_ >= config_.max_faults)
 		return put(asking_, p);
 
@@ -1168,26 +1163,12 @@ void engine::send_fault(piece &p) noexcept
 		return back_off(p);
 	case -ENOENT:
 		region_dies(*p.reg);
-		return p.done_once ? once_answered(p, NP_GONE) : rebind(p);
+		return p.done_held ? hold_answered(p, NP_GONE) : rebind(p);
 	case -ENOTCONN:
 		return fail_op(p.op, IBV_WC_WR_FLUSH_ERR);
 	default:
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
 	}
-}
-
-/*
- * A held page is absent: its region has died meanwhile, which the next answer
- * will say. (Words of a dead region are absent for good, so under a hold a
- * word that has the right bits needs no comparison.)
- */
-void engine::lose_hold(piece &p) noexcept
-{
-	world_.release(p.hold);
-	p.hold = 0;
-	if (++p.lost_holds > max_lost_holds)
-		return fail_op(p.op, IBV_WC_GENERAL_ERR);
-	ask(p, true);
 }
 
 /* The peer's word for the first pages; of the others only that they were worse before. */
@@ -1202,11 +1183,22 @@ void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t p
 }
 
 /*
- * It was done under a hold, and a word said afterwards that the page is not
- * writable. If the region lives so did the hold, and it was done to the page that
- * the owner had, whatever it has there now; if not, nobody knows.
+ * What was done under a hold is done, unless the hold ended before, with its region.
+ * But a word says that a page has not the right that the hold gave: either the region
+ * has died, or the owner has taken the page away, from itself and not from the hold,
+ * which a pinned region would not notice either. The peer's kernel is asked which. The
+ * hold is given back first, or that could wait for it: another page may be there now.
  */
-void engine::once_answered(piece &p, std::uint32_t status) noexcept
+void engine::doubt_hold(piece &p) noexcept
+{
+	world_.release(p.hold);
+	p.hold = 0;
+	p.done_held = true;
+	ask(p, false);
+}
+
+/* If the region lives now it lived then, and with it the hold. */
+void engine::hold_answered(piece &p, std::uint32_t status) noexcept
 {
 	switch (status) {
 	case NP_OK:
@@ -1216,6 +1208,9 @@ void engine::once_answered(piece &p, std::uint32_t status) noexcept
 		return end_piece(p);
 	case NP_GONE:
 		region_dies(*p.reg);
+		if (op_at(p.op).kind != op_kind::once)
+			return rebind(p);
+		/* nobody knows whether it happened */
 		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 	case NP_BUSY:
 		++stats_.busy;
@@ -1296,8 +1291,8 @@ void engine::on_event(const np_event &e) noexcept
 			world_.release(e.hold_id);
 		return;
 	}
-	if (p->done_once)
-		return once_answered(*p, e.status);
+	if (p->done_held)
+		return hold_answered(*p, e.status);
 	switch (e.status) {
 	case NP_OK:
 		return fault_served(*p, e);

@@ -11,21 +11,20 @@
  *   and read again, this time with their residency words known before. If they
  *   still look absent, their words are read after the data came: a word that is
  *   readable and has not changed proves the data (it really equals the
- *   signature). Otherwise the pages are held, and a READ under a hold is final
- *   unless a word says that the hold, and thus the region, is no more.
+ *   signature). Otherwise the pages are held, and a READ under a hold is final.
  *   A large READ whose words are all known is proven by words at once.
  *   READs that miss one behind the other are one stream: what comes next is asked
  *   for as well, twice as much each time.
  * WRITE: posted only when the words of all its pages are known and writable,
  *   with a READ of the words behind it. A word that is the same as before and
  *   writable proves its page (invariant I3); the others are asked for where
- *   needed and written again, at last under a hold.
+ *   needed and written again, at last under a hold, which makes it final.
  * What must take effect exactly once (an atomic, a WRITE with immediate) is posted
- *   once, under a hold, with a READ of the words behind it. A word that is not
- *   writable then says that the region has died, or that the owner took the page
- *   from itself, which a pinned region would not notice either: the peer's kernel
- *   is asked which. A WRITE with immediate of more than one piece is a proven WRITE
- *   and then, for the receiver's byte count, the same once more with the immediate.
+ *   once, under a hold. A WRITE with immediate of more than one piece is a proven
+ *   WRITE and then, for the receiver's byte count, the same once more with it.
+ * Under a hold the words are READ as well: one without the right that the hold gave
+ *   says that the region has died, or that the owner took the page from itself, which
+ *   a pinned region would not notice either; the peer's kernel is asked which.
  *
  * Invariants:
  * - An op completes once, in order, and not while the send queue still refers
@@ -249,9 +248,9 @@ private:
 		std::uint8_t unproven;	/* WRITEs without proof */
 		std::uint8_t fetches;
 		std::uint8_t faulted;	/* fault requests that were served */
-		std::uint8_t rebinds, lost_holds;
+		std::uint8_t rebinds;
 		bool live, dropped, ask_hold, warms, by_words;
-		bool done_once; /* it happened, under a hold; did the region live? */
+		bool done_held; /* it happened, under a hold; did the region live? */
 		bool quick; /* see post_quick(): the rest is not filled in */
 		page_bits todo;		/* not proven */
 		page_bits ask;		/* of these, to be asked for */
@@ -328,9 +327,9 @@ private:
 	void read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept;
 	void send_fault(piece &p) noexcept;
 	void fault_served(piece &p, const np_event &event) noexcept;
-	void once_answered(piece &p, std::uint32_t status) noexcept;
+	void doubt_hold(piece &p) noexcept;
+	void hold_answered(piece &p, std::uint32_t status) noexcept;
 	void back_off(piece &p) noexcept;
-	void lose_hold(piece &p) noexcept;
 	void rebind(piece &p) noexcept;
 	[[nodiscard]] bool scan(piece &p) noexcept;
 

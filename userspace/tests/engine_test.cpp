@@ -742,6 +742,41 @@ TEST_F(Engine, WriteThatKeepsLosingEndsUnderAHold)
 	a.check_memory();
 }
 
+/* However often the owner takes it: what was done under the hold is done. */
+TEST_F(Engine, PageTakenUnderTheHoldOfAReadOrWriteEndsIt)
+{
+	resolve();
+	for (const auto op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
+		const unsigned holds = a.world.hold_requests;
+		a.world.all_out(r);
+		fill_signature(0, 2 * page_size);
+		a.reference.clear();
+		a.fill = [](std::span<std::byte> b) { std::fill(b.begin(), b.end(), std::byte{0x33}); };
+		a.post(op, 0, 0, 2 * page_size);
+		for (int i = 0; i < 200 && !a.eng->ready(); ++i) {
+			while (!a.world.queue.empty()) {
+				/* nothing stays, but what is held */
+				for (std::uint64_t p = 0; p < 16; ++p)
+					a.world.page_taken(r, p);
+				a.world.advance(0, ~0ULL, false);
+				a.world.complete_one();
+			}
+			while (!a.world.faults.empty())
+				a.world.serve_fault(0);
+			while (!a.world.events.empty())
+				a.world.deliver(0);
+			if (const auto d = a.eng->deadline()) {
+				a.world.clock = *d;
+				a.eng->step();
+			}
+		}
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_EQ(a.world.hold_requests, holds + 1);
+		EXPECT_TRUE(a.world.holds.empty());
+		a.check_memory();
+	}
+}
+
 TEST_F(Engine, HoldThatEndedWithItsRegionIsNotTrusted)
 {
 	resolve();
@@ -872,6 +907,7 @@ TEST_F(Engine, PageTakenByItsOwnerUnderTheHoldIsNoFailure)
 		a.world.run_wire();
 		ASSERT_EQ(a.world.faults.size(), 1U) << "the peer is asked whether the region lives";
 		EXPECT_FALSE(a.world.faults[0].req.flags & NP_FAULT_HOLD);
+		EXPECT_TRUE(a.world.holds.empty()) << "or it would wait for ours";
 		a.world.serve_fault(0, NP_BUSY);
 		a.world.deliver(0);
 		EXPECT_EQ(a.poll(), 0U);

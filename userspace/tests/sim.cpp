@@ -116,7 +116,6 @@ void sim::page_in(sim_region &r, std::uint64_t i, bool write)
 
 	if ((p.word & rights) == rights)
 		return;
-	p.stale = false;
 	p.mapped_read = true;
 	p.mapped_write |= write;
 	p.word = ((p.word >> 2) + 1) << 2 | rights | (p.word & NP_WORD_WRITABLE);
@@ -493,6 +492,12 @@ void sim::serve_fault(std::size_t i, np_status status)
 	EXPECT_TRUE(r);
 	if (r->gone)
 		e.status = NP_GONE;
+	/* The owner has another page there now, and the leaf is the holds' */
+	for (const np_range &range : f.ranges)
+		for (std::uint64_t p = r->page_of(range.addr - r->info.base);
+		     e.status == NP_OK && p <= r->page_of(range.addr + range.length - 1 - r->info.base); ++p)
+			if (r->pages[p].stale)
+				e.status = NP_BUSY;
 	if (e.status == NP_OK) {
 		std::vector<std::uint64_t> pages;
 		for (const np_range &range : f.ranges) {
