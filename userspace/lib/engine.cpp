@@ -702,7 +702,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.todo.set_first(p.pages);
 	p.round = p.unproven = p.fetches = p.faulted = 0;
 	p.pause = 0;
-	p.ask_hold = p.warms = p.by_words = p.quick = p.done_held = false;
+	p.ask_hold = p.warms = p.by_words = p.quick = p.done_held = p.no_hold = false;
 	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
 }
 
@@ -975,9 +975,9 @@ bool engine::decide_write(piece &p) noexcept
 		else if (!(w & NP_WORD_WRITABLE))
 			p.ask.set(i);
 	});
-	if (unknown && p.fetches < max_fetches)
+	if (unknown && (p.no_hold || p.fetches < max_fetches))
 		return post_fetch(p);
-	if (unknown || p.unproven >= max_unproven || (p.ask.any() && p.faulted)) {
+	if (!p.no_hold && (unknown || p.unproven >= max_unproven || (p.ask.any() && p.faulted))) {
 		ask(p, true);
 		return true;
 	}
@@ -1302,6 +1302,14 @@ void engine::on_event(const np_event &e) noexcept
 	case NP_BUSY:
 		++stats_.busy;
 		return back_off(*p);
+	case NP_ADDRESS:
+		/* Nothing is mapped there, or nothing that can be pinned for long: then without. */
+		if (p->ask_hold && op_at(p->op).kind == op_kind::write) {
+			p->no_hold = true;
+			p->ask = p->todo;
+			return ask(*p, false);
+		}
+		[[fallthrough]];
 	default:
 		return fail_op(p->op, fault_status(e.status));
 	}

@@ -36,7 +36,8 @@
  *   posted: it is copied (snap_) when the request is built.
  * - Keys of a region are in use only while a piece refers to it; a dead region
  *   is forgotten when none does and no answer that could name it is under way.
- * - The number of rounds of a piece is bounded unless the peer says BUSY.
+ * - The number of rounds of a piece is bounded unless the peer says BUSY, or cannot
+ *   hold what is written (a file system that refuses long-term pins).
  *
  * Local buffers in unpinned regions of our own are held from the post until the
  * completion was polled, so all of the above sees them as pinned ones.
@@ -250,6 +251,7 @@ private:
 		std::uint8_t faulted;	/* fault requests that were served */
 		std::uint8_t rebinds;
 		bool live, dropped, ask_hold, warms, by_words;
+		bool no_hold;	/* this memory cannot be held: it has to do without */
 		bool done_held; /* it happened, under a hold; did the region live? */
 		bool quick; /* see post_quick(): the rest is not filled in */
 		page_bits todo;		/* not proven */

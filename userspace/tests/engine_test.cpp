@@ -777,6 +777,37 @@ TEST_F(Engine, PageTakenUnderTheHoldOfAReadOrWriteEndsIt)
 	}
 }
 
+TEST_F(Engine, WriteToMemoryThatCannotBeHeldGoesOnWithoutAHold)
+{
+	resolve();
+	a.world.no_write_holds = true;
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 2 * page_size);
+	for (int i = 0; i < 50; ++i) {
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+		while (!a.world.faults.empty())
+			a.world.serve_fault(0);
+		while (!a.world.events.empty())
+			a.world.deliver(0);
+	}
+	EXPECT_EQ(a.poll(), 0U);
+	EXPECT_EQ(a.world.hold_requests, 1U);
+	/* the pressure ends */
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+	/* nothing mapped is an error all the same, and so is what must happen once */
+	a.expect_success = false;
+	a.world.all_out(r);
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	a.world.settle();
+	a.poll();
+	EXPECT_EQ(a.completions.back().status, IBV_WC_REM_ACCESS_ERR);
+}
+
 TEST_F(Engine, HoldThatEndedWithItsRegionIsNotTrusted)
 {
 	resolve();

@@ -178,6 +178,7 @@ public:
 	/* faults of the dice */
 	unsigned chance_page_out = 0; /* percent of ticks */
 	unsigned chance_busy = 0;     /* percent of faults */
+	bool no_write_holds = false;  /* as of files on ext4 */
 	unsigned chance_rereg = 0;    /* permille of ticks */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
 	int refuse_post_after = -1;   /* entries until post() fails */
