@@ -1096,7 +1096,8 @@ void engine::ask(piece &p, bool hold) noexcept
 	const page_bits::run h = p.ask.hull();
 	const std::uint64_t first = p.first_page + h.first, end = p.first_page + h.end;
 	send_fault(p);
-	if (!r.gone && !dead_)
+	/* If the region died meanwhile it may not even be there any more */
+	if (p.reg == &r && p.at == stage::fault && !dead_)
 		read_ahead(r, rkey, first, end);
 }
 
