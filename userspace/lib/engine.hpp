@@ -123,7 +123,7 @@ public:
 	/* As npr_post_send(). */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
 	/*
-	 * The common case without detours: one READ, of pages of one piece, by a QP
+	 * The common case without detours: one READ or WRITE, of pages of one piece, by a QP
 	 * of which nothing waits. True: posted, and nothing else has changed.
 	 */
 	[[nodiscard]] bool post_quick(const ibv_send_wr &wr) noexcept;

@@ -437,6 +437,12 @@ static void np_fault_work(struct work_struct *work)
 		err = np_fault_held(sl, &answer);
 	else
 		err = np_fault_ranges(sl, NULL, &answer);
+	/*
+	 * Whoever asks whether a hold lived must hear of a region's end, also if a
+	 * hole in its memory or a lack of ours was met first.
+	 */
+	if (err && np_region_is_gone(sl->region))
+		err = -ENXIO;
 	answer.status = np_errno_to_status(err);
 	if (!err && !sl->msg.fault.flags) {
 		nr_ranges = sl->msg.fault.nr_ranges;

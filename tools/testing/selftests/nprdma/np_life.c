@@ -51,6 +51,17 @@ TEST_F(life, dead_region_tells_its_peers_and_answers_no_more)
 	EXPECT_TRUE(np_wait_until(np_pair_read(pair, 0, 8) == IBV_WC_REM_ACCESS_ERR));
 }
 
+/* Although nothing is mapped there any more, which is an error of its own. */
+TEST_F(life, fault_on_a_dead_region_without_memory_says_that_it_is_dead)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
+	ASSERT_EQ(0, munmap(pair->data, NP_DATA_LEN));
+	EXPECT_EQ(NP_GONE, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+}
+
 TEST_F(life, dead_region_does_not_resolve)
 {
 	struct np_region_info info;
