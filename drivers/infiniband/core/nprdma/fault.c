@@ -95,6 +95,7 @@ struct np_fault {
 	unsigned int first;
 	unsigned int npages;
 	unsigned int flags;
+	bool no_memory;			/* said the last attempt to pin */
 	struct np_hold *hold;
 	struct np_pin *pin;
 	unsigned long *pfns;
@@ -874,9 +875,16 @@ static int np_fault_pin(struct np_fault *f)
 	if (done < f->npages) {
 		unpin_user_pages(pin->pages, done);
 		kvfree(pin);
-		return n ? n : -EFAULT;
+		f->no_memory = n == -ENOMEM;
+		/*
+		 * Pages that must not be pinned where they are have to move, and if
+		 * somebody else has one in his hands just then (to do the same, for
+		 * one) that is -ENOMEM, too.
+		 */
+		return f->no_memory ? -EBUSY : n ? n : -EFAULT;
 	}
 	f->pin = pin;
+	f->no_memory = false;
 	return 0;
 }
 
@@ -948,6 +956,7 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 	unsigned long deadline = jiffies + NP_FAULT_DEADLINE;
 	int ret;
 
+	f->no_memory = false;
 	for (;;) {
 		ret = np_fault_try(f, words, nr_words);
 		if (ret != -EBUSY)
@@ -958,7 +967,7 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			break;
 		}
 		if (time_after(jiffies, deadline)) {
-			ret = -EAGAIN;
+			ret = f->no_memory ? -ENOMEM : -EAGAIN;
 			break;
 		}
 		cond_resched();

@@ -392,6 +392,68 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 	EXPECT_RIGHT(load);
 }
 
+/* --- holds in movable memory ------------------------------------------------------------ */
+
+#define HOLDERS		3
+#define HOLD_ROUNDS	200
+
+struct holder {
+	struct np_pair *pair;
+	uint8_t *data;
+	pthread_barrier_t *meet;
+	pthread_t thread;
+	int64_t failed;		/* the first error */
+};
+
+static void *hold_again_and_again(void *arg)
+{
+	struct holder *h = arg;
+
+	for (int i = 0; i < HOLD_ROUNDS; i++) {
+		struct np_hold_info info;
+		int64_t hold;
+
+		/* Pages that are brought in anew, for whom all memory is good enough. */
+		if (pthread_barrier_wait(h->meet) == PTHREAD_BARRIER_SERIAL_THREAD) {
+			madvise(h->data, 16 * PAGE, MADV_DONTNEED);
+			memset(h->data, i, 16 * PAGE);
+		}
+		pthread_barrier_wait(h->meet);
+		hold = np_hold(h->pair->mr, (uintptr_t)h->data, 16 * PAGE, NP_FAULT_WRITE, &info);
+		if (hold < 0)
+			h->failed = h->failed ?: hold;
+		else
+			np_hold_free(h->pair->owner.ctx, hold);
+	}
+	return NULL;
+}
+
+/*
+ * Memory that may go offline cannot be pinned: what is to be held has to move first,
+ * and whoever else holds it at that moment keeps it from moving.
+ */
+TEST_F(memory, holds_that_meet_in_movable_memory_all_succeed)
+{
+	long moved = np_vmstat("pgmigrate_success");
+	struct holder holder[HOLDERS];
+	pthread_barrier_t meet;
+
+	ASSERT_EQ(0, pthread_barrier_init(&meet, NULL, HOLDERS));
+	for (int i = 0; i < HOLDERS; i++) {
+		holder[i] = (struct holder){
+			.pair = &self->pair, .data = self->data, .meet = &meet,
+		};
+		ASSERT_EQ(0, pthread_create(&holder[i].thread, NULL, hold_again_and_again,
+					    &holder[i]));
+	}
+	for (int i = 0; i < HOLDERS; i++) {
+		ASSERT_EQ(0, pthread_join(holder[i].thread, NULL));
+		EXPECT_EQ(0, holder[i].failed);
+	}
+	/* There is such memory, and it was used. */
+	EXPECT_LE(moved + HOLD_ROUNDS, np_vmstat("pgmigrate_success"));
+}
+
 /* --- userfaultfd ------------------------------------------------------------------------ */
 
 static int uffd_open(uint64_t features)
