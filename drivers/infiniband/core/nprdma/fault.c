@@ -876,6 +876,9 @@ static int np_fault_pin(struct np_fault *f)
 		unpin_user_pages(pin->pages, done);
 		kvfree(pin);
 		f->no_memory = n == -ENOMEM;
+		/* DAX: nothing may keep its file system from taking a page back */
+		if (n == -EOPNOTSUPP)
+			return -EFAULT;
 		/*
 		 * Pages that must not be pinned where they are have to move, and if
 		 * somebody else has one in his hands just then (to do the same, for
