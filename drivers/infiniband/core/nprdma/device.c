@@ -290,12 +290,21 @@ int np_init(void)
 {
 	int ret;
 
-	ret = ib_register_client(&np_client);
+	ret = np_aging_init();
 	if (ret)
 		return ret;
+	ret = ib_register_client(&np_client);
+	if (ret)
+		goto exit_aging;
 	ret = np_peer_init();
 	if (ret)
-		ib_unregister_client(&np_client);
+		goto unregister;
+	return 0;
+
+unregister:
+	ib_unregister_client(&np_client);
+exit_aging:
+	np_aging_exit();
 	return ret;
 }
 
@@ -306,5 +315,6 @@ void np_exit(void)
 {
 	np_peer_exit();
 	ib_unregister_client(&np_client);
+	np_aging_exit();
 	np_host_free();
 }

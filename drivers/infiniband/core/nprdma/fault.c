@@ -393,6 +393,11 @@ static struct np_chunk *np_chunk_alloc(struct np_region *region,
 	chunk = kzalloc(sizeof(*chunk), GFP_KERNEL_ACCOUNT);
 	if (!chunk)
 		return ERR_PTR(-ENOMEM);
+	ret = np_aging_join(region);
+	if (ret) {
+		kfree(chunk);
+		return ERR_PTR(ret);
+	}
 	chunk->region = region;
 	chunk->va = va;
 	mutex_init(&chunk->lock);
@@ -529,6 +534,47 @@ void np_region_absent(struct np_region *region)
 		np_pin_release(pin, true);
 	list_for_each_entry_safe(pin, next, &pins, node)
 		np_pin_release(pin, false);
+}
+
+/**
+ * np_region_age() - see whether peers still use pages
+ * @region: region
+ * @va: slot in the owner's address space, which need not be one of the region's
+ * @pages: bitmap of its pages
+ *
+ * They become absent for peers, and nothing happens to them.  Held pages are left
+ * alone: reclaim cannot take them.
+ *
+ * Context: process context; the caller keeps the region from being freed.
+ */
+void np_region_age(struct np_region *region, unsigned long va,
+		   const unsigned long *pages)
+{
+	struct iommu_inval inval;
+	struct np_chunk *chunk;
+	struct np_slot *slot;
+	unsigned int i, out = 0;
+
+	if (va < region->read.va)
+		return;
+	chunk = np_chunk_get(region, va, NULL);
+	if (!chunk)
+		return;
+	slot = np_chunk_slot(chunk, va);
+
+	mutex_lock(&chunk->lock);
+	iommu_inval_init(&inval);
+	for_each_set_bit(i, pages, NP_SLOT_PAGES)
+		if (slot->resident && !np_slot_is_held(slot, i))
+			out += np_slot_absent(chunk, slot, i, i + 1,
+					      NP_ABSENT_UNHELD, &inval);
+	iommu_inval_sync(region->read.domain, &inval);
+	mutex_unlock(&chunk->lock);
+
+	if (out) {
+		trace_np_residency(region->id, region->public_rkey, va, out, 0);
+		atomic64_add(out, &region->count.pages_aged);
+	}
 }
 
 /**
@@ -1007,6 +1053,7 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 static int np_fault_begin(struct np_fault *f, unsigned int max_pages)
 {
 	void *mem;
+	int ret;
 
 	if (!f->mm) {
 		if (!mmget_not_zero(f->region->mm))
@@ -1026,9 +1073,19 @@ static int np_fault_begin(struct np_fault *f, unsigned int max_pages)
 	if (IS_ERR(f->chunk))
 		return PTR_ERR(f->chunk);
 	f->slot = np_chunk_slot(f->chunk, f->va);
-	if (!READ_ONCE(f->slot->words))
-		return np_slot_make_words(f->region, f->slot, f->va);
-	return 0;
+	if (READ_ONCE(f->slot->words))
+		return 0;
+	ret = np_aging_make_slot(f->region, f->va);
+	if (ret)
+		return ret;
+	return np_slot_make_words(f->region, f->slot, f->va);
+}
+
+/* Neighbours of what was asked for are not asked for */
+static void np_fault_is_use(struct np_fault *f)
+{
+	if (!(f->flags & NP_FAULT_PRESENT))
+		np_aging_use(f->region, f->va, f->npages);
 }
 
 static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words,
@@ -1041,6 +1098,7 @@ static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words
 
 	f->first = (f->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
 	if (!f->hold && np_fault_is_noop(f, words, nr_words)) {
+		np_fault_is_use(f);
 		atomic64_add(f->npages, &count->faults_noop);
 		return 0;
 	}
@@ -1049,6 +1107,7 @@ static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words
 		ret = np_fault_slot(f, words, nr_words);
 	if (ret < 0)
 		return ret;
+	np_fault_is_use(f);
 
 	major = min_t(unsigned long, ret, current->maj_flt - maj_flt);
 	atomic64_add(major, &count->faults_major);

@@ -92,6 +92,7 @@ struct np_grant {
  * @retries: fault attempts repeated because memory changed meanwhile
  * @invalidations: notifier calls that made a page absent
  * @pages_invalidated: pages that they made absent
+ * @pages_aged: pages made absent to see whether peers still use them
  * @holds: holds that pinned a page, ever
  * @table_pages: pages of the residency table that exist
  */
@@ -106,6 +107,7 @@ struct np_stats {
 	u64 retries;
 	u64 invalidations;
 	u64 pages_invalidated;
+	u64 pages_aged;
 	u64 holds;
 	u64 table_pages;
 };

@@ -8,6 +8,7 @@
  *   np_region.lock		keys, grants, "gone"; held across calls of the driver
  *     np_region.chunk_lock	which chunks exist; held across notifier insertion
  *       mmap_lock
+ *       np_aging.lock	regions of an owner; held while pages are aged
  *     np_region.table_lock	pages of the residency table; held across iommu_split()
  *     np_chunk.lock		residency: words and leaves.  Taken by the notifier,
  *				so nothing that may enter reclaim runs under it;
@@ -187,6 +188,7 @@ struct np_counters {
 	atomic64_t retries;
 	atomic64_t invalidations;
 	atomic64_t pages_invalidated;
+	atomic64_t pages_aged;
 	atomic64_t holds;
 	atomic64_t table_pages;
 };
@@ -218,6 +220,8 @@ struct np_counters {
  * @chunk_lock: protects changes of @chunks, and @closed
  * @chunks: struct np_chunk by number, made by the first fault
  * @closed: no chunk may be made any more
+ * @aging: of @mm; NULL until the first chunk is made
+ * @aging_node: in its list
  * @table_lock: serialises changes of the residency table's leaves
  * @hold_lock: protects @holds and the lists of pins
  * @holds: of this region
@@ -250,6 +254,8 @@ struct np_region {
 	struct mutex chunk_lock;
 	struct xarray chunks;
 	bool closed;
+	struct np_aging *aging;
+	struct list_head aging_node;
 
 	struct mutex table_lock;
 
@@ -339,7 +345,17 @@ void np_region_close(struct np_region *region);
 void np_region_absent(struct np_region *region);
 int np_region_check_range(struct np_region *region, u64 addr, u64 len,
 			  unsigned int flags);
+void np_region_age(struct np_region *region, unsigned long va,
+		   const unsigned long *pages);
 void np_region_free_chunks(struct np_region *region);
+
+/* age.c */
+int np_aging_join(struct np_region *region);
+void np_aging_leave(struct np_region *region);
+int np_aging_make_slot(struct np_region *region, unsigned long va);
+void np_aging_use(struct np_region *region, unsigned long va, unsigned int npages);
+int np_aging_init(void);
+void np_aging_exit(void);
 
 /* umem.c */
 struct ib_mr *np_umem_reg_mr(struct np_region *region, struct ib_pd *pd,

@@ -36,6 +36,7 @@ static void np_region_free(struct kref *ref)
 	xa_erase(&np_regions, region->id);
 	WARN_ON(!list_empty(&region->grants));
 	WARN_ON(!list_empty(&region->holds));
+	np_aging_leave(region);
 	if (!region->leaked) {
 		np_window_unmap(&region->write);
 		np_window_unmap(&region->read);
@@ -201,6 +202,7 @@ void np_region_stats(struct np_region *region, struct np_stats *stats)
 		.retries = atomic64_read(&count->retries),
 		.invalidations = atomic64_read(&count->invalidations),
 		.pages_invalidated = atomic64_read(&count->pages_invalidated),
+		.pages_aged = atomic64_read(&count->pages_aged),
 		.holds = atomic64_read(&count->holds),
 		.table_pages = atomic64_read(&count->table_pages),
 	};

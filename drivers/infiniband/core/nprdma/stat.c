@@ -62,6 +62,7 @@ int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 		NP_COUNTER("retries", retries),
 		NP_COUNTER("page_invalidations", pages_invalidated),
 		NP_COUNTER("invalidations", invalidations),
+		NP_COUNTER("page_agings", pages_aged),
 		NP_COUNTER("holds", holds),
 		NP_COUNTER("table_pages", table_pages),
 	};

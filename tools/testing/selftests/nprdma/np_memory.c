@@ -6,9 +6,11 @@
  */
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <linux/userfaultfd.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
@@ -103,6 +105,7 @@ FIXTURE_SETUP(memory)
 
 FIXTURE_TEARDOWN_PARENT(memory)
 {
+	EXPECT_TRUE(np_group_remove());
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
@@ -278,6 +281,52 @@ TEST_F(memory, protection_is_the_peers_too)
 		np_load_step(load, first, 8);
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
+/* What checkpoints go by: a peer's WRITE makes a page dirty as the CPU's store does. */
+static bool soft_dirty(const void *addr)
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	uint64_t entry = 0;
+
+	if (fd < 0)
+		return false;
+	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) != 8)
+		entry = 0;
+	close(fd);
+	return entry >> 55 & 1;
+}
+
+TEST_F(memory, soft_dirty_pages_are_those_that_peers_write)
+{
+	struct np_load *load = &self->load;
+	struct np_pair *pair = &self->pair;
+	struct np_mr_info info;
+
+	ASSERT_EQ(NP_OK, prefault(pair));
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned int page = random_of(i, PAGES);
+		size_t off = (FIRST_PAGE + page) * PAGE;
+
+		ASSERT_EQ(0, write_file("/proc/self/clear_refs", "4"));
+		/* Readers stay. */
+		ASSERT_EQ(0, np_query_mr(pair->mr, &info));
+		EXPECT_EQ(PAGES, info.resident_pages);
+		EXPECT_EQ(0, info.writable_pages);
+		ASSERT_EQ(0, np_pair_read(pair, FIRST_PAGE * PAGE, PAGES * PAGE));
+		np_fill(pair->peer.buf, PAGE, i);
+		ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, off, PAGE));
+		for (unsigned int k = 0; k < PAGES; k++) {
+			EXPECT_EQ(k == page, soft_dirty(self->data + k * PAGE));
+		}
+	}
+	/* And while the peer writes all the time nothing is lost. */
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < 5 * ROUNDS; i++) {
+		ASSERT_EQ(0, write_file("/proc/self/clear_refs", "4"));
+		ASSERT_LOAD(np_load_goes_on(load, 20));
+	}
 	EXPECT_RIGHT(load);
 }
 
@@ -904,6 +953,162 @@ TEST_F_TIMEOUT(kept, loses_nothing, 600)
 	EXPECT_EQ(0, load->refused);
 }
 
+/* --- what reclaim takes first ------------------------------------------------------------- */
+
+static long group_reclaim(const char *amount)
+{
+	return write_file(NP_GROUP "/memory.reclaim", amount);
+}
+
+struct taken {
+	unsigned int used;	/* pages of those that the peer uses all the time */
+	unsigned int others;
+	unsigned int nr_others;
+};
+
+static struct taken what_is_taken(const struct np_pair *pair)
+{
+	struct taken taken = {};
+
+	for (unsigned int i = 0; i < NP_DATA_PAGES; i++) {
+		bool gone = !np_present(pair->data + i * PAGE);
+
+		if (i >= FIRST_PAGE && i < FIRST_PAGE + PAGES) {
+			taken.used += gone;
+		} else {
+			taken.others += gone;
+			taken.nr_others++;
+		}
+	}
+	return taken;
+}
+
+#define IDLE "/sys/kernel/mm/page_idle/bitmap"
+
+static int set_idle(uint64_t frame)
+{
+	uint64_t word = 1ULL << frame % 64;
+	int fd = open(IDLE, O_WRONLY | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (pwrite(fd, &word, 8, frame / 64 * 8) != 8)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+/* 1: not used since set_idle() */
+static int is_idle(uint64_t frame)
+{
+	int fd = open(IDLE, O_RDONLY | O_CLOEXEC), ret;
+	uint64_t word;
+
+	if (fd < 0)
+		return -errno;
+	ret = pread(fd, &word, 8, frame / 64 * 8) != 8 ? -EIO : word >> frame % 64 & 1;
+	close(fd);
+	return ret;
+}
+
+static long resident(struct ibv_mr *mr)
+{
+	struct np_mr_info info;
+
+	return np_query_mr(mr, &info) ? -1 : (long)info.resident_pages;
+}
+
+/* It asks what reclaim asks; the owner's CPU does not touch the page meanwhile. */
+TEST_F(memory, idle_page_tracking_sees_what_peers_use)
+{
+	struct np_pair *pair = &self->pair;
+	const size_t off = FIRST_PAGE * PAGE;
+	uint64_t frame;
+
+	/* Pages that the CPU has just added to a list of its own are not asked about. */
+	ASSERT_EQ(0, write_file("/proc/sys/vm/compact_memory", "1"));
+	for (int i = 0; i < ROUNDS; i++) {
+		bool used = i % 3;
+
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, 0, NULL));
+		frame = frame_of(self->data);
+		ASSERT_NE(0, frame);
+		ASSERT_EQ(0, set_idle(frame));
+		/* The page is where it was; its next use will be seen. */
+		ASSERT_TRUE(np_wait_until(!resident(pair->mr)));
+		ASSERT_EQ(frame, frame_of(self->data));
+		ASSERT_EQ(1, is_idle(frame));
+		ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
+		EXPECT_TRUE(np_all(pair->peer.buf, PAGE, pair->info.signature));
+		if (used) {
+			ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, i % 2 ? NP_FAULT_WRITE : 0,
+						       NULL));
+			ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
+			EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
+		}
+		EXPECT_EQ(!used, is_idle(frame));
+	}
+}
+
+/* A page under a hold cannot be taken, and is left alone. */
+TEST_F(memory, held_pages_stay_when_they_are_aged)
+{
+	struct np_pair *pair = &self->pair;
+	const size_t off = FIRST_PAGE * PAGE;
+	struct np_event event;
+
+	ASSERT_EQ(0, write_file("/proc/sys/vm/compact_memory", "1"));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, off + PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(2, resident(pair->mr));
+	/* Both are asked about; when the second has gone, so has had the first its turn. */
+	ASSERT_EQ(0, set_idle(frame_of(self->data)));
+	ASSERT_EQ(0, set_idle(frame_of(self->data + PAGE)));
+	ASSERT_TRUE(np_wait_until(resident(pair->mr) == 1));
+	ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+}
+
+/*
+ * The peer has read all pages, which are equally old, and goes on with a few of them,
+ * by READ and nothing else. The owner does not touch them.
+ */
+TEST_F_TIMEOUT(memory, pages_that_peers_use_are_not_taken_first, 600)
+{
+	struct np_load *load = &self->load;
+	struct np_pair *pair = &self->pair;
+	struct taken taken;
+	int rounds;
+
+	ASSERT_TRUE(np_disk_swap());
+	ASSERT_EQ(0, np_group_enter("max", "max"));
+	/* Charged to the group, and those that will be used are the oldest. */
+	ASSERT_EQ(0, madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED));
+	memset(self->data, 1, PAGES * PAGE);
+	memset(pair->data, 1, NP_DATA_LEN);
+	for (size_t off = 0; off < NP_DATA_LEN; off += HUGE_PAGE) {
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, HUGE_PAGE, 0, NULL));
+	}
+	load->writes_of_8 = 0;
+	ASSERT_EQ(0, np_load_start(load));
+	for (rounds = 0; rounds < 1000; rounds++) {
+		ASSERT_LOAD(np_load_goes_on(load, 4 * PAGES));
+		group_reclaim("64K");
+		taken = what_is_taken(pair);
+		if (taken.others >= taken.nr_others / 2)
+			break;
+	}
+	TH_LOG("%u of %u pages that are used were taken, %u of %u others; %lu READs, %lu faults",
+	       taken.used, PAGES, taken.others, taken.nr_others, load->ops, load->faults);
+	EXPECT_RIGHT(load);
+	ASSERT_GT(1000, rounds);
+	/* At most a quarter of what chance would take */
+	EXPECT_GE(PAGES / 8, taken.used);
+	/* The question costs a fault each time, and is not asked for nothing. */
+	EXPECT_LT(0, load->faults);
+}
+
 /* --- owners that go, or run out of memory ------------------------------------------------- */
 
 /* The owner is a process of its own, and the peer is this one. */
@@ -989,6 +1194,8 @@ static int meet_owner(FIXTURE_DATA(owner) *self, size_t len, int (*before)(void)
 	return np_resolve(&self->peer, theirs.rkey, &self->info);
 }
 
+static int freeze(bool yes);
+
 FIXTURE_SETUP(owner)
 {
 	ASSERT_EQ(0, np_usage_start(&self->before));
@@ -996,6 +1203,8 @@ FIXTURE_SETUP(owner)
 
 FIXTURE_TEARDOWN_PARENT(owner)
 {
+	/* Or its owner never ends; an error if it is not frozen */
+	freeze(false);
 	EXPECT_TRUE(np_group_remove());
 	NP_CHECK_USAGE(&self->before);
 }
@@ -1128,6 +1337,123 @@ TEST_F(owner, killed_for_want_of_memory_is_gone)
 	ASSERT_EQ(self->pid, waitpid(self->pid, &status, 0));
 	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) TH_LOG("%x", status);
 	EXPECT_EQ(kills + 1, np_vmstat("oom_kill"));
+}
+
+/* --- the reaper -------------------------------------------------------------------------- */
+
+#define FROZEN "/tmp/np_frozen"
+
+/* A file system on which nobody can write: who tries does not even die. */
+static int freeze(bool yes)
+{
+	int fd = open(FROZEN, O_RDONLY | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (ioctl(fd, yes ? FIFREEZE : FITHAW, 0))
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+static int make_frozen(void)
+{
+	if (system("mkdir -p " FROZEN " && truncate -s 16M " FROZEN ".image && "
+		   "mkfs.ext4 -q -F " FROZEN ".image && "
+		   "dev=$(losetup -f --show " FROZEN ".image) && mount $dev " FROZEN " && "
+		   "losetup -d $dev"))
+		return -EIO;
+	return freeze(true);
+}
+
+static void *write_where_nobody_can(void *arg)
+{
+	int fd = open(FROZEN "/file", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+
+	if (fd >= 0)
+		close(fd);
+	return NULL;
+}
+
+static int live_with_one_foot_in_the_door(int sock)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, write_where_nobody_can, NULL))
+		return 1;
+	return live_until_told(sock);
+}
+
+/* Does a thread of the process wait for what no signal ends? */
+static bool has_stuck_thread(pid_t pid)
+{
+	char path[300], text[600], *state;
+	struct dirent *entry;
+	bool stuck = false;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	dir = opendir(path);
+	while (dir && (entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", pid, entry->d_name);
+		if (entry->d_name[0] == '.' || read_file(path, text, sizeof(text)) <= 0)
+			continue;
+		state = strrchr(text, ')');
+		stuck |= state && state[2] == 'D';
+	}
+	if (dir)
+		closedir(dir);
+	return stuck;
+}
+
+static bool kernel_said(int log, const char *what)
+{
+	char text[2048];
+	ssize_t n;
+
+	while ((n = read(log, text, sizeof(text) - 1)) > 0 || (n < 0 && errno == EPIPE)) {
+		text[n < 0 ? 0 : n] = 0;
+		if (strstr(text, what))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * A process that was killed for want of memory and cannot end keeps its QPs, and its
+ * memory is taken from it while peers use it, by a notifier that must not wait.
+ */
+TEST_F(owner, memory_that_the_reaper_takes_is_an_address_error)
+{
+	struct np_load *load = &self->load;
+	int status, log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	char path[64];
+
+	ASSERT_LE(0, log);
+	ASSERT_LE(0, lseek(log, 0, SEEK_END));
+	ASSERT_EQ(0, make_frozen());
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_with_one_foot_in_the_door));
+	ASSERT_TRUE(np_wait_until(has_stuck_thread(self->pid)));
+	np_load_init(load, &self->peer, &self->info, NULL, FIRST_PAGE * PAGE, PAGES);
+	ASSERT_EQ(0, np_load_start(load));
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
+	snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", self->pid);
+	ASSERT_EQ(0, write_file(path, "1000"));
+	np_load_step(load, 0, PAGES);
+	ASSERT_EQ(0, write_file("/proc/sysrq-trigger", "f"));
+	ASSERT_TRUE(np_wait_until(kernel_said(log, "oom_reaper: reaped process")));
+	np_load_lose(load, 0, PAGES);
+	np_load_gone(load, 0, PAGES, NP_ADDRESS, NP_ADDRESS);
+	ASSERT_LOAD(np_load_is_refused(load, 20));
+	EXPECT_TRUE(np_load_stop(load));
+	/* Its pages are not there for anybody who does not ask, either. */
+	ASSERT_EQ(0, np_read(&self->peer, 0, NP_DATA_LEN, np_read_addr(&self->info, 0),
+			     self->info.read_key));
+	EXPECT_TRUE(np_all(self->peer.buf, NP_DATA_LEN, self->info.signature));
+	ASSERT_EQ(0, freeze(false));
+	ASSERT_EQ(self->pid, waitpid(self->pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) TH_LOG("%x", status);
+	EXPECT_TRUE(np_wait_until(!umount(FROZEN) || errno != EBUSY));
 }
 
 TEST_HARNESS_MAIN

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: do peers use a page?  For reclaim, which takes first what nobody uses.
+ *
+ * A page that a device reads leaves no trace that the CPU's page tables would show.
+ * So the next use of a page is made to leave one: when reclaim asks whether a page is
+ * young, and a peer has asked for it since the last time, the answer is yes, and the
+ * page becomes absent for peers a moment later (not for the owner).  Who uses it
+ * asks for it again, which costs one minor fault; if nobody does, the next answer is
+ * no.  Nothing of this happens as long as nobody reclaims memory.
+ *
+ * The question comes for an address of an address space, under the lock of its page
+ * table, so what is known about use belongs to the address space and is found without
+ * locks.  All regions of an owner share it.
+ */
+#include <linux/llist.h>
+#include <linux/mmu_notifier.h>
+#include <linux/slab.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+
+#include "np_region.h"
+
+/*
+ * 2 MiB of an address space.
+ * @used: pages that peers have asked for since reclaim asked for the last time
+ * @aged: pages about which it has asked, which are to become absent
+ * @queued: bit 0: @node is in np_aging.todo
+ */
+struct np_aging_slot {
+	struct llist_node node;
+	unsigned long index;
+	unsigned long queued;
+	DECLARE_BITMAP(used, NP_SLOT_PAGES);
+	DECLARE_BITMAP(aged, NP_SLOT_PAGES);
+};
+
+/*
+ * An address space.  The notifier counts its users, the regions, and keeps it until
+ * no callback of it runs any more.
+ * @slots: struct np_aging_slot by address; none goes before all of them
+ * @todo: slots with aged pages
+ * @lock: protects @regions
+ */
+struct np_aging {
+	struct mmu_notifier notifier;
+	struct xarray slots;
+	struct llist_head todo;
+	struct work_struct work;
+	struct work_struct free;
+	struct mutex lock;
+	struct list_head regions;
+};
+
+static struct workqueue_struct *np_aging_wq;
+
+/* Under the lock of a page table: may not sleep */
+static int np_aging_ask(struct mmu_notifier *notifier, unsigned long start,
+			unsigned long end, bool clear)
+{
+	struct np_aging *aging = container_of(notifier, struct np_aging,
+					      notifier);
+	struct np_aging_slot *slot;
+	unsigned long va, next;
+	bool young = false;
+	unsigned int i;
+
+	for (va = start; va < end; va = next) {
+		next = min(end, ALIGN(va + 1, NP_SLOT_SIZE));
+		slot = xa_load(&aging->slots, va >> NP_SLOT_SHIFT);
+		if (!slot)
+			continue;
+		for (; va < next; va += PAGE_SIZE) {
+			i = (va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+			if (!test_bit(i, slot->used))
+				continue;
+			young = true;
+			if (!clear || !test_and_clear_bit(i, slot->used))
+				continue;
+			set_bit(i, slot->aged);
+			if (!test_and_set_bit(0, &slot->queued) &&
+			    llist_add(&slot->node, &aging->todo))
+				queue_work(np_aging_wq, &aging->work);
+		}
+	}
+	return young;
+}
+
+static int np_aging_clear_flush_young(struct mmu_notifier *notifier,
+				      struct mm_struct *mm, unsigned long start,
+				      unsigned long end)
+{
+	return np_aging_ask(notifier, start, end, true);
+}
+
+static int np_aging_clear_young(struct mmu_notifier *notifier,
+				struct mm_struct *mm, unsigned long start,
+				unsigned long end)
+{
+	return np_aging_ask(notifier, start, end, true);
+}
+
+static int np_aging_test_young(struct mmu_notifier *notifier,
+			       struct mm_struct *mm, unsigned long addr)
+{
+	return np_aging_ask(notifier, addr, addr + PAGE_SIZE, false);
+}
+
+static void np_aging_work(struct work_struct *work)
+{
+	struct np_aging *aging = container_of(work, struct np_aging, work);
+	struct llist_node *todo = llist_del_all(&aging->todo);
+	DECLARE_BITMAP(pages, NP_SLOT_PAGES);
+	struct np_aging_slot *slot, *next;
+	struct np_region *region;
+	unsigned int i;
+
+	mutex_lock(&aging->lock);
+	llist_for_each_entry_safe(slot, next, todo, node) {
+		/* Whoever ages a page from now on queues the slot again */
+		clear_bit(0, &slot->queued);
+		smp_mb__after_atomic();
+		for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
+			pages[i] = xchg(&slot->aged[i], 0);
+		list_for_each_entry(region, &aging->regions, aging_node)
+			np_region_age(region, slot->index << NP_SLOT_SHIFT,
+				      pages);
+	}
+	mutex_unlock(&aging->lock);
+}
+
+static void np_aging_free(struct work_struct *work)
+{
+	struct np_aging *aging = container_of(work, struct np_aging, free);
+	struct np_aging_slot *slot;
+	unsigned long index;
+
+	cancel_work_sync(&aging->work);
+	xa_for_each(&aging->slots, index, slot)
+		kfree(slot);
+	xa_destroy(&aging->slots);
+	kfree(aging);
+}
+
+static struct mmu_notifier *np_aging_alloc_notifier(struct mm_struct *mm)
+{
+	struct np_aging *aging = kzalloc(sizeof(*aging), GFP_KERNEL_ACCOUNT);
+
+	if (!aging)
+		return ERR_PTR(-ENOMEM);
+	xa_init(&aging->slots);
+	init_llist_head(&aging->todo);
+	INIT_WORK(&aging->work, np_aging_work);
+	INIT_WORK(&aging->free, np_aging_free);
+	mutex_init(&aging->lock);
+	INIT_LIST_HEAD(&aging->regions);
+	return &aging->notifier;
+}
+
+/* All regions are gone, and so are all callbacks: only the work may still run */
+static void np_aging_free_notifier(struct mmu_notifier *notifier)
+{
+	struct np_aging *aging = container_of(notifier, struct np_aging,
+					      notifier);
+
+	queue_work(np_aging_wq, &aging->free);
+}
+
+static const struct mmu_notifier_ops np_aging_ops = {
+	.clear_flush_young = np_aging_clear_flush_young,
+	.clear_young = np_aging_clear_young,
+	.test_young = np_aging_test_young,
+	.alloc_notifier = np_aging_alloc_notifier,
+	.free_notifier = np_aging_free_notifier,
+};
+
+/**
+ * np_aging_join() - from now on reclaim hears of the use of a region
+ * @region: region, with chunk_lock; the second time does nothing
+ *
+ * Context: process context; takes the owner's mmap lock, whose mm_users is held.
+ * Return: 0 or -ENOMEM.
+ */
+int np_aging_join(struct np_region *region)
+{
+	struct mmu_notifier *notifier;
+	struct np_aging *aging;
+
+	lockdep_assert_held(&region->chunk_lock);
+	if (region->aging)
+		return 0;
+	notifier = mmu_notifier_get(&np_aging_ops, region->mm);
+	if (IS_ERR(notifier))
+		return PTR_ERR(notifier);
+	aging = container_of(notifier, struct np_aging, notifier);
+	mutex_lock(&aging->lock);
+	list_add(&region->aging_node, &aging->regions);
+	mutex_unlock(&aging->lock);
+	region->aging = aging;
+	return 0;
+}
+
+/**
+ * np_aging_leave() - the end of a region
+ * @region: region without references
+ *
+ * Context: process context.
+ */
+void np_aging_leave(struct np_region *region)
+{
+	struct np_aging *aging = region->aging;
+
+	if (!aging)
+		return;
+	mutex_lock(&aging->lock);
+	list_del(&region->aging_node);
+	mutex_unlock(&aging->lock);
+	mmu_notifier_put(&aging->notifier);
+}
+
+/**
+ * np_aging_make_slot() - room for what np_aging_use() says
+ * @region: region that has a chunk
+ * @va: of the slot
+ *
+ * Context: process context, no locks.
+ * Return: 0 or -ENOMEM.
+ */
+int np_aging_make_slot(struct np_region *region, unsigned long va)
+{
+	struct xarray *slots = &region->aging->slots;
+	unsigned long index = va >> NP_SLOT_SHIFT;
+	struct np_aging_slot *slot;
+	int ret;
+
+	if (xa_load(slots, index))
+		return 0;
+	slot = kzalloc(sizeof(*slot), GFP_KERNEL_ACCOUNT);
+	if (!slot)
+		return -ENOMEM;
+	slot->index = index;
+	ret = xa_insert(slots, index, slot, GFP_KERNEL_ACCOUNT);
+	if (ret)
+		kfree(slot);
+	/* Another region has the same memory */
+	return ret == -EBUSY ? 0 : ret;
+}
+
+/**
+ * np_aging_use() - a peer uses these pages
+ * @region: region whose slot was made
+ * @va: first page
+ * @npages: within the slot
+ *
+ * Context: any; the caller has a reference to the region.
+ */
+void np_aging_use(struct np_region *region, unsigned long va, unsigned int npages)
+{
+	unsigned int first = (va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	struct np_aging_slot *slot;
+	unsigned int i;
+
+	slot = xa_load(&region->aging->slots, va >> NP_SLOT_SHIFT);
+	for (i = first; slot && i < first + npages; i++)
+		if (!test_bit(i, slot->used))
+			set_bit(i, slot->used);
+}
+
+/**
+ * np_aging_init() - start
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int np_aging_init(void)
+{
+	np_aging_wq = alloc_workqueue("nprdma_aging", WQ_UNBOUND, 0);
+	return np_aging_wq ? 0 : -ENOMEM;
+}
+
+/**
+ * np_aging_exit() - end, when no region exists any more
+ */
+void np_aging_exit(void)
+{
+	mmu_notifier_synchronize();
+	destroy_workqueue(np_aging_wq);
+}
