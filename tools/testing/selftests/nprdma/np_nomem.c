@@ -5,9 +5,11 @@
  * splat, no leak, and the next try succeeds.
  *
  * fail-nth counts allocations of the calling task, so it covers registration,
- * RESOLVE, FAULT and FORGET as far as they run in the initiator's system call, and
- * advice, which faults in the caller's context. It counts accesses to the caller's
- * memory, too; those fail with EFAULT.
+ * RESOLVE, FAULT, RELEASE and FORGET as far as they run in the initiator's system call,
+ * advice and local holds, which fault in the caller's context, the notifier, which runs
+ * in whatever takes memory away, and the end of a process. It counts accesses to the
+ * caller's memory, too; those fail with EFAULT. What workers do has a test of its own,
+ * which goes by the functions that allocate.
  */
 #include <fcntl.h>
 
@@ -186,6 +188,281 @@ TEST_F(fail_nth, local_hold_fails_cleanly_at_each_allocation)
 	       id < 0 ? (int)id : 0),
 	      0, ret_ == -ENOMEM || ret_ == -EFAULT, EXPECT_EQ(0, np_hold_free(pair->owner.ctx, id)));
 	EXPECT_EQ(before, np_pinned());
+}
+
+TEST_F(fail_nth, release_and_forget_fail_only_before_they_begin)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+	long before = np_pinned();
+
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	SWEEP(np_release(&pair->peer, event.hold_id), 0, ret_ == -EFAULT || ret_ == -ENOMEM,
+	      ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,
+					     &event)));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_TRUE(np_wait_until(np_pinned() == before));
+	SWEEP(np_forget(&pair->peer, pair->info.region_id), 0,
+	      ret_ == -EFAULT || ret_ == -ENOMEM, ASSERT_EQ(0, np_pair_resolve(pair)));
+}
+
+/* --- the notifier ------------------------------------------------------------------------ */
+
+static int drop(uint8_t *page)
+{
+	return madvise(page, PAGE, MADV_DONTNEED);
+}
+
+static int unmap(uint8_t *page)
+{
+	return munmap(page, PAGE);
+}
+
+static int replace(uint8_t *page)
+{
+	return mmap(page, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+		    -1, 0) == page ? 0 : -1;
+}
+
+static int protect(uint8_t *page)
+{
+	return mprotect(page, PAGE, PROT_NONE);
+}
+
+static int move(uint8_t *page)
+{
+	return mremap(page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page + HUGE_PAGE) ==
+	       MAP_FAILED ? -1 : 0;
+}
+
+/*
+ * Whatever fails while memory goes, the notifier does not: when the call comes back
+ * peers do not reach the page. I7: it needs no memory.
+ */
+TEST_F(fail_nth, memory_that_goes_is_gone_for_peers_at_each_allocation)
+{
+	static int (*const change[])(uint8_t *) = { drop, unmap, replace, protect, move };
+	struct np_pair *pair = &self->pair;
+	unsigned int failed = 0, done = 0;
+	int fd = open_fail_nth();
+
+	ASSERT_LE(0, fd);
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	for (size_t c = 0; c < ARRAY_SIZE(change); c++) {
+		bool hit = true;
+
+		for (unsigned int nth = 1; hit; nth++) {
+			uint8_t *page = pair->data + (1 + nth % 128) * PAGE;
+			size_t off = page - pair->data;
+			int ret;
+
+			ASSERT_EQ(0, replace(page));
+			np_fill(page, PAGE, nth);
+			ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, NP_FAULT_WRITE, NULL));
+			ASSERT_TRUE(fail_nth(fd, nth));
+			ret = change[c](page);
+			hit = fail_nth(fd, 0);
+			ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
+			if (!ret) {
+				EXPECT_TRUE(np_all(pair->peer.buf, PAGE, pair->info.signature));
+				EXPECT_EQ(0, np_pair_word(pair, off) & (NP_WORD_READABLE | NP_WORD_WRITABLE));
+				done++;
+			} else {
+				EXPECT_TRUE(hit) TH_LOG("%s", strerror(errno));
+				EXPECT_TRUE(np_all(pair->peer.buf, PAGE, pair->info.signature) ||
+					    np_differs(pair->peer.buf, PAGE, nth) == -1);
+				failed++;
+			}
+			ASSERT_GT(500, nth);
+		}
+	}
+	TH_LOG("%u calls failed, %u did not", failed, done);
+	EXPECT_LE(ARRAY_SIZE(change), done);
+	EXPECT_LT(0, failed);
+	close(fd);
+}
+
+/* --- the end of a process ------------------------------------------------------------------ */
+
+/* With keys granted, a hold of the peer's and one of its own, and an open channel. */
+TEST(process_ends_cleanly_whatever_allocation_fails)
+{
+	struct np_usage before;
+
+	if (access("/proc/thread-self/fail-nth", W_OK))
+		SKIP(return, "the kernel has no fault injection: --kernel debug has");
+	ASSERT_EQ(0, np_usage_start(&before));
+	for (unsigned int nth = 1; nth <= 24; nth++) {
+		int status;
+		pid_t pid = np_fork();
+
+		ASSERT_LE(0, pid);
+		if (!pid) {
+			struct np_pair pair = {};
+			struct np_hold_info info;
+			struct np_event event;
+			int fd = open_fail_nth();
+
+			if (fd < 0 || np_pair_open(&pair) || np_pair_register(&pair, NP_RIGHTS) ||
+			    np_pair_resolve(&pair) ||
+			    np_pair_fault(&pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event) ||
+			    np_hold(pair.mr, (uintptr_t)pair.data, PAGE, 0, &info) < 0 ||
+			    !fail_nth(fd, nth))
+				_exit(1);
+			_exit(0);
+		}
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		EXPECT_EQ(0, status);
+		NP_CHECK_USAGE(&before);
+	}
+}
+
+/* --- the workers, which no system call waits for ------------------------------------------- */
+
+/* Where our functions are: those around np_region_fault() with no gap between them. */
+static bool our_text(unsigned long *start, unsigned long *end)
+{
+	static unsigned long at[2000];
+	FILE *f = fopen("/proc/kallsyms", "re");
+	unsigned long addr, anchor = 0;
+	unsigned int n = 0;
+	char line[512], type, name[256];
+	bool grown;
+
+	while (f && fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx %c %255s", &addr, &type, name) != 3 || (type | 32) != 't' ||
+		    strncmp(name, "np_", 3) || n == ARRAY_SIZE(at))
+			continue;
+		at[n++] = addr;
+		if (!strcmp(name, "np_region_fault"))
+			anchor = addr;
+	}
+	if (f)
+		fclose(f);
+	*start = anchor;
+	*end = anchor;
+	do {
+		grown = false;
+		for (unsigned int i = 0; i < n; i++) {
+			if (at[i] < *start && *start - at[i] < 0x4000) {
+				*start = at[i];
+				grown = true;
+			}
+			if (at[i] > *end && at[i] - *end < 0x4000) {
+				*end = at[i];
+				grown = true;
+			}
+		}
+	} while (grown);
+	return anchor && *end > *start;
+}
+
+static const char *const injector[] = { "failslab", "fail_page_alloc" };
+
+static int inject(const char *knob, unsigned long value)
+{
+	char path[128], text[32];
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < ARRAY_SIZE(injector); i++) {
+		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", injector[i], knob);
+		snprintf(text, sizeof(text), "%lu", value);
+		ret = write_text(path, text);
+	}
+	return ret;
+}
+
+/* Of all that was asked for since inject(): was one of them refused? */
+static bool injected(void)
+{
+	bool hit = false;
+
+	for (size_t i = 0; i < ARRAY_SIZE(injector); i++) {
+		char path[128], text[32] = "";
+		int fd;
+
+		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/times", injector[i]);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd >= 0 && read(fd, text, sizeof(text) - 1) > 0)
+			hit |= !atoi(text);
+		if (fd >= 0)
+			close(fd);
+	}
+	return hit;
+}
+
+/* What a peer does with a region, until something fails: its status, or -errno. */
+static int all_of_it(struct np_pair *pair, struct np_region_info *info)
+{
+	struct np_event event = {};
+	struct np_hold_info local;
+	int ret = np_resolve(&pair->peer, pair->mr->rkey, info);
+	int64_t hold;
+
+	madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED);
+	if (!ret)
+		ret = np_fault(&pair->peer, info->region_id, info->base, 4 * PAGE, 0, &event);
+	if (!ret)
+		ret = np_fault(&pair->peer, info->region_id, info->base + HUGE_PAGE, PAGE,
+			       NP_FAULT_WRITE, &event);
+	if (!ret)
+		ret = np_fault(&pair->peer, info->region_id, info->base, 4 * PAGE,
+			       NP_FAULT_WRITE | NP_FAULT_HOLD, &event);
+	if (event.hold_id) {
+		int err = np_release(&pair->peer, event.hold_id);
+
+		ret = ret ?: err;
+	}
+	if (!ret) {
+		hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &local);
+		ret = hold < 0 ? hold : np_hold_free(pair->owner.ctx, hold);
+	}
+	return ret;
+}
+
+TEST_F_TIMEOUT(fail_nth, peers_hear_of_each_allocation_that_fails_in_a_worker, 900)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_region_info info;
+	unsigned long start, end;
+	unsigned int failed = 0, hits = 0;
+	struct ibv_mr *mr;
+
+	ASSERT_TRUE(our_text(&start, &end));
+	ASSERT_EQ(0, inject("require-start", start));
+	ASSERT_EQ(0, inject("require-end", end));
+	ASSERT_EQ(0, inject("stacktrace-depth", 32));
+	/* Counted over all tasks: so which one fails each time depends on what was before. */
+	for (unsigned int i = 0; i < 150; i++) {
+		int ret;
+
+		mr = pair->mr;
+		ASSERT_EQ(0, inject("interval", 1 + i % 30));
+		ASSERT_EQ(0, inject("times", 1));
+		ASSERT_EQ(0, inject("probability", 100));
+		ret = all_of_it(pair, &info);
+		ASSERT_EQ(0, inject("probability", 0));
+		hits += injected();
+		if (ret) {
+			failed++;
+			EXPECT_TRUE(injected() && (ret == -ENOMEM || ret == NP_NOMEM ||
+						   ret == NP_TIMEOUT || ret == -ETIMEDOUT ||
+						   ret == -EHOSTUNREACH))
+				TH_LOG("round %u: %d", i, ret);
+		}
+		/* Nothing stays behind of it. */
+		ASSERT_EQ(0, all_of_it(pair, &info)) TH_LOG("round %u", i);
+		pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN,
+				      NP_RIGHTS | NP_UNPINNED);
+		ASSERT_NE(NULL, pair->mr);
+		ASSERT_EQ(0, ibv_dereg_mr(mr));
+	}
+	ASSERT_EQ(0, inject("require-start", 0));
+	ASSERT_EQ(0, inject("require-end", ~0UL));
+	TH_LOG("%u allocations refused, %u of them seen", hits, failed);
+	EXPECT_LT(50, hits);
+	EXPECT_LT(0, failed);
 }
 
 /* --- a control group that is full ------------------------------------------------------ */

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What an administrator sees of unpinned regions: "rdma resource show mr", "rdma
+ * statistic show mr" and the tracepoints. The numbers have to be those of the region.
+ */
+#include <fcntl.h>
+
+#include "np_harness.h"
+
+#define TRACING "/sys/kernel/tracing/"
+
+FIXTURE(show) {
+	struct np_pair pair;
+};
+
+FIXTURE_SETUP(show)
+{
+	ASSERT_EQ(0, np_pair_open(&self->pair));
+	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&self->pair));
+}
+
+FIXTURE_TEARDOWN_PARENT(show)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* The line of @command's output in which @word stands. */
+static bool find_line(const char *command, const char *word, char *line, size_t size)
+{
+	FILE *f = popen(command, "re");
+	bool found = false;
+
+	while (f && !found && fgets(line, size, f))
+		found = strstr(line, word);
+	while (f && getc(f) != EOF)
+		;
+	return f && !pclose(f) && found;
+}
+
+/* "... NAME VALUE ...": the value, or -1. */
+static long value_of(const char *line, const char *name)
+{
+	char word[64];
+	const char *at;
+
+	snprintf(word, sizeof(word), " %s ", name);
+	at = strstr(line, word);
+	return at ? strtol(at + strlen(word), NULL, 0) : -1;
+}
+
+TEST_F(show, resource_says_what_is_resident_and_held)
+{
+	struct np_pair *pair = &self->pair;
+	char region[32], line[1024];
+	struct np_event event = {};
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, &event));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 8 * PAGE, 2 * PAGE, NP_FAULT_HOLD, &event));
+
+	snprintf(region, sizeof(region), " drv_region %llu ", (unsigned long long)pair->info.region_id);
+	ASSERT_TRUE(find_line("rdma resource show mr -dd", region, line, sizeof(line)));
+	TH_LOG("%s", line);
+	EXPECT_NE(NULL, strstr(line, NP_OWNER_DEV));
+	EXPECT_NE(NULL, strstr(line, " drv_memory unpinned "));
+	EXPECT_EQ(NP_DATA_LEN, value_of(line, "mrlen"));
+	EXPECT_EQ(getpid(), value_of(line, "pid"));
+	EXPECT_EQ(7, value_of(line, "drv_resident"));
+	EXPECT_EQ(3, value_of(line, "drv_writable"));
+	EXPECT_EQ(2, value_of(line, "drv_held"));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	/* A pinned region is what it always was. */
+	ASSERT_TRUE(find_line("rdma resource show mr -dd", NP_PEER_DEV, line, sizeof(line)));
+	EXPECT_EQ(NP_BUF_LEN, value_of(line, "mrlen"));
+	EXPECT_EQ(NULL, strstr(line, "unpinned"));
+}
+
+TEST_F(show, statistic_counts_what_happens)
+{
+	struct np_pair *pair = &self->pair;
+	char line[2048];
+	struct np_event event = {};
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, NULL));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, NULL));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	ASSERT_EQ(0, madvise(pair->data, 2 * PAGE, MADV_DONTNEED));
+	ASSERT_EQ(0, munmap(pair->data + HUGE_PAGE, PAGE));
+	ASSERT_EQ(NP_ADDRESS, np_pair_fault(pair, HUGE_PAGE, PAGE, 0, NULL));
+
+	ASSERT_TRUE(find_line("rdma statistic show mr", "faults_minor", line, sizeof(line)));
+	TH_LOG("%s", line);
+	EXPECT_NE(NULL, strstr(line, NP_OWNER_DEV));
+	EXPECT_EQ(5, value_of(line, "faults_minor"));
+	EXPECT_EQ(6, value_of(line, "faults_noop"));
+	EXPECT_EQ(0, value_of(line, "faults_major"));
+	EXPECT_EQ(1, value_of(line, "faults_failed"));
+	EXPECT_EQ(1, value_of(line, "holds"));
+	EXPECT_EQ(1, value_of(line, "invalidations"));
+	EXPECT_EQ(2, value_of(line, "page_invalidations"));
+	EXPECT_EQ(2, value_of(line, "table_pages"));
+}
+
+static int write_text(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+/* Is there a line with all of @words? NULL ends them. */
+static bool traced(const char *const words[])
+{
+	char line[1024];
+	bool found = false;
+	FILE *f = fopen(TRACING "trace", "re");
+
+	while (f && !found && fgets(line, sizeof(line), f)) {
+		found = true;
+		for (int i = 0; words[i]; i++)
+			found &= !!strstr(line, words[i]);
+	}
+	if (f)
+		fclose(f);
+	return found;
+}
+
+#define EXPECT_TRACED(...)							\
+	EXPECT_TRUE(np_wait_until(traced((const char *[]){ __VA_ARGS__, NULL })))
+
+TEST_F(show, tracepoints_tell_the_life_of_a_region)
+{
+	struct np_pair *pair = &self->pair;
+	char id[40], owner_qp[32], peer_qp[32], hold[40];
+	struct np_event event = {};
+
+	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
+	ASSERT_EQ(0, write_text(TRACING "trace", ""));
+	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "1"));
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	ASSERT_EQ(0, madvise(pair->data + 4 * PAGE, PAGE, MADV_DONTNEED));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 4 * PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(0, madvise(pair->data + 4 * PAGE, PAGE, MADV_DONTNEED));
+	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
+	ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
+
+	snprintf(id, sizeof(id), "region=0x%llx ", (unsigned long long)pair->info.region_id);
+	snprintf(owner_qp, sizeof(owner_qp), "qp=%u ", pair->owner.qp->qp_num);
+	snprintf(peer_qp, sizeof(peer_qp), "qp=%u ", pair->peer.qp->qp_num);
+	snprintf(hold, sizeof(hold), "pages=2");
+	EXPECT_TRACED("np_resolve:", "dev=" NP_PEER_DEV, peer_qp, id, "status=OK");
+	EXPECT_TRACED("np_resolve_serve:", "dev=" NP_OWNER_DEV, owner_qp, id, "status=OK");
+	EXPECT_TRACED("np_fault_submit:", "dev=" NP_PEER_DEV, peer_qp, id, "ranges=1");
+	EXPECT_TRACED("np_fault_serve:", "dev=" NP_OWNER_DEV, owner_qp, id, "status=OK");
+	EXPECT_TRACED("np_fault_complete:", "dev=" NP_PEER_DEV, peer_qp, "status=OK");
+	EXPECT_TRACED("np_hold_grant:", "dev=" NP_OWNER_DEV, owner_qp, hold);
+	EXPECT_TRACED("np_hold_release:", "dev=" NP_OWNER_DEV, owner_qp, hold);
+	EXPECT_TRACED("np_residency:", id, "pages=2");
+	EXPECT_TRACED("np_residency:", id, "pages=1", "now=absent");
+	EXPECT_TRACED("np_gone_send:", "dev=" NP_OWNER_DEV, owner_qp, id);
+	EXPECT_TRACED("np_gone_receive:", "dev=" NP_PEER_DEV, peer_qp, id);
+	EXPECT_TRACED("np_ungrant:", "dev=" NP_OWNER_DEV, owner_qp, id);
+	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "0"));
+}
+
+TEST_HARNESS_MAIN
