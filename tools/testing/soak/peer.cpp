@@ -1,0 +1,729 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The peer of a cell: all verbs on the main queue pair, judged by the shadow; READs of
+ * anything and WRITEs into the void on the probe; see cell.hpp.
+ */
+#include "verbs.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace soak
+{
+
+namespace
+{
+
+enum class verb { read, write, write_imm, send, send_imm, fetch_add, compare_swap };
+
+constexpr bool is_atomic(verb v) { return v == verb::fetch_add || v == verb::compare_swap; }
+constexpr bool is_send(verb v) { return v == verb::send || v == verb::send_imm; }
+constexpr bool is_write(verb v) { return v == verb::write || v == verb::write_imm; }
+constexpr bool brings(verb v) { return v == verb::read || is_atomic(v); }
+/* Those that take one of the owner's receives. */
+constexpr bool is_message(verb v) { return is_send(v) || v == verb::write_imm; }
+
+constexpr ibv_wr_opcode opcode_of(verb v)
+{
+	switch (v) {
+	case verb::read:
+		return IBV_WR_RDMA_READ;
+	case verb::write:
+		return IBV_WR_RDMA_WRITE;
+	case verb::write_imm:
+		return IBV_WR_RDMA_WRITE_WITH_IMM;
+	case verb::send:
+		return IBV_WR_SEND;
+	case verb::send_imm:
+		return IBV_WR_SEND_WITH_IMM;
+	case verb::fetch_add:
+		return IBV_WR_ATOMIC_FETCH_AND_ADD;
+	case verb::compare_swap:
+		return IBV_WR_ATOMIC_CMP_AND_SWP;
+	}
+	return IBV_WR_SEND;
+}
+
+constexpr ibv_wc_opcode completion_of(verb v)
+{
+	switch (v) {
+	case verb::read:
+		return IBV_WC_RDMA_READ;
+	case verb::write:
+	case verb::write_imm:
+		return IBV_WC_RDMA_WRITE;
+	case verb::send:
+	case verb::send_imm:
+		return IBV_WC_SEND;
+	case verb::fetch_add:
+		return IBV_WC_FETCH_ADD;
+	case verb::compare_swap:
+		return IBV_WC_COMP_SWAP;
+	}
+	return IBV_WC_SEND;
+}
+
+/* What a queue pair gets to hear when the other side, or a device, is gone. */
+bool ends_a_connection(ibv_wc_status s)
+{
+	return s == IBV_WC_RETRY_EXC_ERR || s == IBV_WC_REM_ACCESS_ERR || s == IBV_WC_REM_OP_ERR ||
+	       s == IBV_WC_WR_FLUSH_ERR || s == IBV_WC_REM_ABORT_ERR || s == IBV_WC_RNR_RETRY_EXC_ERR ||
+	       s == IBV_WC_REM_INV_REQ_ERR || s == IBV_WC_FATAL_ERR || s == IBV_WC_GENERAL_ERR ||
+	       /* The kernel takes keys away before queue pairs, the youngest first. */
+	       s == IBV_WC_LOC_PROT_ERR;
+}
+
+struct extent {
+	std::size_t offset, length;
+
+	[[nodiscard]] unsigned first() const { return static_cast<unsigned>(offset / PAGE); }
+	[[nodiscard]] unsigned last() const { return static_cast<unsigned>((offset + length - 1) / PAGE); }
+	[[nodiscard]] bool meets(const extent &o) const
+	{
+		return length && o.length && offset < o.offset + o.length && o.offset < offset + length;
+	}
+};
+
+struct piece {
+	std::uint8_t *at;
+	std::size_t length;
+};
+
+struct request {
+	std::uint64_t id;
+	verb what;
+	extent where; /* length 0: none */
+	unsigned slot;
+	bool signaled;
+	std::vector<piece> local;
+	std::vector<std::uint8_t> expected; /* of those that bring something */
+};
+
+class peer
+{
+public:
+	explicit peer(cell &c);
+	int run();
+
+private:
+	struct disconnected_now {};
+
+	void main_loop();
+	bool post_chain();
+	bool generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std::uint8_t *inlined);
+	extent choose(verb v);
+	bool enter(extent e);
+	void leave(extent e);
+	bool busy(extent e, bool readers_only) const;
+	void lay_out(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std::size_t length);
+	void scatter(const request &r, const std::uint8_t *from);
+	void finish(request &r);
+	void poll();
+	void shake();
+
+	void probe_loop();
+	void probe_once();
+	void reconnect_probe();
+	int run_one(connection &q, ibv_send_wr &wr, ibv_wc &wc);
+
+	cell &c_;
+	random_source random_, probe_random_;
+	device device_;
+	connection main_, probe_;
+	std::uint8_t *pinned_, *unpinned_, *probe_buffer_;
+	own<ibv_mr> pinned_mr_, probe_mr_;
+	nprdma::detail::handle<ibv_mr> unpinned_mr_;
+
+	std::deque<request> under_way_;
+	std::array<bool, window> slot_used_{};
+	std::uint64_t next_id_ = 1;
+	std::uint64_t messages_ = 0;
+	std::atomic<bool> probe_stop_{false};
+};
+
+peer::peer(cell &c)
+    : c_(c), random_(c.seed * 4 + c.owner_session * 1000003ULL), probe_random_(c.seed * 8 + c.owner_session),
+      device_(NP_PEER_DEV), main_(device_, window, 1), probe_(device_, 4, 1),
+      pinned_(static_cast<std::uint8_t *>(np_map(window * slot_bytes))),
+      unpinned_(static_cast<std::uint8_t *>(np_map_aligned(window * slot_bytes, HUGE_PAGE))),
+      probe_buffer_(static_cast<std::uint8_t *>(np_map(16 * PAGE)))
+{
+	if (!pinned_ || !unpinned_ || !probe_buffer_)
+		fail(c_, "no memory for the peer's buffers");
+	pinned_mr_ = pin(device_, pinned_, window * slot_bytes);
+	probe_mr_ = pin(device_, probe_buffer_, 16 * PAGE);
+	unpinned_mr_ = nprdma::detail::own(
+	    npr_reg_mr(device_.pd.get(), unpinned_, window * slot_bytes, IBV_ACCESS_LOCAL_WRITE), "npr_reg_mr");
+
+	const std::uint32_t session = c_.owner_session;
+
+	c_.peer_main = main_.address(device_);
+	c_.peer_probe = probe_.address(device_);
+	c_.peer_session = session;
+	for (deadline end; c_.connected != session;) {
+		if (end.over())
+			fail(c_, "the owner does not connect");
+		if (c_.owner_is_gone)
+			throw disconnected_now{};
+		np_pause();
+	}
+	main_.attach(device_, c_.owner_main, c_.relaxed ? static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) : 0);
+	probe_.attach(device_, c_.owner_probe, 0);
+}
+
+/* --- what to do next ------------------------------------------------------------------------ */
+
+/* Counts itself in where all pages are there. */
+bool peer::enter(extent e)
+{
+	for (unsigned i = e.first(); i <= e.last(); i++)
+		c_.page[i].main_users++;
+	for (unsigned i = e.first(); i <= e.last(); i++) {
+		if (c_.page[i].step % steps != there) {
+			leave(e);
+			return false;
+		}
+	}
+	return true;
+}
+
+void peer::leave(extent e)
+{
+	for (unsigned i = e.first(); i <= e.last(); i++)
+		c_.page[i].main_users--;
+}
+
+bool peer::busy(extent e, bool readers_only) const
+{
+	for (const request &r : under_way_)
+		if (r.where.meets(e) && (!readers_only || brings(r.what)))
+			return true;
+	return false;
+}
+
+extent peer::choose(verb v)
+{
+	if (is_atomic(v))
+		return {random_.below(region_pages) * PAGE + PAGE - 8 * (1 + random_.below(atomics_per_page)), 8};
+
+	std::size_t length;
+	switch (random_.below(8)) {
+	case 0:
+		length = random_.between(1, 64);
+		break;
+	case 1:
+	case 2:
+		length = random_.between(1, PAGE);
+		break;
+	case 3:
+	case 4:
+		length = PAGE;
+		break;
+	case 5:
+		length = random_.between(PAGE, 8 * PAGE);
+		break;
+	case 6:
+		length = PAGE * random_.between(1, 16);
+		break;
+	default:
+		length = random_.one_in(8) ? random_.between(1, slot_bytes) : 64 * random_.between(1, 64);
+		break;
+	}
+	std::size_t offset = random_.below(region_bytes - length + 1);
+	if (random_.one_in(2))
+		offset &= ~63UL;
+	if (length % PAGE == 0)
+		offset &= ~(PAGE - 1);
+	return {offset, length};
+}
+
+/* Local buffers: one to four pieces, by turns in pinned and in unpinned memory. */
+void peer::lay_out(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std::size_t length)
+{
+	const std::size_t base = r.slot * slot_bytes;
+	const std::uint64_t pieces = is_atomic(r.what) || length < 4 ? 1 : random_.between(1, 4);
+	bool unpinned = random_.one_in(2);
+	std::size_t done = 0;
+
+	for (std::uint64_t i = 0; i < pieces; i++) {
+		const std::size_t n = i + 1 == pieces ? length - done : random_.below(length - done + 1);
+		std::uint8_t *at = (unpinned ? unpinned_ : pinned_) + base + done;
+
+		sge[i] = {reinterpret_cast<std::uintptr_t>(at), static_cast<std::uint32_t>(n),
+			  unpinned ? unpinned_mr_->lkey : pinned_mr_->lkey};
+		/* A length of 0 would be 2 GiB. */
+		if (n) {
+			r.local.push_back({at, n});
+			sge[r.local.size() - 1] = sge[i];
+			c_.count.unpinned_local += unpinned;
+		}
+		done += n;
+		unpinned = !unpinned;
+	}
+	wr.sg_list = sge.data();
+	wr.num_sge = static_cast<int>(r.local.size());
+}
+
+void peer::scatter(const request &r, const std::uint8_t *from)
+{
+	for (const piece &p : r.local) {
+		std::memcpy(p.at, from, p.length);
+		from += p.length;
+	}
+}
+
+bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std::uint8_t *inlined)
+{
+	static constexpr verb verbs[] = {verb::read,  verb::read,      verb::read,	verb::write,
+					 verb::write, verb::write,     verb::write_imm, verb::send,
+					 verb::send,  verb::fetch_add, verb::send_imm,	verb::compare_swap};
+	std::vector<std::uint8_t> data;
+	std::size_t length;
+
+	r.what = verbs[random_.below(std::size(verbs))];
+	if (!holds_for_write(c_.kind) && (is_atomic(r.what) || r.what == verb::write_imm))
+		return false;
+	if (is_message(r.what) && messages_ >= c_.credits)
+		return false;
+	wr = {};
+	wr.opcode = opcode_of(r.what);
+	wr.imm_data = static_cast<std::uint32_t>(random_.word());
+	r.where = {0, 0};
+	r.local.clear();
+	r.expected.clear();
+
+	if (is_send(r.what)) {
+		length = random_.one_in(2) ? random_.below(65) : random_.below(message_bytes + 1);
+		const std::uint64_t seed = random_.word();
+		random_source content(seed);
+
+		data.resize(length);
+		for (auto &b : data)
+			b = static_cast<std::uint8_t>(content.word());
+		c_.sent[messages_ % std::size(c_.sent)] = {
+		    static_cast<std::uint32_t>(length), wr.imm_data, static_cast<std::uint8_t>(IBV_WC_RECV),
+		    r.what == verb::send_imm, seed};
+	} else {
+		const extent e = choose(r.what);
+
+		length = e.length;
+		if (c_.relaxed && busy(e, false))
+			return false;
+		if (!enter(e))
+			return false;
+		r.where = e;
+		std::uint8_t *shadow = c_.shadow + e.offset;
+
+		/* Verbs order what follows a READ or an atomic only behind a fence. */
+		if (!c_.relaxed && r.what != verb::read && busy(e, true))
+			wr.send_flags |= IBV_SEND_FENCE;
+		if (brings(r.what))
+			r.expected.assign(shadow, shadow + length);
+		if (is_write(r.what)) {
+			data.resize(length);
+			for (std::size_t i = 0; i < length; i++)
+				data[i] = tag(c_.number, c_.page[(e.offset + i) / PAGE].newest,
+					      static_cast<unsigned>(random_.word()));
+			std::memcpy(shadow, data.data(), length);
+		}
+		wr.wr.rdma.remote_addr = c_.base + e.offset;
+		wr.wr.rdma.rkey = c_.rkey;
+		if (is_atomic(r.what)) {
+			std::uint64_t now, next;
+
+			std::memcpy(&now, shadow, 8);
+			wr.wr.atomic.remote_addr = c_.base + e.offset;
+			wr.wr.atomic.rkey = c_.rkey;
+			wr.wr.atomic.compare_add = r.what == verb::fetch_add || random_.one_in(3) ? random_.word() : now;
+			wr.wr.atomic.swap = random_.word();
+			if (r.what == verb::fetch_add)
+				next = now + wr.wr.atomic.compare_add;
+			else
+				next = now == wr.wr.atomic.compare_add ? wr.wr.atomic.swap : now;
+			std::memcpy(shadow, &next, 8);
+		}
+		if (r.what == verb::write_imm)
+			c_.sent[messages_ % std::size(c_.sent)] = {
+			    static_cast<std::uint32_t>(length), wr.imm_data,
+			    static_cast<std::uint8_t>(IBV_WC_RECV_RDMA_WITH_IMM), true, 0};
+	}
+	if (is_message(r.what))
+		messages_++;
+
+	if (!brings(r.what) && length && length <= 64 && random_.one_in(2)) {
+		std::memcpy(inlined, data.data(), length);
+		sge[0] = {reinterpret_cast<std::uintptr_t>(inlined), static_cast<std::uint32_t>(length), 0};
+		wr.sg_list = sge.data();
+		wr.num_sge = 1;
+		wr.send_flags |= IBV_SEND_INLINE;
+		c_.count.inlines++;
+	} else if (length) {
+		lay_out(r, wr, sge, length);
+		if (brings(r.what))
+			for (const piece &p : r.local)
+				std::memset(p.at, tag(poison, 0, 7), p.length);
+		else
+			scatter(r, data.data());
+	}
+	c_.count.bytes += length;
+	(is_atomic(r.what) ? c_.count.atomics
+	 : r.what == verb::read ? c_.count.reads
+	 : r.what == verb::write ? c_.count.writes
+	 : r.what == verb::write_imm ? c_.count.writes_imm : c_.count.sends)++;
+	return true;
+}
+
+/* One to four work requests at once, some of them without a completion. */
+bool peer::post_chain()
+{
+	const std::size_t room = window - under_way_.size();
+	std::array<ibv_send_wr, 4> wr;
+	std::array<std::array<ibv_sge, 4>, 4> sge;
+	std::uint8_t inlined[4][64];
+	std::size_t n = 0;
+
+	for (std::uint64_t want = std::min<std::uint64_t>(room, random_.between(1, 4)); n < want;) {
+		request r{};
+
+		while (slot_used_[r.slot])
+			r.slot++;
+		if (!generate(r, wr[n], sge[n], inlined[n]))
+			break;
+		slot_used_[r.slot] = true;
+		r.id = next_id_++;
+		wr[n].wr_id = r.id;
+		under_way_.push_back(std::move(r));
+		n++;
+	}
+	if (!n)
+		return false;
+	for (std::size_t i = 0; i < n; i++) {
+		request &r = under_way_[under_way_.size() - n + i];
+
+		r.signaled = i + 1 == n || random_.one_in(2);
+		wr[i].send_flags |= r.signaled ? IBV_SEND_SIGNALED : 0;
+		wr[i].next = i + 1 == n ? nullptr : &wr[i + 1];
+	}
+	ibv_send_wr *todo = wr.data(), *bad = nullptr;
+	deadline end;
+
+	for (;;) {
+		const int error = main_.qp->post_send(*todo, bad);
+
+		if (!error)
+			return true;
+		if (c_.owner_is_gone)
+			throw disconnected_now{};
+		/* The local mapping changes all the time: for us to repeat. */
+		if (error != -EAGAIN || end.over())
+			fail(c_, fmt::format("npr_post_send: {}", std::strerror(-error)));
+		todo = bad;
+		poll();
+	}
+}
+
+/* --- what has been done ------------------------------------------------------------------------ */
+
+void peer::finish(request &r)
+{
+	if (!r.expected.empty()) {
+		const std::uint8_t *want = r.expected.data();
+
+		for (const piece &p : r.local) {
+			if (std::memcmp(p.at, want, p.length)) {
+				std::size_t i = 0;
+
+				while (p.at[i] == want[i])
+					i++;
+				const std::size_t at = r.where.offset + static_cast<std::size_t>(want - r.expected.data()) + i;
+
+				fail(c_, fmt::format("request {} ({}) of {} bytes at {:#x} brought {:#x} at {:#x} (page {}, "
+						     "epoch {}), not {:#x}",
+						     r.id, static_cast<int>(r.what), r.where.length, r.where.offset, p.at[i], at,
+						     at / PAGE, c_.page[at / PAGE].newest.load(), want[i]));
+			}
+			want += p.length;
+		}
+	}
+	if (r.where.length)
+		leave(r.where);
+	slot_used_[r.slot] = false;
+}
+
+void peer::poll()
+{
+	ibv_wc wc[8];
+	const int n = main_.cq->poll(wc);
+
+	if (n < 0 && c_.owner_is_gone)
+		throw disconnected_now{};
+	if (n < 0)
+		fail(c_, fmt::format("npr_poll_cq: {}", std::strerror(-n)));
+	for (int i = 0; i < n; i++) {
+		if (wc[i].status != IBV_WC_SUCCESS) {
+			/* The kill is announced after it was done. */
+			for (deadline end; !c_.owner_is_gone && !end.over() && ends_a_connection(wc[i].status);)
+				np_pause();
+			if (!c_.owner_is_gone || !ends_a_connection(wc[i].status))
+				fail(c_, fmt::format("request {}: {}, vendor error {:#x}", wc[i].wr_id,
+						     ibv_wc_status_str(wc[i].status), wc[i].vendor_err));
+			throw disconnected_now{};
+		}
+		for (;;) {
+			if (under_way_.empty())
+				fail(c_, fmt::format("a completion of {}, which is not under way", wc[i].wr_id));
+			request &r = under_way_.front();
+			const bool it = r.id == wc[i].wr_id;
+
+			if (r.signaled != it)
+				fail(c_, fmt::format("a completion of {} where {} is next", wc[i].wr_id, r.id));
+			if (it && (wc[i].opcode != completion_of(r.what) ||
+				   (brings(r.what) && wc[i].byte_len != r.where.length)))
+				fail(c_, fmt::format("request {} completes as opcode {} with {} bytes", r.id,
+						     static_cast<int>(wc[i].opcode), wc[i].byte_len));
+			finish(r);
+			under_way_.pop_front();
+			if (it)
+				break;
+		}
+	}
+}
+
+/* The peer's own unpinned memory is not at rest either. */
+void peer::shake()
+{
+	const std::size_t first = random_.below(window * slot_bytes / PAGE);
+	const std::size_t n = random_.between(1, window * slot_bytes / PAGE - first);
+
+	switch (random_.below(4)) {
+	case 0:
+		madvise(unpinned_ + first * PAGE, n * PAGE, MADV_HUGEPAGE);
+		madvise(unpinned_ + first * PAGE, n * PAGE, MADV_COLLAPSE);
+		break;
+	default:
+		madvise(unpinned_ + first * PAGE, n * PAGE, MADV_PAGEOUT);
+		break;
+	}
+}
+
+void peer::main_loop()
+{
+	std::uint64_t last = np_now_ms();
+	std::size_t before = 0;
+
+	while (!c_.stop || !under_way_.empty()) {
+		if (!c_.stop && under_way_.size() < window && !random_.one_in(4))
+			post_chain();
+		if (random_.one_in(500))
+			shake();
+		if (c_.events && under_way_.size() == window) {
+			if (main_.cq->req_notify() && !c_.owner_is_gone)
+				fail(c_, "npr_req_notify_cq");
+			poll();
+			/* Not for longer than it takes to notice that all has ended. */
+			if (under_way_.size() == window && main_.cq->wait(100) < 0)
+				fail(c_, "npr_wait_cq");
+		}
+		poll();
+		if (under_way_.empty() || under_way_.front().id != before) {
+			before = under_way_.empty() ? 0 : under_way_.front().id;
+			last = np_now_ms();
+		} else if (np_now_ms() > last + NP_WAIT_MS && !c_.owner_is_gone) {
+			fail(c_, fmt::format("request {} ({}) of {} bytes at {:#x} does not complete", before,
+					     static_cast<int>(under_way_.front().what), under_way_.front().where.length,
+					     under_way_.front().where.offset));
+		}
+		if (c_.owner_is_gone && np_now_ms() > last + NP_WAIT_MS)
+			fail(c_, "the owner is gone and the queue pair does not say so");
+	}
+}
+
+/* --- the probe ------------------------------------------------------------------------------------ */
+
+int peer::run_one(connection &q, ibv_send_wr &wr, ibv_wc &wc)
+{
+	ibv_send_wr *bad;
+	deadline end;
+
+	if (int error = q.qp->post_send(wr, bad))
+		return error;
+	for (;;) {
+		const int n = q.cq->poll({&wc, 1});
+
+		if (n < 0)
+			return n;
+		if (n)
+			return 0;
+		if (end.over())
+			return -ETIMEDOUT;
+	}
+}
+
+void peer::reconnect_probe()
+{
+	deadline end;
+
+	probe_.qp.reset();
+	probe_.cq.reset();
+	int error = np_qp_reset(probe_.verbs_qp.get());
+	for (ibv_wc wc; ibv_poll_cq(probe_.verbs_cq.get(), 1, &wc) > 0;)
+		;
+	const std::uint32_t wanted = ++c_.probe_wanted;
+	while (c_.probe_made != wanted) {
+		if (probe_stop_ || c_.owner_is_gone)
+			throw disconnected_now{};
+		if (end.over())
+			fail(c_, "the owner does not connect the probe again");
+		np_pause();
+	}
+	if (error)
+		fail(c_, fmt::format("reset of the probe: {}", std::strerror(-error)));
+	probe_.attach(device_, c_.owner_probe, 0);
+}
+
+void peer::probe_once()
+{
+	random_source &random = probe_random_;
+	const auto pages = static_cast<unsigned>(random.between(1, 8));
+	const auto first = static_cast<unsigned>(random.below(region_pages - pages + 1));
+	std::array<std::uint32_t, 8> step{}, oldest{};
+	bool write = random.one_in(4), steady = true;
+	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(probe_buffer_), static_cast<std::uint32_t>(pages * PAGE),
+		       probe_mr_->lkey};
+	ibv_send_wr wr{};
+	ibv_wc wc{};
+
+	if (write) {
+		bool all = true;
+
+		for (unsigned i = 0; i < pages; i++)
+			c_.page[first + i].probe_writers++;
+		for (unsigned i = 0; i < pages; i++)
+			all &= c_.page[first + i].step % steps == lossy;
+		if (!all) {
+			for (unsigned i = 0; i < pages; i++)
+				c_.page[first + i].probe_writers--;
+			write = false;
+		}
+	}
+	for (unsigned i = 0; i < pages; i++) {
+		step[i] = c_.page[first + i].step;
+		oldest[i] = c_.page[first + i].oldest;
+		std::memset(probe_buffer_ + i * PAGE, write ? tag(c_.number, c_.page[first + i].newest, i) : 0xff, PAGE);
+	}
+	wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.wr.rdma.remote_addr = c_.base + first * PAGE;
+	wr.wr.rdma.rkey = c_.rkey;
+	const int error = run_one(probe_, wr, wc);
+
+	if (write)
+		for (unsigned i = 0; i < pages; i++)
+			c_.page[first + i].probe_writers--;
+	(write ? c_.count.probe_writes : c_.count.probe_reads)++;
+	if (error == -ETIMEDOUT && !c_.owner_is_gone)
+		fail(c_, fmt::format("the probe's {} of page {} does not complete", write ? "WRITE" : "READ", first));
+	for (unsigned i = 0; i < pages; i++)
+		steady &= step[i] % steps == there && c_.page[first + i].step == step[i];
+	if (error || wc.status != IBV_WC_SUCCESS) {
+		if (probe_stop_ || c_.owner_is_gone)
+			throw disconnected_now{};
+		if (error || wc.status != IBV_WC_REM_ACCESS_ERR || steady) {
+			for (deadline end; !c_.owner_is_gone && !probe_stop_ && !end.over();)
+				np_pause();
+			if (probe_stop_ || c_.owner_is_gone)
+				throw disconnected_now{};
+			fail(c_, fmt::format("the probe's {} of {} pages at {}: {}, {}", write ? "WRITE" : "READ", pages, first,
+					     error ? std::strerror(-error) : ibv_wc_status_str(wc.status),
+					     steady ? "all there" : "on the way"));
+		}
+		c_.count.probe_refused++;
+		reconnect_probe();
+		return;
+	}
+	if (write)
+		return;
+	for (unsigned i = 0; i < pages; i++) {
+		const page_state &page = c_.page[first + i];
+		const std::uint32_t newest = page.newest;
+		const bool was_there = step[i] % steps == there && page.step == step[i];
+		const std::uint8_t *p = probe_buffer_ + i * PAGE;
+
+		for (std::size_t k = 0; k < PAGE - 8 * atomics_per_page; k++) {
+			const unsigned who = p[k] >> 5, age = ((p[k] >> 3) - oldest[i]) & 3;
+
+			if (!p[k] && !was_there)
+				continue;
+			if (who != c_.number || (newest - oldest[i] < 3 && age > newest - oldest[i]))
+				fail(c_, fmt::format("the probe READ {:#x} at {:#x} of page {}: cell {}, epochs {} to {}, state {}",
+						     p[k], k, first + i, c_.number, oldest[i], newest, step[i] % steps));
+		}
+	}
+}
+
+void peer::probe_loop()
+{
+	try {
+		while (!probe_stop_)
+			probe_once();
+	} catch (const disconnected_now &) {
+	} catch (const std::exception &e) {
+		if (!c_.owner_is_gone)
+			fail(c_, fmt::format("probe: {}", e.what()));
+	}
+}
+
+int peer::run()
+{
+	int status = done;
+	{
+		std::jthread probe([this] { probe_loop(); });
+
+		try {
+			main_loop();
+		} catch (const disconnected_now &) {
+			status = disconnected;
+		}
+		probe_stop_ = true;
+	}
+	const npr_stats s = main_.qp->stats();
+
+	c_.count.faults += s.faults;
+	c_.count.holds += s.holds;
+	c_.count.suspicious += s.suspicious_pages;
+	c_.count.repeated += s.repeated_pages;
+	return status;
+}
+
+} // namespace
+
+int run_peer(cell &c)
+{
+	try {
+		return peer(c).run();
+	} catch (const std::exception &e) {
+		if (c.owner_is_gone)
+			return disconnected;
+		fail(c, fmt::format("peer: {}", e.what()));
+	} catch (...) {
+		return disconnected;
+	}
+}
+
+} // namespace soak
