@@ -39,7 +39,18 @@ check: all kernel-stock selftests ## all tests
 
 .PHONY: check-debug
 check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep and kmemleak
-	@scripts/check --debug
+	@scripts/check --kernel debug
+
+.PHONY: check-full
+check-full: all kernel-stock kernel-debug kernel-kcsan selftests ## all of check, check-debug, a search for data races, and a short soak (hours)
+	@scripts/check --full
+
+MINUTES ?= 2
+SEED ?= $(shell date +%s)
+
+.PHONY: soak
+soak: all ## all verbs and all events of memory at random, for MINUTES=n with SEED=s
+	@scripts/soak $(MINUTES) $(SEED)
 
 .PHONY: mutants
 mutants: all selftests ## do the tests notice deliberate bugs? (some hours)
@@ -70,6 +81,10 @@ kernel-stock: deps ## the same kernel without our patches
 kernel-debug: deps ## the guest kernel with KASAN, lockdep and kmemleak
 	@scripts/build-kernel debug
 
+.PHONY: kernel-kcsan
+kernel-kcsan: deps ## the guest kernel that looks for data races
+	@scripts/build-kernel kcsan
+
 .PHONY: qemu
 qemu: deps ## the emulator with the HCA
 	@scripts/build-qemu $(BUILD)
@@ -95,7 +110,8 @@ patches: ## regenerate the patch series from the work tree in TREE
 
 .PHONY: clean
 clean: ## remove what was built, keep what was downloaded and unpacked
-	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/stock qemu userspace hca model selftests vm logs)
+	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/kcsan kernel/stock qemu userspace hca model \
+		selftests soak vm logs)
 
 .PHONY: distclean
 distclean: clean ## remove all that this project has put into the build directory
