@@ -76,8 +76,12 @@ NPR_EXPORT npr_context *npr_open(ibv_context *verbs, unsigned int flags)
 
 NPR_EXPORT int npr_close(npr_context *ctx)
 {
-	if (ctx->cqs.load(std::memory_order_relaxed)) /* a count; the caller orders its calls */
-		return -EBUSY;
+	{
+		const std::lock_guard lock(ctx->cqs_mutex);
+		/* a count; the caller orders its calls */
+		if (!ctx->cqs.empty() || ctx->srqs.load(std::memory_order_relaxed))
+			return -EBUSY;
+	}
 	const std::unique_ptr<npr_context> owned(ctx);
 	return 0;
 }
@@ -224,14 +228,50 @@ NPR_EXPORT int npr_post_recv(npr_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
 	return qp->cq.post_recv(*qp, wr, bad);
 }
 
+NPR_EXPORT npr_srq *npr_attach_srq(npr_context *ctx, ibv_srq *srq)
+{
+	if (srq->context != ctx->verbs) {
+		errno = EINVAL;
+		return nullptr;
+	}
+	ibv_srq_attr attr{};
+	if (const int error = ibv_query_srq(srq, &attr)) {
+		errno = error;
+		return nullptr;
+	}
+	return guarded(
+	    [&] { return std::make_unique<npr_srq>(*ctx, srq, attr.max_wr, attr.max_sge).release(); });
+}
+
+NPR_EXPORT int npr_detach_srq(npr_srq *srq)
+{
+	const std::unique_ptr<npr_srq> owned(srq);
+	return 0;
+}
+
+NPR_EXPORT int npr_post_srq_recv(npr_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
+{
+	return srq->post_recv(wr, bad);
+}
+
+NPR_EXPORT ibv_qp_ex *npr_qp_to_qp_ex(npr_qp *qp)
+{
+	return &qp->ex;
+}
+
+NPR_EXPORT ibv_cq_ex *npr_cq_to_cq_ex(npr_cq *cq)
+{
+	return &cq->ex;
+}
+
 NPR_EXPORT int npr_poll_cq(npr_cq *cq, int num_entries, ibv_wc *wc)
 {
 	return cq->poll(num_entries, wc);
 }
 
-NPR_EXPORT int npr_req_notify_cq(npr_cq *cq, int)
+NPR_EXPORT int npr_req_notify_cq(npr_cq *cq, int solicited_only)
 {
-	return cq->req_notify();
+	return cq->req_notify(solicited_only);
 }
 
 NPR_EXPORT int npr_get_fd(npr_cq *cq)

@@ -144,36 +144,141 @@ npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigne
 		fail(-rc, "nprdma query");
 }
 
+bool npr_context::attached(const ibv_cq *cq) noexcept
+{
+	const std::lock_guard lock(cqs_mutex);
+
+	return std::any_of(cqs.begin(), cqs.end(), [&](const npr_cq *c) { return c->verbs == cq; });
+}
+
+bool npr_context::is_local(std::uint32_t lkey) const noexcept
+{
+	const local_regions &regions = local_regions::all();
+
+	return regions.any() && regions.find(verbs, lkey);
+}
+
+int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+{
+	const auto mr = local_regions::all().find(verbs, sge.lkey);
+	np_hold_req req{};
+	np_hold_info info;
+
+	if (!mr)
+		return backend::no_hold;
+	req.addr = sge.addr;
+	req.length = sge.length;
+	req.flags = write ? NP_FAULT_WRITE : 0;
+	switch (const int rc = kernel->hold(*mr, req, info, hold); rc) {
+	case 0:
+		sge.addr = info.addr;
+		sge.lkey = info.lkey;
+		return 0;
+	case -EFAULT:
+		return rc;
+	case -ENOMEM:
+		return -ENOBUFS;
+	case -EAGAIN:
+	case -EINTR:
+		return -EAGAIN;
+	default:
+		/* Outside, no right, not there any more: the HCA says what it says of pinned memory. */
+		return backend::no_hold;
+	}
+}
+
 /* --- receives ---------------------------------------------------------- */
 
-namespace npr {
-
-receive_holds::receive_holds(std::uint32_t receives, std::uint32_t max_sge)
-    : counts_(receives), holds_(std::size_t{receives} * max_sge), max_sge_(max_sge)
+template <class F>
+int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
+			   F &&post) noexcept
 {
+	std::optional<std::uint64_t> id;
+	ibv_recv_wr w = wr;
+	int rc = 0;
+
+	if (wr.num_sge < 0 || static_cast<std::size_t>(wr.num_sge) > sges.size())
+		return -EINVAL;
+	w.next = nullptr;
+	w.sg_list = sges.data();
+	std::copy_n(wr.sg_list, wr.num_sge, w.sg_list);
+	for (int k = 0; k < w.num_sge && rc >= 0; ++k) {
+		std::uint32_t hold;
+
+		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
+			continue;
+		rc = hold_local(w.sg_list[k], true, hold);
+		if (rc)
+			continue;
+		if (!id)
+			id = receives.add(queue, wr.wr_id);
+		if (!id || !receives.add_hold(*id, hold)) {
+			kernel->hold_free(hold);
+			rc = -ENOMEM;
+		}
+	}
+	if (rc >= 0) {
+		if (id)
+			w.wr_id = *id;
+		rc = -post(w);
+	}
+	if (rc && id)
+		give_back(*id);
+	return rc;
 }
 
-std::span<std::uint32_t> receive_holds::next() noexcept
+void npr_context::give_back(std::uint64_t receive) noexcept
 {
-	return {&holds_[tail_ % counts_.size() * max_sge_], max_sge_};
+	while (const auto hold = receives.take_hold(receive))
+		kernel->hold_free(*hold);
 }
 
-void receive_holds::posted(std::uint32_t holds) noexcept
+void npr_context::received(ibv_wc &wc) noexcept
 {
-	counts_[tail_++ % counts_.size()] = holds;
-	held_ += holds;
+	std::uint64_t id;
+
+	if (receives.completed(wc, id))
+		give_back(id);
 }
 
-std::span<const std::uint32_t> receive_holds::completed() noexcept
+void npr_context::abandon(const void *queue) noexcept
 {
-	if (head_ == tail_)
-		return {};
-	const std::size_t i = head_++ % counts_.size();
-	held_ -= counts_[i];
-	return {&holds_[i * max_sge_], counts_[i]};
+	while (const auto id = receives.abandon(queue))
+		give_back(*id);
 }
 
-} // namespace npr
+/* --- SRQ --------------------------------------------------------------- */
+
+npr_srq::npr_srq(npr_context &c, ibv_srq *s, std::uint32_t max_wr, std::uint32_t max_sge)
+    : ctx(c), verbs(s), mutex(c.threads), sges_(max_sge)
+{
+	ctx.receives.reserve(max_wr, max_sge);
+	ctx.srqs.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
+}
+
+npr_srq::~npr_srq()
+{
+	ctx.abandon(this);
+	ctx.srqs.fetch_sub(1, std::memory_order_relaxed); /* as above */
+}
+
+int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
+{
+	const std::lock_guard lock(mutex);
+
+	for (; wr; wr = wr->next) {
+		const int rc = ctx.post_recv(this, *wr, sges_, [&](ibv_recv_wr &w) {
+			ibv_recv_wr *b;
+			return ibv_post_srq_recv(verbs, &w, &b);
+		});
+		if (rc) {
+			if (bad)
+				*bad = wr;
+			return rc;
+		}
+	}
+	return 0;
+}
 
 /* --- QP ---------------------------------------------------------------- */
 
@@ -228,9 +333,11 @@ ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
 npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
     : cq(c), verbs(q), budget(params.budget), cookie(id), words_(alloc_words()),
       words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
-      receives_(params.receives, params.receive_sge), receive_sges_(params.receive_sge),
-      engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this)
+      receive_sges_(params.receive_sge),
+      engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
+      ex(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads)
 {
+	c.ctx.receives.reserve(params.receives, params.receive_sge);
 }
 
 int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
@@ -260,38 +367,12 @@ void npr_qp::resolve(std::uint32_t rkey) noexcept
 
 bool npr_qp::is_local(std::uint32_t lkey) noexcept
 {
-	const local_regions &regions = local_regions::all();
-
-	return regions.any() && regions.find(verbs->context, lkey);
+	return cq.ctx.is_local(lkey);
 }
 
 int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
 {
-	const auto mr = local_regions::all().find(verbs->context, sge.lkey);
-	np_hold_req req{};
-	np_hold_info info;
-
-	if (!mr)
-		return no_hold;
-	req.addr = sge.addr;
-	req.length = sge.length;
-	req.flags = write ? NP_FAULT_WRITE : 0;
-	switch (const int rc = cq.ctx.kernel->hold(*mr, req, info, hold); rc) {
-	case 0:
-		sge.addr = info.addr;
-		sge.lkey = info.lkey;
-		return 0;
-	case -EFAULT:
-		return rc;
-	case -ENOMEM:
-		return -ENOBUFS;
-	case -EAGAIN:
-	case -EINTR:
-		return -EAGAIN;
-	default:
-		/* Outside, no right, not there any more: the HCA says what it says of pinned memory. */
-		return no_hold;
-	}
+	return cq.ctx.hold_local(sge, write, hold);
 }
 
 void npr_qp::free_local(std::uint32_t hold) noexcept
@@ -301,47 +382,17 @@ void npr_qp::free_local(std::uint32_t hold) noexcept
 
 int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 {
-	ibv_recv_wr w = wr, *bad;
-	std::uint32_t held = 0;
-	int rc = 0;
-
-	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > receives_.max_sge())
-		return -EINVAL;
-	if (receives_.full())
-		return -ENOMEM;
-	const std::span<std::uint32_t> holds = receives_.next();
-	w.next = nullptr;
-	w.sg_list = receive_sges_.data();
-	std::copy_n(wr.sg_list, wr.num_sge, w.sg_list);
-	for (int k = 0; k < w.num_sge && rc >= 0; ++k) {
-		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
-			continue;
-		rc = hold_local(w.sg_list[k], true, holds[held]);
-		held += !rc;
-	}
-	if (rc >= 0)
-		rc = -ibv_post_recv(verbs, &w, &bad);
-	if (!rc) {
-		receives_.posted(held);
-		return 0;
-	}
-	while (held)
-		free_local(holds[--held]);
-	return rc;
-}
-
-void npr_qp::received() noexcept
-{
-	for (const std::uint32_t hold : receives_.completed())
-		free_local(hold);
+	return cq.ctx.post_recv(this, wr, receive_sges_, [&](ibv_recv_wr &w) {
+		ibv_recv_wr *bad;
+		return ibv_post_recv(verbs, &w, &bad);
+	});
 }
 
 void npr_qp::abandon() noexcept
 {
-	if (receives_.any_held())
+	if (cq.ctx.receives.any(this))
 		fail_qp();
-	while (receives_.any_held())
-		received();
+	cq.ctx.abandon(this);
 	engine.abandon();
 }
 
@@ -357,7 +408,8 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v)
     : ctx(c), verbs(v), epoll(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       event(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
-      mutex(c.threads)
+      mutex(c.threads),
+      ex(*this, *v, c.threads)
 {
 	int fd;
 
@@ -373,12 +425,16 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v)
 	}
 	rebuild_table();
 	strays_.reserve(static_cast<std::size_t>(verbs->cqe));
-	ctx.cqs.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
+
+	const std::lock_guard lock(ctx.cqs_mutex);
+	ctx.cqs.push_back(this);
 }
 
 npr_cq::~npr_cq()
 {
-	ctx.cqs.fetch_sub(1, std::memory_order_relaxed); /* as above */
+	const std::lock_guard lock(ctx.cqs_mutex);
+
+	std::erase(ctx.cqs, this);
 }
 
 std::uint32_t npr_cq::room() const noexcept
@@ -482,8 +538,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 				q->engine.step();
 				settle(*q);
 			} else {
-				if (q)
-					q->received();
+				ctx.received(wc);
 				strays_.push_back(wc);
 			}
 		}
@@ -621,9 +676,13 @@ void npr_cq::kick() noexcept
 	(void)!::write(event.get(), &one, sizeof(one));
 }
 
-int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept
+int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 {
 	const std::lock_guard lock(mutex);
+
+	/* What is under way now needs us, whatever its peer solicits. */
+	if (solicited_) [[unlikely]]
+		arm(false);
 
 	/* it completes nothing and waits for nobody: nothing to settle */
 	if (!wr->next && qp.engine.post_quick(*wr)) {
@@ -632,7 +691,7 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept
 		return 0;
 	}
 
-	const int rc = qp.engine.post_send(wr, bad);
+	const int rc = qp.engine.post_send(wr, bad, whole);
 	settle(qp);
 	if (qp.listed && notify_)
 		kick();
@@ -644,7 +703,8 @@ int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	const std::lock_guard lock(mutex);
 
 	for (; wr; wr = wr->next) {
-		const int rc = qp.verbs->srq || qp.verbs->recv_cq != verbs ? -EINVAL : qp.post_recv(*wr);
+		const bool ours = qp.verbs->recv_cq == verbs || ctx.attached(qp.verbs->recv_cq);
+		const int rc = qp.verbs->srq || !ours ? -EINVAL : qp.post_recv(*wr);
 		if (rc) {
 			if (bad)
 				*bad = wr;
@@ -671,8 +731,7 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		for (int i = 0; i < count; ++i) {
 			npr_qp *q = find(raw[i].qp_num);
 			if (!q || !q->engine.on_cqe(raw[i])) {
-				if (q)
-					q->received();
+				ctx.received(raw[i]);
 				wc[got++] = raw[i];
 			} else if (q->engine.calm() && !q->listed) {
 				/* one for one: what more has completed must not take the others' room */
@@ -719,7 +778,13 @@ void npr_cq::set_timer() noexcept
 	timerfd_settime(timer.get(), TFD_TIMER_ABSTIME, &t, nullptr);
 }
 
-int npr_cq::req_notify() noexcept
+int npr_cq::arm(bool solicited) noexcept
+{
+	solicited_ = solicited;
+	return verbs->channel ? -ibv_req_notify_cq(verbs, solicited) : 0;
+}
+
+int npr_cq::req_notify(bool solicited) noexcept
 {
 	const std::lock_guard lock(mutex);
 	std::uint64_t count;
@@ -731,8 +796,9 @@ int npr_cq::req_notify() noexcept
 	notify_ = true;
 	polls_ = idle_interval - 1;
 	set_timer();
-	/* Solicited or not: our own completions are none of the peer's business. */
-	return verbs->channel ? -ibv_req_notify_cq(verbs, 0) : 0;
+	/* Our own completions are none of the peer's business: with any to come, all events count. */
+	return arm(solicited &&
+		   std::all_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.idle(); }));
 }
 
 int npr_cq::wait(int timeout_ms) noexcept

@@ -46,6 +46,26 @@ bool is_atomic(ibv_wr_opcode op) noexcept
 
 constexpr std::uint32_t atomic_size = 8;
 
+/* Those that a provider, or we, would not know what to do with. */
+bool is_known(const ibv_send_wr &wr) noexcept
+{
+	switch (wr.opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_RDMA_READ:
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+	case IBV_WR_LOCAL_INV:
+	case IBV_WR_BIND_MW:
+		return true;
+	default:
+		return false;
+	}
+}
+
 /* Does it name memory of the peer? */
 bool is_remote(ibv_wr_opcode op) noexcept
 {
@@ -186,8 +206,12 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
 	std::uint64_t length = 0;
 
-	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge)
+	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge || !is_known(wr))
 		return -EINVAL;
+	/* What a window shows would have to stay where it is. */
+	if (wr.opcode == IBV_WR_BIND_MW && wr.bind_mw.bind_info.mr && wr.bind_mw.bind_info.length &&
+	    world_.is_local(wr.bind_mw.bind_info.mr->lkey))
+		return -EOPNOTSUPP;
 	for (int i = 0; i < wr.num_sge; ++i)
 		length += wr.sg_list[i].length;
 	if (length > 1ULL << 31 || (inlined && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
@@ -411,8 +435,17 @@ void engine::unpack(piece &p) noexcept
 	reset_piece(p, r);
 }
 
-int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad) noexcept
+/* Ops from @first on, just accepted and not begun, were never there. */
+void engine::retract(std::uint64_t first) noexcept
 {
+	while (tail_ > first)
+		free_buffers(op_at(--tail_));
+	next_ = std::min(next_, tail_);
+}
+
+int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
+{
+	const std::uint64_t first = tail_;
 	int rc = 0;
 
 	if (!wr->next && post_quick(*wr))
@@ -422,6 +455,8 @@ int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad) noexcept
 		if (rc) {
 			if (bad)
 				*bad = wr;
+			if (whole)
+				retract(first);
 			break;
 		}
 	}

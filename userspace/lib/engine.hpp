@@ -120,8 +120,8 @@ public:
 	engine(const engine &) = delete;
 	engine &operator=(const engine &) = delete;
 
-	/* As npr_post_send(). */
-	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
+	/* As npr_post_send(); @whole: on error none of the list is accepted. */
+	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
 	/*
 	 * The common case without detours: one READ or WRITE, of pages of one piece, by a QP
 	 * of which nothing waits. True: posted, and nothing else has changed.
@@ -288,6 +288,7 @@ private:
 	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
 	[[nodiscard]] int hold_buffers(std::uint64_t i) noexcept;
 	void free_buffers(op &o) noexcept;
+	void retract(std::uint64_t first) noexcept;
 	[[nodiscard]] std::uint32_t *holds_of(std::uint64_t i) noexcept
 	{
 		return &op_holds_[(i & op_mask_) * config_.max_sge];

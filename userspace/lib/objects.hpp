@@ -5,15 +5,20 @@
  * npr_context  one device: the kernel's methods and the thread that resolves keys
  * npr_cq       one CQ and the send queues that complete there; owns the lock
  * npr_qp       one engine and its world
+ * npr_srq      one shared receive queue
  *
- * Lock order: npr_cq::mutex, then resolver::mutex or npr_cq::results_mutex (leaves).
+ * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
+ * those of the resolver, of receives, npr_cq::results_mutex, npr_context::cqs_mutex.
  * The resolver thread holds no lock during its ioctl, and never npr_cq::mutex.
  */
 #ifndef NPR_OBJECTS_HPP
 #define NPR_OBJECTS_HPP
 
 #include "engine.hpp"
+#include "extended.hpp"
 #include "kernel.hpp"
+#include "optional_mutex.hpp"
+#include "receives.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -48,46 +53,6 @@ public:
 
 private:
 	int fd_ = -1;
-};
-
-/*
- * A lock that an application can do without. It is held for a few hundred
- * nanoseconds and nearly never contended, and it is on the path of every post
- * and poll, so the free case is one compare-and-swap in line.
- */
-class optional_mutex {
-public:
-	explicit optional_mutex(bool wanted) noexcept : wanted_(wanted) {}
-
-	void lock() noexcept
-	{
-		std::uint32_t expected = free;
-
-		/* acquire: what the last holder wrote is seen; pairs with unlock() */
-		if (wanted_ && !state_.compare_exchange_strong(expected, held, std::memory_order_acquire,
-							       std::memory_order_relaxed)) [[unlikely]]
-			wait();
-	}
-
-	void unlock() noexcept
-	{
-		/* release: pairs with lock() and wait() */
-		if (wanted_ && state_.exchange(free, std::memory_order_release) == awaited) [[unlikely]]
-			state_.notify_one();
-	}
-
-private:
-	static constexpr std::uint32_t free = 0, held = 1, awaited = 2;
-
-	void wait() noexcept
-	{
-		/* acquire: as in lock(); a waiter leaves "awaited", for it may not be alone */
-		while (state_.exchange(awaited, std::memory_order_acquire) != free)
-			state_.wait(awaited, std::memory_order_relaxed);
-	}
-
-	std::atomic<std::uint32_t> state_{free};
-	bool wanted_;
 };
 
 /*
@@ -131,33 +96,9 @@ inline constexpr nanoseconds max_resolve_pause = 20'000'000;
 
 struct qp_params {
 	std::uint32_t depth, budget, max_sge, max_inline, cache_slots, read_words_min;
-	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes */
+	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes; 0: an SRQ */
 	bool sq_sig_all, relaxed;
 	bool local_only = false;
-};
-
-/*
- * The local holds of receives, in the order in which the receive queue completes
- * them. All receives of a QP are counted once one of them went through here.
- */
-class receive_holds {
-public:
-	/* Throws std::bad_alloc. */
-	receive_holds(std::uint32_t receives, std::uint32_t max_sge);
-
-	[[nodiscard]] bool full() const noexcept { return tail_ - head_ == counts_.size(); }
-	[[nodiscard]] std::uint32_t max_sge() const noexcept { return max_sge_; }
-	/* Where the next receive's holds go. */
-	[[nodiscard]] std::span<std::uint32_t> next() noexcept;
-	void posted(std::uint32_t holds) noexcept;
-	/* The holds of the oldest; none if nothing is posted. */
-	[[nodiscard]] std::span<const std::uint32_t> completed() noexcept;
-	[[nodiscard]] bool any_held() const noexcept { return held_; }
-
-private:
-	std::vector<std::uint32_t> counts_, holds_;
-	std::uint32_t max_sge_;
-	std::size_t head_ = 0, tail_ = 0, held_ = 0;
 };
 
 } // namespace npr
@@ -170,7 +111,28 @@ struct npr_context {
 	bool threads;
 	np_query caps{};
 	npr::resolver resolver;
-	std::atomic<unsigned> cqs{0};
+	npr::receives receives;
+	std::atomic<unsigned> srqs{0};
+	std::mutex cqs_mutex;
+	std::vector<npr_cq *> cqs;
+
+	/* Is @cq polled by this library? */
+	[[nodiscard]] bool attached(const ibv_cq *cq) noexcept;
+	/* As backend::hold_local(). */
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept;
+	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
+	/*
+	 * One receive of @queue, posted by @post(wr), which says 0 or an errno. @sges takes what the
+	 * HCA is given. 0 or a negative errno.
+	 */
+	template <class F>
+	[[nodiscard]] int post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
+				    F &&post) noexcept;
+	/* If this is the completion of a receive that holds something, it holds nothing any more. */
+	void received(ibv_wc &wc) noexcept;
+	void give_back(std::uint64_t receive) noexcept;
+	/* Nothing of @queue will complete. */
+	void abandon(const void *queue) noexcept;
 };
 
 struct npr_qp final : npr::backend {
@@ -192,8 +154,6 @@ struct npr_qp final : npr::backend {
 
 	/* One receive: 0 or a negative errno. */
 	[[nodiscard]] int post_recv(const ibv_recv_wr &wr) noexcept;
-	/* A completion that is not the engine's. */
-	void received() noexcept;
 	/* Before the QP is detached: what is posted must not use what is held. */
 	void abandon() noexcept;
 
@@ -215,11 +175,26 @@ private:
 	};
 	std::unique_ptr<std::uint64_t[], free_words> words_;
 	std::unique_ptr<ibv_mr, dereg> words_mr_;
-	npr::receive_holds receives_;
 	std::vector<ibv_sge> receive_sges_;
 
 public:
 	npr::engine engine;
+	npr::qp_ex ex;
+};
+
+struct npr_srq {
+	/* Throws std::bad_alloc. */
+	npr_srq(npr_context &c, ibv_srq *s, std::uint32_t max_wr, std::uint32_t max_sge);
+	~npr_srq();
+
+	int post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept;
+
+	npr_context &ctx;
+	ibv_srq *verbs;
+	npr::optional_mutex mutex;
+
+private:
+	std::vector<ibv_sge> sges_;
 };
 
 struct npr_cq {
@@ -231,10 +206,11 @@ struct npr_cq {
 	int detach(npr_qp *qp) noexcept;
 	[[nodiscard]] std::uint32_t room() const noexcept;
 
-	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
+	/* @whole: all of the list or nothing. */
+	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
 	int post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept;
 	int poll(int n, ibv_wc *wc) noexcept;
-	int req_notify() noexcept;
+	int req_notify(bool solicited) noexcept;
 	int wait(int timeout_ms) noexcept;
 	int resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept;
 	std::int64_t prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
@@ -247,6 +223,7 @@ struct npr_cq {
 	npr::unique_fd channel, epoll, event, timer;
 	npr::optional_mutex mutex;
 	std::vector<std::unique_ptr<npr_qp>> qps;
+	npr::cq_ex ex;
 
 private:
 	struct result {
@@ -268,13 +245,15 @@ private:
 	void read_events() noexcept;
 	void take_results() noexcept;
 	void set_timer() noexcept;
+	int arm(bool solicited) noexcept;
 
 	npr_qp *last_ = nullptr; /* found */
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;
 	std::vector<ibv_wc> strays_; /* polled for others by a detach */
 	unsigned waiting_ = 0, timed_ = 0, polls_ = 0;
-	bool notify_ = false; /* somebody may sleep on the fd */
+	bool notify_ = false;    /* somebody may sleep on the fd */
+	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;
 	std::uint16_t next_cookie_ = 0;
 

@@ -36,12 +36,16 @@ struct device {
 			return self(qp)->post(qp, wr);
 		};
 		context.ops.post_recv = [](ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **) {
-			for (; wr; wr = wr->next)
-				self(qp)->receives.push_back({wr->wr_id, wr->num_sge ? wr->sg_list[0].lkey : 0});
-			return 0;
+			return self(qp)->receive(*wr);
+		};
+		context.ops.post_srq_recv = [](ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **) {
+			return self(srq)->receive(*wr);
 		};
 		context.ops.poll_cq = [](ibv_cq *cq, int n, ibv_wc *wc) { return self(cq)->poll(n, wc); };
-		context.ops.req_notify_cq = [](ibv_cq *, int) { return 0; };
+		context.ops.req_notify_cq = [](ibv_cq *cq, int solicited) {
+			self(cq)->armed = solicited;
+			return 0;
+		};
 		context.abi_compat = this;
 		cq.context = &context;
 		cq.cqe = 4096;
@@ -67,15 +71,26 @@ struct device {
 				completions.push_back(wc);
 				continue;
 			}
+			posted.push_back(*wr);
 			wc.opcode = wr->opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE;
 			std::uint64_t at = wr->wr.rdma.remote_addr;
-			for (int i = 0; wr->opcode != IBV_WR_SEND && i < wr->num_sge; ++i) {
+			const bool data = wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_RDMA_WRITE;
+			for (int i = 0; data && i < wr->num_sge; ++i) {
 				transfer(*wr, at, wr->sg_list[i]);
 				at += wr->sg_list[i].length;
 			}
 			if (wr->send_flags & IBV_SEND_SIGNALED)
 				(stall ? stalled : completions).push_back(wc);
 		}
+		return 0;
+	}
+
+	int receive(const ibv_recv_wr &wr)
+	{
+		const std::lock_guard lock(mutex);
+		if (receives.size() == max_receives)
+			return ENOMEM;
+		receives.push_back({wr.wr_id, wr.num_sge ? wr.sg_list[0].lkey : 0});
 		return 0;
 	}
 
@@ -111,9 +126,12 @@ struct device {
 	ibv_cq cq{};
 	std::mutex mutex;
 	std::deque<ibv_wc> completions, stalled;
+	std::deque<ibv_send_wr> posted; /* without its lists */
 	std::vector<std::byte> memory;
 	std::vector<std::uint64_t> words;
 	std::map<std::uint32_t, bool> dead;
+	static constexpr std::size_t max_receives = 4;
+	int armed = -1;                                               /* for solicited events only? */
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
 };
@@ -350,14 +368,24 @@ struct Local : Objects {
 		return npr_post_recv(qp, &wr, &bad);
 	}
 
-	/* What the HCA does with the oldest receive of QP @number. */
-	void arrive(std::uint32_t number)
+	static int receive(npr_srq *srq, std::uint64_t id, std::span<ibv_sge> sges)
+	{
+		ibv_recv_wr wr{}, *bad;
+		wr.wr_id = id;
+		wr.sg_list = sges.data();
+		wr.num_sge = static_cast<int>(sges.size());
+		return npr_post_srq_recv(srq, &wr, &bad);
+	}
+
+	/* What the HCA does with a receive, the oldest, of QP @number. */
+	void arrive(std::uint32_t number, std::size_t i = 0, ibv_wc_status status = IBV_WC_SUCCESS)
 	{
 		ibv_wc wc{};
-		wc.wr_id = dev.receives.front().first;
-		wc.opcode = IBV_WC_RECV;
+		wc.wr_id = dev.receives[i].first;
+		wc.status = status;
+		wc.opcode = status == IBV_WC_SUCCESS ? IBV_WC_RECV : ibv_wc_opcode{};
 		wc.qp_num = number;
-		dev.receives.pop_front();
+		dev.receives.erase(dev.receives.begin() + static_cast<std::ptrdiff_t>(i));
 		dev.completions.push_back(wc);
 	}
 
@@ -436,6 +464,79 @@ TEST_F(Local, ReceiveOfAnotherQueueIsRefused)
 	qp->verbs->recv_cq = &dev.cq;
 	qp->verbs->srq = &srq;
 	EXPECT_EQ(receive(qp, 1, pinned), -EINVAL);
+}
+
+TEST_F(Local, ReceivesCompleteOnAnotherCqToo)
+{
+	npr_qp *qp = attach(1);
+	ibv_cq verbs{};
+	verbs.context = &dev.context;
+	verbs.cqe = 16;
+	npr_cq receiver(ctx, &verbs);
+	qp->verbs->recv_cq = &verbs;
+	ASSERT_EQ(receive(qp, 7, local), 0);
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
+	arrive(1);
+	ibv_wc wc;
+	ASSERT_EQ(npr_poll_cq(&receiver, 1, &wc), 1);
+	EXPECT_EQ(wc.wr_id, 7U);
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+}
+
+/* What the HCA completes in which order is its business. */
+TEST_F(Local, SharedReceivesAreGivenBackEachWithItsCompletion)
+{
+	ibv_srq verbs{};
+	verbs.context = &dev.context;
+	npr_srq srq(ctx, &verbs, 4, 2);
+	for (std::uint64_t i = 0; i < 20; ++i) {
+		ASSERT_EQ(receive(&srq, 10, local), 0);
+		ASSERT_EQ(receive(&srq, 11, pinned), 0);
+		ASSERT_EQ(receive(&srq, 12, std::span(local, 1)), 0);
+		ASSERT_EQ(receive(&srq, 13, local), 0);
+		ASSERT_EQ(receive(&srq, 14, local), -ENOMEM);
+		EXPECT_EQ(dev.receives[1].first, 11U) << "nothing to give back";
+		EXPECT_EQ(kernel_ptr->local_holds.size(), 5U);
+		arrive(99, 2);
+		EXPECT_EQ(next().wr_id, 12U);
+		EXPECT_EQ(kernel_ptr->local_holds.size(), 4U);
+		arrive(98, 2, IBV_WC_WR_FLUSH_ERR);
+		const ibv_wc flushed = next();
+		EXPECT_EQ(flushed.wr_id, 13U);
+		EXPECT_EQ(flushed.status, IBV_WC_WR_FLUSH_ERR);
+		EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
+		arrive(99, 1);
+		arrive(99, 0);
+		EXPECT_EQ(next().wr_id, 11U);
+		EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
+		EXPECT_EQ(next().wr_id, 10U);
+		EXPECT_TRUE(kernel_ptr->local_holds.empty());
+	}
+}
+
+TEST_F(Local, SharedQueueGivesBackWhatItHeldAndNoOtherDoes)
+{
+	npr_qp *qp = attach(1);
+	ibv_srq verbs{};
+	verbs.context = &dev.context;
+	{
+		npr_srq srq(ctx, &verbs, 4, 2);
+		ASSERT_EQ(receive(&srq, 1, local), 0);
+		ASSERT_EQ(receive(&srq, 2, local), 0);
+		ASSERT_EQ(receive(qp, 3, std::span(local, 1)), 0);
+		EXPECT_EQ(npr_close(&ctx), -EBUSY);
+	}
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 1U);
+	arrive(1, 2);
+	EXPECT_EQ(next().wr_id, 3U);
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+	/* What completes after all is no reason to give back something else. */
+	ASSERT_EQ(receive(qp, 4, local), 0);
+	std::swap(dev.receives[0].first, dev.receives[1].first);
+	dev.receives[2].first ^= 1ULL << 40;
+	arrive(1, 2);
+	(void)next();
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
 }
 
 /* The application freed it with ibv_dereg_mr(), and its key names another one now. */
@@ -670,6 +771,306 @@ TEST_F(Objects, ThreadsMayPostAndPollAsTheyLike)
 		for (unsigned i = 0; i < count; ++i)
 			ASSERT_EQ(seen[t][i], i);
 	}
+}
+
+/* --- the extended interfaces --- */
+
+struct Extended : Local {
+	npr_qp *qp = attach(1);
+	ibv_qp_ex *q = npr_qp_to_qp_ex(qp);
+	ibv_cq_ex *c = npr_cq_to_cq_ex(cq.get());
+	ibv_poll_cq_attr attr{};
+};
+
+TEST_F(Extended, BatchIsPostedAsItWasBuilt)
+{
+	char inl[8] = "inlined";
+	ibv_data_buf bufs[2] = {{inl, 3}, {inl + 3, 5}};
+	ibv_ah ah{};
+
+	ibv_wr_start(q);
+	q->wr_id = 1;
+	q->wr_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+	ibv_wr_send(q);
+	ibv_wr_set_sge(q, 1, 64, 8);
+	q->wr_id = 2;
+	q->wr_flags = IBV_SEND_SOLICITED;
+	ibv_wr_send_imm(q, 0x1234);
+	ibv_wr_set_inline_data_list(q, 2, bufs);
+	std::memset(inl, 0, sizeof(inl));
+	q->wr_flags = IBV_SEND_FENCE;
+	ibv_wr_send_inv(q, 0x77);
+	ibv_wr_set_sge_list(q, 2, local);
+	ibv_wr_send(q);
+	ibv_wr_set_ud_addr(q, &ah, 5, 6);
+	EXPECT_TRUE(dev.posted.empty());
+	ASSERT_EQ(ibv_wr_complete(q), 0);
+	ASSERT_EQ(dev.posted.size(), 4U);
+	EXPECT_EQ(dev.posted[0].opcode, IBV_WR_SEND);
+	EXPECT_EQ(dev.posted[0].num_sge, 1);
+	EXPECT_FALSE(dev.posted[0].send_flags & IBV_SEND_INLINE);
+	EXPECT_EQ(dev.posted[1].opcode, IBV_WR_SEND_WITH_IMM);
+	EXPECT_EQ(dev.posted[1].imm_data, 0x1234U);
+	EXPECT_TRUE(dev.posted[1].send_flags & IBV_SEND_INLINE);
+	EXPECT_TRUE(dev.posted[1].send_flags & IBV_SEND_SOLICITED);
+	EXPECT_EQ(dev.posted[2].opcode, IBV_WR_SEND_WITH_INV);
+	EXPECT_EQ(dev.posted[2].invalidate_rkey, 0x77U);
+	EXPECT_EQ(dev.posted[2].num_sge, 2);
+	EXPECT_TRUE(dev.posted[2].send_flags & IBV_SEND_FENCE);
+	EXPECT_EQ(dev.posted[3].num_sge, 0);
+	EXPECT_EQ(dev.posted[3].wr.ud.ah, &ah);
+	EXPECT_EQ(dev.posted[3].wr.ud.remote_qkey, 6U);
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
+}
+
+TEST_F(Extended, ReadsAndWritesReachUnpinnedMemory)
+{
+	std::array<std::byte, 300> in, out;
+	std::array<std::byte, 8> small;
+	out.fill(std::byte{0x3c});
+	small.fill(std::byte{0x3d});
+	ibv_wr_start(q);
+	q->wr_flags = IBV_SEND_SIGNALED;
+	q->wr_id = 1;
+	ibv_wr_rdma_write(q, rkey, base + 100);
+	ibv_wr_set_sge(q, 1, reinterpret_cast<std::uintptr_t>(out.data()), 300);
+	q->wr_id = 2;
+	ibv_wr_rdma_write(q, rkey, base + 200);
+	ibv_wr_set_inline_data(q, small.data(), small.size());
+	small.fill(std::byte{});
+	q->wr_id = 3;
+	ibv_wr_rdma_read(q, rkey, base + 4000);
+	ibv_wr_set_sge(q, 1, reinterpret_cast<std::uintptr_t>(in.data()), 300);
+	ASSERT_EQ(ibv_wr_complete(q), 0);
+	for (std::uint64_t i = 1; i <= 3; ++i) {
+		const ibv_wc wc = next();
+		EXPECT_EQ(wc.wr_id, i);
+		EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+	}
+	EXPECT_TRUE(std::equal(in.begin(), in.end(), dev.memory.begin() + 4000));
+	EXPECT_TRUE(std::equal(out.begin(), out.begin() + 100, dev.memory.begin() + 100));
+	EXPECT_EQ(dev.memory[200], std::byte{0x3d});
+	EXPECT_EQ(dev.memory[208], std::byte{0x3c});
+}
+
+TEST_F(Extended, BatchThatFailsInPartIsNotThereAtAll)
+{
+	kernel_ptr->withhold = true;
+	for (std::uint32_t i = 0; i < 40; ++i) {
+		ibv_wr_start(q);
+		q->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_send(q);
+		ibv_wr_set_sge_list(q, 2, local);
+		ibv_wr_send(q);
+		ibv_wr_set_sge(q, 1, 0, 1U << 31);
+		ibv_wr_send(q);
+		ibv_wr_set_sge(q, 1, 0, ~0U);
+		EXPECT_EQ(ibv_wr_complete(q), EINVAL);
+	}
+	EXPECT_TRUE(dev.posted.empty());
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+	/* 32 fit, but none of a batch of more */
+	for (const auto &[n, expected] :
+	     {std::pair{33, ENOMEM}, {20, 0}, {20, ENOMEM}, {12, 0}, {1, ENOMEM}}) {
+		ibv_wr_start(q);
+		q->wr_flags = 0;
+		for (int i = 0; i < n; ++i) {
+			ibv_wr_rdma_read(q, rkey, base);
+			ibv_wr_set_sge(q, 1, reinterpret_cast<std::uintptr_t>(b.data()), 64);
+		}
+		EXPECT_EQ(ibv_wr_complete(q), expected) << n;
+	}
+}
+
+TEST_F(Extended, MistakesOfTheBuilderAreRefused)
+{
+	ibv_sge many[5]{};
+	std::array<std::byte, 65> big{};
+	const auto built = [&](auto &&build) {
+		ibv_wr_start(q);
+		q->wr_flags = 0;
+		build();
+		return ibv_wr_complete(q);
+	};
+	EXPECT_EQ(built([&] {}), 0);
+	EXPECT_EQ(built([&] { ibv_wr_set_sge(q, 1, 0, 1); }), EINVAL) << "data of nothing";
+	EXPECT_EQ(built([&] { ibv_wr_set_ud_addr(q, nullptr, 0, 0); }), EINVAL);
+	EXPECT_EQ(built([&] {
+			  ibv_wr_send(q);
+			  ibv_wr_set_sge(q, 1, 0, 1);
+			  ibv_wr_set_sge(q, 1, 0, 1);
+		  }),
+		  EINVAL)
+	    << "data twice";
+	EXPECT_EQ(built([&] {
+			  ibv_wr_send(q);
+			  ibv_wr_set_sge_list(q, 5, many);
+			  ibv_wr_send(q);
+		  }),
+		  ENOMEM);
+	EXPECT_EQ(built([&] {
+			  ibv_wr_send(q);
+			  ibv_wr_set_inline_data(q, big.data(), big.size());
+		  }),
+		  ENOMEM);
+	EXPECT_EQ(built([&] {
+			  ibv_wr_send(q);
+			  ibv_wr_set_inline_data(q, big.data(), 64);
+			  q->qp_base.qp_type = IBV_QPT_UD;
+		  }),
+		  EINVAL)
+	    << "no address";
+	q->qp_base.qp_type = IBV_QPT_RC;
+	ibv_wr_start(q);
+	ibv_wr_send(q);
+	ibv_wr_abort(q);
+	EXPECT_TRUE(dev.posted.empty());
+	EXPECT_EQ(built([&] {
+			  ibv_wr_send(q);
+			  ibv_wr_set_inline_data(q, big.data(), 64);
+		  }),
+		  0)
+	    << "an error is one batch's";
+	EXPECT_EQ(dev.posted.size(), 1U);
+}
+
+TEST_F(Extended, WindowOnUnpinnedMemoryIsRefused)
+{
+	ibv_mw mw{};
+	ibv_mw_bind_info info{&mr, 0, 64, IBV_ACCESS_REMOTE_READ};
+	ibv_wr_start(q);
+	ibv_wr_bind_mw(q, &mw, 1, &info);
+	EXPECT_EQ(ibv_wr_complete(q), EOPNOTSUPP);
+	ibv_mr pinned_mr{};
+	pinned_mr.context = &dev.context;
+	info.mr = &pinned_mr;
+	ibv_wr_start(q);
+	ibv_wr_bind_mw(q, &mw, 1, &info);
+	EXPECT_EQ(ibv_wr_complete(q), 0);
+	info.mr = &mr;
+	info.length = 0;
+	ibv_wr_start(q);
+	ibv_wr_bind_mw(q, &mw, 1, &info);
+	ibv_wr_local_inv(q, 5);
+	EXPECT_EQ(ibv_wr_complete(q), 0);
+	ASSERT_EQ(dev.posted.size(), 3U);
+	EXPECT_EQ(dev.posted[2].opcode, IBV_WR_LOCAL_INV);
+	EXPECT_EQ(dev.posted[2].invalidate_rkey, 5U);
+}
+
+TEST_F(Extended, CompletionsAreReadOneByOne)
+{
+	ibv_poll_cq_attr bad{1};
+	EXPECT_EQ(ibv_start_poll(c, &bad), EINVAL);
+	EXPECT_EQ(ibv_start_poll(c, &attr), ENOENT);
+	EXPECT_EQ(ibv_start_poll(c, &attr), ENOENT) << "it is not locked";
+	ibv_wc wc{};
+	wc.wr_id = 5;
+	wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+	wc.byte_len = 77;
+	wc.imm_data = 0x88;
+	wc.qp_num = 99;
+	wc.src_qp = 98;
+	wc.wc_flags = IBV_WC_WITH_IMM;
+	wc.slid = 3;
+	wc.sl = 4;
+	wc.dlid_path_bits = 6;
+	dev.completions.push_back(wc);
+	std::array<std::byte, 300> in;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 4000, in, 7), 0);
+	ASSERT_EQ(ibv_start_poll(c, &attr), 0);
+	EXPECT_EQ(c->wr_id, 5U);
+	EXPECT_EQ(c->status, IBV_WC_SUCCESS);
+	EXPECT_EQ(ibv_wc_read_opcode(c), IBV_WC_RECV_RDMA_WITH_IMM);
+	EXPECT_EQ(ibv_wc_read_byte_len(c), 77U);
+	EXPECT_EQ(ibv_wc_read_imm_data(c), 0x88U);
+	EXPECT_EQ(ibv_wc_read_invalidated_rkey(c), 0x88U);
+	EXPECT_EQ(ibv_wc_read_qp_num(c), 99U);
+	EXPECT_EQ(ibv_wc_read_src_qp(c), 98U);
+	EXPECT_EQ(ibv_wc_read_wc_flags(c), unsigned{IBV_WC_WITH_IMM});
+	EXPECT_EQ(ibv_wc_read_slid(c), 3U);
+	EXPECT_EQ(ibv_wc_read_sl(c), 4U);
+	EXPECT_EQ(ibv_wc_read_dlid_path_bits(c), 6U);
+	/* as applications do: post while they poll */
+	ASSERT_EQ(post(qp, IBV_WR_SEND, 0, in, 8), 0);
+	for (const std::uint64_t id : {7U, 8U}) {
+		int rc;
+		while ((rc = ibv_next_poll(c)) == ENOENT)
+			std::this_thread::yield();
+		EXPECT_EQ(rc, 0);
+		EXPECT_EQ(c->wr_id, id);
+		EXPECT_EQ(ibv_wc_read_vendor_err(c), 0U);
+	}
+	EXPECT_EQ(ibv_next_poll(c), ENOENT);
+	ibv_end_poll(c);
+	EXPECT_EQ(ibv_start_poll(c, &attr), ENOENT);
+}
+
+TEST_F(Extended, BatchesOfThreadsDoNotMix)
+{
+	std::vector<std::thread> threads;
+	std::atomic<bool> stop{false};
+	for (std::uint64_t t = 0; t < 3; ++t)
+		threads.emplace_back([&, t] {
+			for (int i = 0; i < 500;) {
+				ibv_wr_start(q);
+				q->wr_flags = IBV_SEND_SIGNALED;
+				q->wr_id = t;
+				for (int k = 0; k < 4; ++k)
+					ibv_wr_send(q);
+				if (i % 5 == 4) {
+					ibv_wr_abort(q);
+					++i;
+					continue;
+				}
+				const int rc = ibv_wr_complete(q);
+				ASSERT_TRUE(!rc || rc == ENOMEM);
+				i += !rc;
+			}
+		});
+	std::vector<std::uint64_t> seen;
+	std::thread poller([&] {
+		while (seen.size() < 3 * 400 * 4 && !stop) {
+			if (ibv_start_poll(c, &attr))
+				continue;
+			do
+				seen.push_back(c->wr_id);
+			while (!ibv_next_poll(c));
+			ibv_end_poll(c);
+		}
+	});
+	for (auto &t : threads)
+		t.join();
+	poller.join();
+	ASSERT_EQ(seen.size(), 3U * 400 * 4);
+	for (std::size_t i = 0; i < seen.size(); i += 4)
+		for (std::size_t k = 1; k < 4; ++k)
+			ASSERT_EQ(seen[i], seen[i + k]) << i;
+}
+
+/* --- solicited events --- */
+
+TEST_F(Objects, EventsAreForSolicitedOnesOnlyWhileNothingIsUnderWay)
+{
+	npr_qp *qp = attach(1);
+	ibv_comp_channel channel{};
+	channel.fd = -1;
+	dev.cq.channel = &channel;
+	std::array<std::byte, 8> b;
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 1), 0);
+	EXPECT_EQ(dev.armed, 1);
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	EXPECT_EQ(dev.armed, 0) << "it goes on with what is not solicited";
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 1), 0);
+	EXPECT_EQ(dev.armed, 0);
+	EXPECT_EQ(next().wr_id, 1U);
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 1), 0);
+	EXPECT_EQ(dev.armed, 1);
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+	EXPECT_EQ(dev.armed, 0);
+	dev.cq.channel = nullptr;
 }
 
 } // namespace

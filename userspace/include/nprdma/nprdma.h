@@ -21,8 +21,12 @@
  * QPs belongs to one thread at a time.
  *
  * While a QP is attached, everything is posted to its send queue by this
- * library: ibv_post_send() on it is undefined. Receives may be posted with
- * ibv_post_recv() as long as none went through npr_post_recv().
+ * library: ibv_post_send() and ibv_bind_mw() on it are undefined. Receives may be
+ * posted either way: those with buffers in unpinned regions with npr_post_recv() or
+ * npr_post_srq_recv(), and then every CQ on which they complete is attached.
+ *
+ * ibv_wr_*() and ibv_start_poll() with what belongs to it are there, too, on the
+ * objects that npr_qp_to_qp_ex() and npr_cq_to_cq_ex() return.
  */
 #ifndef NPRDMA_NPRDMA_H
 #define NPRDMA_NPRDMA_H
@@ -43,6 +47,7 @@ extern "C" {
 struct npr_context;
 struct npr_cq;
 struct npr_qp;
+struct npr_srq;
 
 /* What the device and its kernel can do. */
 struct npr_device_attr {
@@ -130,7 +135,7 @@ struct npr_stats {
 int npr_query_device(struct ibv_context *verbs, struct npr_device_attr *attr);
 
 struct npr_context *npr_open(struct ibv_context *verbs, unsigned int flags);
-/* -EBUSY while CQs are attached. */
+/* -EBUSY while CQs or SRQs are attached. */
 int npr_close(struct npr_context *ctx);
 
 /*
@@ -167,8 +172,20 @@ struct npr_qp *npr_attach_qp(struct npr_cq *cq, struct ibv_qp *qp, const struct 
 int npr_detach_qp(struct npr_qp *qp);
 
 /*
+ * Receives of @srq with buffers in regions of npr_reg_mr(). QPs that use it may, but
+ * need not be attached.
+ */
+struct npr_srq *npr_attach_srq(struct npr_context *ctx, struct ibv_srq *srq);
+/*
+ * Gives back what receives hold that are not completed: the QPs that use the SRQ must
+ * have been destroyed or reset before. Then follows ibv_destroy_srq().
+ */
+int npr_detach_srq(struct npr_srq *srq);
+
+/*
  * ibv_post_send(). -ENOMEM: max_send_wr work requests are not completed yet.
- * -EINVAL: too many entries in the list, or too much inline data. Of local buffers
+ * -EINVAL: too many entries in the list, too much inline data, or an opcode that the
+ * library does not know. -EOPNOTSUPP: a memory window on an unpinned region. Of local buffers
  * in regions of npr_reg_mr(): -EFAULT: nothing is mapped there; -ENOBUFS: no memory,
  * or more than RLIMIT_MEMLOCK allows; -EAGAIN: the mapping changes all the time. On
  * error, *@bad is the first work request that was not accepted.
@@ -176,11 +193,24 @@ int npr_detach_qp(struct npr_qp *qp);
 int npr_post_send(struct npr_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 
 /*
- * ibv_post_recv(), for buffers in regions of npr_reg_mr() too. The receive CQ must be
- * the CQ that @qp is attached to, and all receives of @qp must come this way then.
- * Errors as of npr_post_send(); -EINVAL also for a QP with an SRQ or another CQ.
+ * ibv_post_recv(), for buffers in regions of npr_reg_mr() too. Errors as of
+ * npr_post_send(); -EINVAL also for a QP with an SRQ, or whose receive CQ is not attached.
  */
 int npr_post_recv(struct npr_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+/*
+ * ibv_post_srq_recv(), the same for an SRQ. It is the caller who sees to it that the receive
+ * CQs of all QPs of the SRQ are attached: elsewhere the completions have wr_ids of ours.
+ */
+int npr_post_srq_recv(struct npr_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+
+/*
+ * For ibv_wr_start(), ibv_wr_complete() and all between, but for ibv_wr_send_tso(),
+ * ibv_wr_atomic_write() and ibv_wr_set_xrc_srqn(); whatever the QP was created for. Nothing
+ * else may be done with the object, which goes when @qp is detached. ibv_wr_complete() returns
+ * the errors of npr_post_send(), as positive numbers, and ENOMEM for a list or inline data that
+ * are too long; then nothing of the batch is posted.
+ */
+struct ibv_qp_ex *npr_qp_to_qp_ex(struct npr_qp *qp);
 
 /*
  * ibv_poll_cq(), and where all progress is made: as long as work requests are
@@ -188,7 +218,17 @@ int npr_post_recv(struct npr_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr 
  */
 int npr_poll_cq(struct npr_cq *cq, int num_entries, struct ibv_wc *wc);
 
-/* ibv_req_notify_cq(). Arm, then poll until empty, then wait. */
+/*
+ * For ibv_start_poll(), ibv_next_poll(), ibv_end_poll() and what ibv_wc_read_*() finds in a
+ * struct ibv_wc (no time stamps, flow tags, VLANs or tags), however the CQ was created. Nothing
+ * else may be done with the object, which goes when @cq is detached.
+ */
+struct ibv_cq_ex *npr_cq_to_cq_ex(struct npr_cq *cq);
+
+/*
+ * ibv_req_notify_cq(). Arm, then poll until empty, then wait. With work requests under way,
+ * events that are not solicited count as well.
+ */
 int npr_req_notify_cq(struct npr_cq *cq, int solicited_only);
 /*
  * Readable (poll, epoll) when npr_poll_cq() should be called. Made of the

@@ -23,6 +23,7 @@ struct deleter {
 	void operator()(npr_context *p) const noexcept { (void)npr_close(p); }
 	void operator()(npr_cq *p) const noexcept { (void)npr_detach_cq(p); }
 	void operator()(npr_qp *p) const noexcept { (void)npr_detach_qp(p); }
+	void operator()(npr_srq *p) const noexcept { (void)npr_detach_srq(p); }
 	void operator()(ibv_mr *p) const noexcept { (void)npr_dereg_mr(p); }
 };
 
@@ -64,6 +65,9 @@ public:
 		return npr_post_recv(raw_.get(), &wr, &bad);
 	}
 
+	/* For ibv_wr_start() and so on. */
+	[[nodiscard]] ibv_qp_ex &ex() noexcept { return *npr_qp_to_qp_ex(raw_.get()); }
+
 	npr_region_attr resolve(std::uint32_t rkey)
 	{
 		npr_region_attr attr{};
@@ -104,6 +108,9 @@ public:
 		return npr_poll_cq(raw_.get(), static_cast<int>(wc.size()), wc.data());
 	}
 
+	/* For ibv_start_poll() and so on. */
+	[[nodiscard]] ibv_cq_ex &ex() noexcept { return *npr_cq_to_cq_ex(raw_.get()); }
+
 	[[nodiscard]] int req_notify(bool solicited_only = false) noexcept
 	{
 		return npr_req_notify_cq(raw_.get(), solicited_only);
@@ -117,6 +124,21 @@ private:
 	detail::handle<npr_cq> raw_;
 };
 
+class srq {
+public:
+	explicit srq(npr_srq *raw) : raw_(detail::own(raw, "npr_attach_srq")) {}
+
+	[[nodiscard]] int post_recv(ibv_recv_wr &wr, ibv_recv_wr *&bad) noexcept
+	{
+		return npr_post_srq_recv(raw_.get(), &wr, &bad);
+	}
+
+	[[nodiscard]] npr_srq *get() const noexcept { return raw_.get(); }
+
+private:
+	detail::handle<npr_srq> raw_;
+};
+
 class context {
 public:
 	explicit context(ibv_context &verbs, unsigned int flags = 0)
@@ -125,6 +147,7 @@ public:
 	}
 
 	[[nodiscard]] cq attach(ibv_cq &verbs) { return cq(npr_attach_cq(raw_.get(), &verbs)); }
+	[[nodiscard]] srq attach(ibv_srq &verbs) { return srq(npr_attach_srq(raw_.get(), &verbs)); }
 	[[nodiscard]] npr_context *get() const noexcept { return raw_.get(); }
 
 private:

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "receives.hpp"
+
+#include <algorithm>
+#include <new>
+#include <random>
+
+namespace npr {
+
+receives::receives() : tag_(std::random_device{}()) {}
+
+void receives::reserve(std::size_t count, std::size_t max_sge)
+{
+	const std::lock_guard lock(mutex_);
+
+	receives_.reserve(receives_.size() + count);
+	holds_.reserve(holds_.size() + count * max_sge);
+}
+
+receives::receive *receives::at(std::uint64_t id) noexcept
+{
+	const auto i = static_cast<std::uint32_t>(id);
+
+	if (static_cast<std::uint32_t>(id >> 32) != tag_ || i >= receives_.size() || !receives_[i].queue)
+		return nullptr;
+	return &receives_[i];
+}
+
+void receives::remove(receive &r) noexcept
+{
+	r.queue = nullptr;
+	r.holds = free_receive_;
+	free_receive_ = static_cast<std::uint32_t>(&r - receives_.data());
+	used_.fetch_sub(1, std::memory_order_relaxed); /* see any() */
+}
+
+std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_id) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	if (free_receive_ == none) {
+		try {
+			receives_.push_back({nullptr, 0, none, false});
+		} catch (const std::bad_alloc &) {
+			return std::nullopt;
+		}
+		free_receive_ = static_cast<std::uint32_t>(receives_.size() - 1);
+	}
+	const std::uint32_t i = free_receive_;
+	free_receive_ = receives_[i].holds;
+	receives_[i] = {queue, wr_id, none, false};
+	used_.fetch_add(1, std::memory_order_relaxed); /* see any() */
+	return std::uint64_t{tag_} << 32 | i;
+}
+
+bool receives::add_hold(std::uint64_t id, std::uint32_t handle) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	receive &r = *at(id);
+
+	if (free_hold_ == none) {
+		try {
+			holds_.push_back({0, none});
+		} catch (const std::bad_alloc &) {
+			return false;
+		}
+		free_hold_ = static_cast<std::uint32_t>(holds_.size() - 1);
+	}
+	const std::uint32_t i = free_hold_;
+	free_hold_ = holds_[i].next;
+	holds_[i] = {handle, r.holds};
+	r.holds = i;
+	return true;
+}
+
+std::optional<std::uint32_t> receives::take_hold(std::uint64_t id) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	receive *r = at(id);
+
+	if (!r)
+		return std::nullopt;
+	if (r->holds == none) {
+		remove(*r);
+		return std::nullopt;
+	}
+	const std::uint32_t i = r->holds, handle = holds_[i].handle;
+	r->holds = holds_[i].next;
+	holds_[i].next = free_hold_;
+	free_hold_ = i;
+	return handle;
+}
+
+bool receives::completed(ibv_wc &wc, std::uint64_t &id) noexcept
+{
+	if (!any() || (wc.status == IBV_WC_SUCCESS && !(wc.opcode & IBV_WC_RECV)))
+		return false;
+
+	const std::lock_guard lock(mutex_);
+	receive *r = at(wc.wr_id);
+	if (!r || r->completed)
+		return false;
+	id = wc.wr_id;
+	wc.wr_id = r->wr_id;
+	r->completed = true;
+	return true;
+}
+
+std::optional<std::uint64_t> receives::abandon(const void *queue) noexcept
+{
+	if (!any())
+		return std::nullopt;
+
+	const std::lock_guard lock(mutex_);
+	for (std::size_t i = 0; i < receives_.size(); ++i) {
+		receive &r = receives_[i];
+		if (r.queue != queue || r.completed)
+			continue;
+		r.completed = true;
+		return std::uint64_t{tag_} << 32 | i;
+	}
+	return std::nullopt;
+}
+
+bool receives::any(const void *queue) noexcept
+{
+	if (!any())
+		return false;
+
+	const std::lock_guard lock(mutex_);
+	return std::any_of(receives_.begin(), receives_.end(),
+			   [&](const receive &r) { return r.queue == queue && !r.completed; });
+}
+
+} // namespace npr

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Receives of one device whose buffers are in unpinned regions: what each holds,
+ * from the post to the completion.
+ *
+ * The completions of a shared receive queue come in any order and on any CQ, so
+ * the HCA gets the number of a receive as its wr_id, and the application's own is
+ * put back into the completion. Receives without holds are not here at all.
+ */
+#ifndef NPR_RECEIVES_HPP
+#define NPR_RECEIVES_HPP
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <infiniband/verbs.h>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace npr {
+
+class receives {
+public:
+	receives();
+
+	/* Room for @count more, of @max_sge holds each. Throws std::bad_alloc. */
+	void reserve(std::size_t count, std::size_t max_sge);
+	/* A receive on @queue, any address that is one queue's. Without memory: nothing. */
+	[[nodiscard]] std::optional<std::uint64_t> add(const void *queue, std::uint64_t wr_id) noexcept;
+	/* False: no memory. */
+	[[nodiscard]] bool add_hold(std::uint64_t id, std::uint32_t hold) noexcept;
+	/* Holds of receive @id, one by one; nothing is left when there are none any more. */
+	[[nodiscard]] std::optional<std::uint32_t> take_hold(std::uint64_t id) noexcept;
+	/* Is it the completion of one of these? Then its wr_id is the application's; @id for take_hold(). */
+	[[nodiscard]] bool completed(ibv_wc &wc, std::uint64_t &id) noexcept;
+	/* A receive of @queue that is not completed, and will not be. */
+	[[nodiscard]] std::optional<std::uint64_t> abandon(const void *queue) noexcept;
+	[[nodiscard]] bool any(const void *queue) noexcept;
+	/* Relaxed: a completion that is polled comes after the post through the HCA. */
+	[[nodiscard]] bool any() const noexcept { return used_.load(std::memory_order_relaxed); }
+
+private:
+	static constexpr std::uint32_t none = ~0U;
+
+	struct receive {
+		const void *queue; /* null: free */
+		std::uint64_t wr_id;
+		std::uint32_t holds; /* the first, or none; of a free one the next free one */
+		bool completed;
+	};
+	struct hold {
+		std::uint32_t handle, next;
+	};
+
+	[[nodiscard]] receive *at(std::uint64_t id) noexcept;
+	void remove(receive &r) noexcept;
+
+	std::mutex mutex_;
+	std::vector<receive> receives_;
+	std::vector<hold> holds_;
+	std::uint32_t free_receive_ = none, free_hold_ = none;
+	std::uint32_t tag_; /* upper half of our wr_ids */
+	std::atomic<std::size_t> used_{0};
+};
+
+} // namespace npr
+
+#endif
