@@ -721,11 +721,17 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 
 	const std::lock_guard lock(mutex);
 	int got = ready_.empty() && strays_.empty() ? 0 : take_ready(n, wc);
+	int asked = 0, count = 0, left = verbs->cqe;
 
-	/* Each raw completion needs room: it may be nobody's but the application's. */
-	if (got < n) {
+	/*
+	 * Who gets less than he asked for may sleep until there is an event, and what is in the CQ now
+	 * causes none: so not before it is empty, for many are not the application's to see.
+	 */
+	for (; got < n && count == asked && left > 0; left -= count) {
 		ibv_wc raw[batch];
-		const int count = ibv_poll_cq(verbs, std::min(n - got, batch), raw);
+		/* Each raw completion needs room: it may be nobody's but the application's. */
+		asked = std::min(n - got, batch);
+		count = ibv_poll_cq(verbs, asked, raw);
 		if (count < 0)
 			return got ? got : count;
 		for (int i = 0; i < count; ++i) {
@@ -758,6 +764,8 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		if (notify_ && (timed_ || timer_at_))
 			set_timer();
 	}
+	if (left <= 0 && notify_)
+		kick();
 	return got;
 }
 

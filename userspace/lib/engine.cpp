@@ -635,6 +635,9 @@ bool engine::poll(ibv_wc &wc) noexcept
 					      wc.opcode == IBV_WC_FETCH_ADD
 				      ? o.length
 				      : 0;
+		/* Only a receiver has a use for it, but providers say it here, too. */
+		if (o.wr.opcode == IBV_WR_SEND_WITH_IMM || o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+			wc.wc_flags = IBV_WC_WITH_IMM;
 		wc.qp_num = config_.qp_num;
 		return true;
 	}

@@ -1050,6 +1050,28 @@ TEST_F(Extended, BatchesOfThreadsDoNotMix)
 			ASSERT_EQ(seen[i], seen[i + k]) << i;
 }
 
+/* Whoever arms, polls until nothing comes and then sleeps is not woken for what was there. */
+TEST_F(Objects, NothingIsPolledOnlyFromAnEmptyQueue)
+{
+	npr_qp *qp = attach(1);
+	std::array<std::byte, 8> b;
+	for (std::uint64_t i = 0; i < 8; ++i) {
+		ibv_sge s{reinterpret_cast<std::uintptr_t>(b.data()), 8, 1};
+		ibv_send_wr wr{}, *bad;
+		wr.wr_id = i;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		wr.opcode = IBV_WR_SEND;
+		wr.send_flags = i == 7 ? IBV_SEND_SIGNALED : 0;
+		ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
+	}
+	ASSERT_GT(dev.completions.size(), 1U) << "some the application did not ask for";
+	ibv_wc wc;
+	ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 1);
+	EXPECT_EQ(wc.wr_id, 7U);
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+}
+
 /* --- solicited events --- */
 
 TEST_F(Objects, EventsAreForSolicitedOnesOnlyWhileNothingIsUnderWay)
