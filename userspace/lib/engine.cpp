@@ -669,6 +669,22 @@ void engine::settle_failure() noexcept
 		if (!o.finished && (o.kind != op_kind::pass || o.wr.send_flags & IBV_SEND_SIGNALED))
 			return;
 	}
+	/*
+	 * What the peer's HCA has not refused yet it has to refuse, so that its QP ends as well. Not if
+	 * something later was begun, behind which this could wait for ever (for a receive).
+	 */
+	const ibv_wc_status status = op_at(failing_).status;
+	const bool last = sq_head_ == sq_tail_ || slots_[(sq_tail_ - 1) & sq_mask_].op <= failing_;
+	if ((status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR) && last && !broken_ &&
+	    !refused_) {
+		if (!room(1))
+			return;
+		refused_ = true;
+		push_refused(failing_);
+		flush();
+		if (!broken_)
+			return;
+	}
 	world_.fail_qp();
 	die();
 }
@@ -1663,6 +1679,18 @@ void engine::push_words(piece &p, bool signaled, unsigned flags) noexcept
 	++stats_.word_reads;
 }
 
+/* For op @i, in its place: a WRITE that every HCA refuses. */
+void engine::push_refused(std::uint64_t i) noexcept
+{
+	ibv_send_wr &w = push(i, nullptr, true);
+
+	w.opcode = IBV_WR_RDMA_WRITE;
+	w.wr.rdma.remote_addr = refused_addr;
+	w.wr.rdma.rkey = refused_key;
+	w.sg_list[0] = {reinterpret_cast<std::uintptr_t>(config_.words.data()), 1, config_.words_lkey};
+	w.num_sge = 1;
+}
+
 /*
  * A dead QP flushes in order, so the completion of this one says that all
  * before it are over, unsignaled ones that had succeeded included.
@@ -1739,8 +1767,9 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 			continue;
 		op &o = op_at(s.op);
 		--o.slots;
-		if (failed && o.status == IBV_WC_SUCCESS) {
-			o.status = wc.status;
+		if (failed) {
+			if (o.status == IBV_WC_SUCCESS)
+				o.status = wc.status;
 			o.vendor_err = wc.vendor_err;
 		}
 		if (s.piece == none) {

@@ -32,6 +32,8 @@
  * - While a WRITE to a region is not proven, nothing later is posted (with
  *   relaxed order: nothing but READs and WRITEs of regions).
  * - What must happen exactly once is posted once.
+ * - An error that a pinned region's HCA would have found is one of both QPs: the peer's
+ *   HCA gets something to refuse.
  * - A word that is used for a proof was known before the work request was
  *   posted: it is copied (snap_) when the request is built.
  * - Keys of a region are in use only while a piece refers to it; a dead region
@@ -114,6 +116,9 @@ struct engine_config {
 class engine {
 public:
 	static constexpr std::uint32_t min_words = 2048;
+	/* No region has this key, nor the last byte there is. */
+	static constexpr std::uint32_t refused_key = 0;
+	static constexpr std::uint64_t refused_addr = ~0ULL;
 
 	/* Throws std::bad_alloc. */
 	engine(const engine_config &config, backend &world);
@@ -355,6 +360,7 @@ private:
 	}
 	[[nodiscard]] ibv_send_wr &push(std::uint64_t i, piece *p, bool signaled) noexcept;
 	void push_drain() noexcept;
+	void push_refused(std::uint64_t i) noexcept;
 	void push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept;
 	void push_once(piece &p, bool signaled) noexcept;
 	void push_words(piece &p, bool signaled, unsigned flags = 0) noexcept;
@@ -400,6 +406,7 @@ private:
 	std::uint32_t live_once_ = 0;	/* of these nothing is overtaken, whatever the order */
 	bool dead_ = false;
 	bool broken_ = false; /* the provider refused something: the QP is to end */
+	bool refused_ = false; /* by the peer's HCA, what we knew to be wrong */
 	bool error_told_ = false;
 
 	std::vector<piece> pieces_;

@@ -136,10 +136,13 @@ TEST_F(Engine, AccessBeyondTheRegionIsARemoteAccessError)
 		wr.wr.rdma.remote_addr = addr;
 		ASSERT_EQ(b.eng->post_send(&wr, &bad), 0);
 		ibv_wc wc;
+		EXPECT_FALSE(b.eng->poll(wc)) << "not before the peer's QP has ended";
+		b.world.settle();
 		ASSERT_TRUE(b.eng->poll(wc)) << "an error completes unsignaled requests too";
 		EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
 		EXPECT_TRUE(b.world.qp_error);
-		EXPECT_TRUE(b.world.queue.empty()) << "nothing reaches the wire";
+		EXPECT_TRUE(b.world.peer_error);
+		EXPECT_EQ(b.world.data_reads, 0U);
 	}
 }
 
@@ -150,8 +153,11 @@ TEST_F(Engine, WriteWithoutTheRightIsARemoteAccessError)
 	r.info.write_key = 0;
 	resolve();
 	a.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+	a.world.settle();
 	a.poll();
 	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(a.world.peer_error);
+	EXPECT_EQ(a.world.writes, 0U);
 }
 
 TEST_F(Engine, ReadWithoutTheRightIsARemoteAccessError)
@@ -160,6 +166,7 @@ TEST_F(Engine, ReadWithoutTheRightIsARemoteAccessError)
 	r.info.access = IBV_ACCESS_REMOTE_WRITE;
 	resolve();
 	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.settle();
 	a.poll();
 	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
 }
@@ -170,9 +177,11 @@ TEST_F(Engine, AtomicWithoutTheRightIsARemoteAccessError)
 	r.info.access &= ~unsigned{IBV_ACCESS_REMOTE_ATOMIC};
 	resolve();
 	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	a.world.settle();
 	a.poll();
 	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
-	EXPECT_TRUE(a.world.queue.empty());
+	EXPECT_EQ(a.world.hold_requests, 0U);
+	EXPECT_EQ(a.world.writes, 0U);
 }
 
 TEST_F(Engine, MisalignedAtomicIsARemoteInvalidRequest)
@@ -180,10 +189,12 @@ TEST_F(Engine, MisalignedAtomicIsARemoteInvalidRequest)
 	a.expect_success = false;
 	resolve();
 	a.post(IBV_WR_ATOMIC_CMP_AND_SWP, 0, 4, 8);
+	a.world.settle();
 	a.poll();
 	EXPECT_EQ(only_status(), IBV_WC_REM_INV_REQ_ERR);
 	EXPECT_EQ(a.world.hold_requests, 0U);
-	EXPECT_TRUE(a.world.queue.empty());
+	EXPECT_EQ(a.world.writes, 0U);
+	EXPECT_TRUE(a.world.peer_error);
 }
 
 TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)
@@ -217,6 +228,7 @@ TEST_F(Engine, FaultAnsweredAddressIsARemoteAccessError)
 {
 	EXPECT_EQ(fault_answered(NP_ADDRESS), IBV_WC_REM_ACCESS_ERR);
 	EXPECT_TRUE(a.world.qp_error);
+	EXPECT_TRUE(a.world.peer_error);
 }
 TEST_F(Engine, FaultAnsweredAccessIsARemoteAccessError)
 {
@@ -229,6 +241,7 @@ TEST_F(Engine, FaultThatTimesOutIsARetryExceededError)
 TEST_F(Engine, FaultAnsweredNoMemoryIsARemoteOperationError)
 {
 	EXPECT_EQ(fault_answered(NP_NOMEM), IBV_WC_REM_OP_ERR);
+	EXPECT_FALSE(a.world.peer_error);
 }
 TEST_F(Engine, FaultOnADeadQueuePairIsAFlush)
 {
@@ -1352,14 +1365,83 @@ TEST_F(Engine, UnsignaledRequestThatWasDoneBeforeAFailureIsNoFailure)
 	wr.wr.rdma.rkey = r.rkey;
 	wr.wr.rdma.remote_addr = r.info.base - 1;
 	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
-	EXPECT_TRUE(a.world.qp_error);
 	a.world.run_wire();
+	EXPECT_TRUE(a.world.qp_error);
 	ibv_wc wc;
 	ASSERT_TRUE(a.eng->poll(wc));
 	EXPECT_EQ(wc.wr_id, 99U);
 	EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
 	EXPECT_FALSE(a.eng->poll(wc));
 	EXPECT_TRUE(a.eng->idle());
+}
+
+/* The peer may be away, or its QP gone: what we know to be wrong stays what it is. */
+TEST_F(Engine, ErrorIsTheOneThatWasFoundWhateverBecomesOfItsRefusal)
+{
+	for (const bool posted : {true, false}) {
+		app b(small_config());
+		b.expect_success = false;
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		q.info.access = IBV_ACCESS_REMOTE_WRITE;
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info);
+		if (!posted)
+			b.world.refuse_post_after = 0;
+		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		if (posted) {
+			ASSERT_EQ(b.world.queue.size(), 1U);
+			b.world.queue[0].status = IBV_WC_RETRY_EXC_ERR;
+			b.world.qp_error = true;
+		}
+		b.world.run_wire();
+		EXPECT_EQ(b.poll(), 1U);
+		EXPECT_EQ(b.completions[0].status, IBV_WC_REM_ACCESS_ERR);
+		EXPECT_TRUE(b.world.qp_error);
+		EXPECT_FALSE(b.world.peer_error);
+		EXPECT_TRUE(b.eng->idle());
+	}
+}
+
+/* A SEND for which the peer has no receive may stay where it is for ever. */
+TEST_F(Engine, LaterRequestDoesNotKeepAnErrorBack)
+{
+	a.expect_success = false;
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.advance(0, 1, false);
+	a.world.complete_one();
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	ASSERT_EQ(a.world.queue.size(), 1U) << "it has overtaken the READ";
+	a.world.serve_fault(0, NP_ADDRESS);
+	a.world.deliver(0);
+	EXPECT_TRUE(a.world.qp_error);
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_REM_ACCESS_ERR);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.completions[1].status, IBV_WC_WR_FLUSH_ERR);
+}
+
+/* With a full send queue the refusal waits for its place. */
+TEST_F(Engine, RefusalWaitsForRoomInTheSendQueue)
+{
+	engine_config c = small_config();
+	c.sq_budget = 2;
+	app b(c);
+	b.expect_success = false;
+	b.world.budget = 2;
+	sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+	q.info.access = IBV_ACCESS_REMOTE_WRITE;
+	b.eng->resolve_begins();
+	b.eng->resolve_ended(q.rkey, 0, q.info);
+	b.post(IBV_WR_SEND, 0, 0, 0, 0);
+	b.post(IBV_WR_SEND, 0, 0, 0, 0);
+	b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	EXPECT_EQ(b.world.queue.size(), 2U);
+	b.world.settle();
+	EXPECT_EQ(b.poll(), 1U);
+	EXPECT_EQ(b.completions[0].status, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(b.world.peer_error);
 }
 
 TEST_F(Engine, AfterAnErrorEverythingIsFlushedEvenWhatIsPostedLater)

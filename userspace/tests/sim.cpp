@@ -143,6 +143,16 @@ sim_region *sim::by_key(std::uint32_t key, bool write)
 
 /* --- wire -------------------------------------------------------------- */
 
+namespace {
+
+bool is_refused(const ibv_send_wr &wr)
+{
+	return wr.opcode == IBV_WR_RDMA_WRITE && wr.wr.rdma.rkey == engine::refused_key &&
+	       wr.wr.rdma.remote_addr == engine::refused_addr;
+}
+
+} // namespace
+
 int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
 	for (ibv_send_wr *w = chain; w; w = w->next) {
@@ -167,7 +177,7 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 			const std::uint64_t last = (w->wr.rdma.remote_addr + x.length - 1) / unit;
 			x.todo.resize(last - first + 1);
 			std::iota(x.todo.rbegin(), x.todo.rend(), 0U);
-		} else if (changes_memory(w->opcode) && x.length) {
+		} else if (changes_memory(w->opcode) && x.length && !is_refused(*w)) {
 			++writes;
 		}
 		queue.push_back(std::move(x));
@@ -391,6 +401,10 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 			execute(w, start - addr, end - start);
 		}
 		w.finished = w.todo.empty() || w.status != IBV_WC_SUCCESS;
+	} else if (is_refused(w.wr)) {
+		EXPECT_EQ(w.length, 1U) << "nothing is not refused";
+		w.status = IBV_WC_REM_ACCESS_ERR;
+		w.finished = peer_error = true;
 	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, true)) {
 		execute_atomic(w);
 		w.finished = true;

@@ -174,6 +174,7 @@ public:
 	std::deque<app_op> ops; /* not retired */
 	nanoseconds clock = 1;
 	bool qp_error = false;
+	bool peer_error = false; /* the peer's QP has ended, too */
 
 	/* faults of the dice */
 	unsigned chance_page_out = 0; /* percent of ticks */
