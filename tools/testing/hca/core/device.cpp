@@ -9,9 +9,10 @@
 
 namespace nphca {
 
-device::device(fabric &f, uint16_t l, uint64_t g, const nphca_host_ops &ops, void *host)
-	: fab(f), lid(l), guid(g ? g : 0x0002c90300000000ull + (uint64_t{l} << 8)), ops_(ops), host_(host)
+device::device(fabric &f, uint16_t l, uint64_t g, uint64_t seed, const nphca_host_ops &ops, void *host)
+	: fab(f), lid(l), guid(g ? g : 0x0002c90300000000ull + (uint64_t{l} << 8)), ops_(ops), host_(host), seed_(seed)
 {
+	start_numbers();
 	knob_set(NPHCA_DMA_REQUEST_SIZE, 512);
 }
 
@@ -216,6 +217,20 @@ void device::handle_posting(const posting &p)
 	}
 }
 
+/* Elsewhere after each reset, if the host asks for that. */
+void device::start_numbers() noexcept
+{
+	if (!seed_)
+		return;
+	for (int i = 0; i < 2; ++i) {
+		seed_ = seed_ * 6364136223846793005ull + 1442695040888963407ull;
+		if (i)
+			qps.start(seed_ >> 33);
+		else
+			mkeys.start(seed_ >> 33);
+	}
+}
+
 /* As after power-on; knobs and counters stay. */
 void device::reset() noexcept
 {
@@ -232,6 +247,7 @@ void device::reset() noexcept
 	multicast.clear();
 	special_qp[0] = special_qp[1] = 0;
 	xlt_words = 0;
+	start_numbers();
 	issi_ = 0;
 	half_word_ = 0;
 	cmdq_high_.store(0, std::memory_order_relaxed);

@@ -66,6 +66,8 @@ public:
 		count_ = 0;
 		next_ = first_;
 	}
+	/* The next number is the @n th, if it is free. */
+	void start(uint64_t n) noexcept { next_ = first_ + static_cast<uint32_t>(n % (last_ - first_ + 1)); }
 	[[nodiscard]] size_t size() const noexcept { return count_; }
 	template <typename F>
 	void each(F &&f)
@@ -92,7 +94,7 @@ struct command; /* command.cpp */
 
 class device {
 public:
-	device(fabric &f, uint16_t lid, uint64_t guid, const nphca_host_ops &ops, void *host);
+	device(fabric &f, uint16_t lid, uint64_t guid, uint64_t seed, const nphca_host_ops &ops, void *host);
 	~device();
 	device(const device &) = delete;
 	device &operator=(const device &) = delete;
@@ -176,8 +178,11 @@ private:
 	void write_eqe(eq &e, uint8_t type, uint8_t subtype, const_bytes data) noexcept;
 	void write_cqe(cq &c, const cqe &e) noexcept;
 
+	void start_numbers() noexcept;
+
 	nphca_host_ops ops_;
 	void *host_;
+	uint64_t seed_;
 	uint32_t issi_ = 0;
 	bool atomic_host_endian_ = true;
 	std::array<uint8_t, 64> node_desc_{};

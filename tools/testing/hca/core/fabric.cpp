@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "device.h"
+#include "link.h"
 #include "qp.h"
 
 namespace nphca {
@@ -48,6 +49,8 @@ fabric::fabric(const nphca_fabric_ops &ops, void *host) : ops_(ops), host_(host)
 	postings_.reserve(1024);
 	taken_.reserve(1024);
 }
+
+fabric::~fabric() = default;
 
 /*
  * Called by vCPU threads. The queue is bounded; a guest that fills it faster
@@ -116,7 +119,22 @@ uint16_t fabric::free_lid() const noexcept
 	return 0;
 }
 
+bool fabric::join(const nphca_link_ops &ops, void *host)
+{
+	if (link_)
+		return false;
+	link_ = std::make_unique<link>(*this, ops, host);
+	return true;
+}
+
 void fabric::deliver(packet &p)
+{
+	deliver_from_link(p);
+	if (link_ && !has_port(p.dlid))
+		link_->send(p);
+}
+
+void fabric::deliver_from_link(packet &p)
 {
 	if (p.dlid < first_multicast_lid) {
 		if (device *port = by_lid_[p.dlid])
@@ -125,6 +143,21 @@ void fabric::deliver(packet &p)
 	}
 	for (device *port : ports_)
 		port->receive(p);
+}
+
+bool fabric::run_link()
+{
+	const bool more = link_->poll();
+
+	if (!waiting_.empty() && !link_->blocked()) {
+		for (const handle &h : waiting_)
+			if (qp *q = find(h)) {
+				q->waiting = false;
+				ready(*q);
+			}
+		waiting_.clear();
+	}
+	return more;
 }
 
 bool fabric::run_wire()
@@ -183,7 +216,12 @@ bool fabric::run_ready()
 		ready_.pop_front();
 		if (qp *q = find(h)) {
 			q->queued = false;
-			q->turn();
+			if (!link_ || !link_->blocked() || !q->sends_to_others()) {
+				q->turn();
+			} else if (!q->waiting) {
+				q->waiting = true;
+				waiting_.push_back(h);
+			}
 		}
 	}
 	return any;
@@ -224,9 +262,13 @@ bool fabric::poll(uint64_t *deadline)
 {
 	bool more = run_postings();
 
+	if (link_)
+		more |= run_link();
 	more |= run_wire();
 	more |= run_ready();
 	more |= run_timers(deadline);
+	if (link_)
+		*deadline = std::min(*deadline, link_->deadline());
 	return more || !wire_.empty() || !ready_.empty();
 }
 
@@ -240,8 +282,8 @@ struct nphca_fabric {
 };
 
 struct nphca_device {
-	nphca_device(fabric &f, uint16_t lid, uint64_t guid, const nphca_host_ops &ops, void *host)
-		: d(f, lid, guid, ops, host)
+	nphca_device(fabric &f, uint16_t lid, const nphca_config &config, const nphca_host_ops &ops, void *host)
+		: d(f, lid, config.guid, config.seed, ops, host)
 	{
 	}
 	device d;
@@ -279,7 +321,7 @@ struct nphca_device *nphca_device_new(struct nphca_fabric *f, const struct nphca
 				      const struct nphca_host_ops *ops, void *host)
 try {
 	const uint16_t lid = config->lid ? config->lid : f->f.free_lid();
-	auto dev = std::make_unique<nphca_device>(f->f, lid, config->guid, *ops, host);
+	auto dev = std::make_unique<nphca_device>(f->f, lid, *config, *ops, host);
 
 	if (!f->f.add(&dev->d, lid))
 		return nullptr;
@@ -320,6 +362,23 @@ uint64_t nphca_knob_get(struct nphca_device *dev, unsigned int knob)
 bool nphca_knob_set(struct nphca_device *dev, unsigned int knob, uint64_t value)
 {
 	return dev->d.knob_set(knob, value);
+}
+
+bool nphca_fabric_join(struct nphca_fabric *f, const struct nphca_link_ops *ops, void *host)
+try {
+	return f->f.join(*ops, host);
+} catch (...) {
+	return false;
+}
+
+uint64_t nphca_link_knob_get(struct nphca_fabric *f, unsigned int knob)
+{
+	return f->f.uplink() ? f->f.uplink()->knob_get(knob) : 0;
+}
+
+bool nphca_link_knob_set(struct nphca_fabric *f, unsigned int knob, uint64_t value)
+{
+	return f->f.uplink() && f->f.uplink()->knob_set(knob, value);
 }
 
 } /* extern "C" */

@@ -26,6 +26,7 @@
 namespace nphca {
 
 class device;
+class link;
 struct qp;
 
 inline constexpr uint32_t max_mtu = 4096;
@@ -72,6 +73,7 @@ struct posting {
 class fabric {
 public:
 	fabric(const nphca_fabric_ops &ops, void *host);
+	~fabric();
 
 	bool poll(uint64_t *deadline);
 	[[nodiscard]] bool pending() const noexcept { return posted_.load(std::memory_order_acquire) != 0; }
@@ -82,6 +84,15 @@ public:
 	bool add(device *dev, uint16_t lid);
 	void remove(device *dev);
 	[[nodiscard]] uint16_t free_lid() const noexcept;
+	[[nodiscard]] bool has_port(uint16_t lid) const noexcept
+	{
+		return lid < first_multicast_lid && by_lid_[lid];
+	}
+
+	bool join(const nphca_link_ops &ops, void *host);
+	[[nodiscard]] link *uplink() const noexcept { return link_.get(); }
+	/* To a port here, if there is one. */
+	void deliver_from_link(packet &p);
 
 	packet_pool pool;
 	void send(packet *p) noexcept { wire_.push_back(p); }
@@ -104,6 +115,7 @@ private:
 	};
 
 	void deliver(packet &p);
+	bool run_link();
 	bool run_postings();
 	bool run_wire();
 	bool run_ready();
@@ -118,7 +130,9 @@ private:
 	std::array<device *, first_multicast_lid> by_lid_{};
 	std::deque<packet *> wire_;
 	std::deque<handle> ready_;
+	std::vector<handle> waiting_; /* would be ready, if the link were */
 	std::priority_queue<timer, std::vector<timer>, std::greater<>> timers_;
+	std::unique_ptr<link> link_;
 
 	std::mutex mutex_; /* of what follows, up to posted_ */
 	std::vector<posting> postings_;

@@ -10,8 +10,8 @@
  * fabric and its functions, so the core takes no lock on any data path.
  *
  * From any other thread a host may call nphca_mmio_read(), nphca_mmio_write(),
- * nphca_reset(), nphca_knob_get() and nphca_knob_set(). The rest wants the
- * polling thread stopped or is that thread.
+ * nphca_reset() and the functions for knobs. The rest wants the polling thread
+ * stopped or is that thread.
  */
 #ifndef NPHCA_H
 #define NPHCA_H
@@ -51,6 +51,14 @@ struct nphca_host_ops {
 	void (*log)(void *host, int level, const char *message);
 };
 
+/* What a host provides for a link to the fabric of another process; polling thread. */
+struct nphca_link_ops {
+	/* 1: taken; 0: not now, and nphca_fabric_poll() is called when it may be; -1: lost. */
+	int (*send)(void *host, const void *packet, size_t size);
+	/* The size of the next packet, of which at most @size bytes are stored; 0: there is none. */
+	size_t (*receive)(void *host, void *packet, size_t size);
+};
+
 /* What a host provides for a fabric. */
 struct nphca_fabric_ops {
 	uint64_t (*now)(void *host); /* monotonic, ns; any thread */
@@ -61,6 +69,12 @@ struct nphca_fabric_ops {
 struct nphca_config {
 	uint16_t lid;  /* 0: the next free one, 1, 2, ... */
 	uint64_t guid; /* 0: made from the LID */
+	/*
+	 * Where the numbers of QPs and memory keys start after each reset; 0: at
+	 * the first. Where packets of an earlier life may still be on their way,
+	 * this has to differ from life to life.
+	 */
+	uint64_t seed;
 };
 
 struct nphca_fabric *nphca_fabric_new(const struct nphca_fabric_ops *ops, void *host);
@@ -133,6 +147,41 @@ enum nphca_knob {
 uint64_t nphca_knob_get(struct nphca_device *device, unsigned int knob);
 /* False if there is no such knob or it does not take the value. */
 bool nphca_knob_set(struct nphca_device *device, unsigned int knob, uint64_t value);
+
+/*
+ * Joins the fabric to that of another process: what no port of this one has as
+ * its LID goes there. Both run this code, but need not trust each other. False:
+ * there is a link already, or no memory.
+ */
+bool nphca_fabric_join(struct nphca_fabric *fabric, const struct nphca_link_ops *ops, void *host);
+
+/*
+ * Knobs and counters of the link, as those of a function; any thread. The faults
+ * are those of packets that come in.
+ */
+enum nphca_link_knob {
+	NPHCA_LINK_UP,		/* 0: cut, in both directions (1) */
+	NPHCA_LINK_SEED,	/* of the faults; setting another one starts its sequence (1) */
+	NPHCA_LINK_LOSS,	/* of a million packets so many are lost (0) */
+	NPHCA_LINK_DUPLICATE,	/* ... come twice (0) */
+	NPHCA_LINK_DELAY,	/* ... are delayed, and overtaken by others (0) */
+	NPHCA_LINK_DELAY_NS,	/* at most by so much, at most 10 s (0) */
+
+	NPHCA_LINK_COUNTERS = 16,
+	NPHCA_LINK_SENT = NPHCA_LINK_COUNTERS,
+	NPHCA_LINK_UNSENT,	/* of those, what found no peer or no room */
+	NPHCA_LINK_RECEIVED,	/* and not lost */
+	NPHCA_LINK_LOST,
+	NPHCA_LINK_DUPLICATED,
+	NPHCA_LINK_DELAYED,
+	NPHCA_LINK_CUT,		/* packets that met a link that was down */
+	NPHCA_LINK_MALFORMED,	/* packets that were none */
+	NPHCA_LINK_KNOBS
+};
+
+/* 0 and false without a link. */
+uint64_t nphca_link_knob_get(struct nphca_fabric *fabric, unsigned int knob);
+bool nphca_link_knob_set(struct nphca_fabric *fabric, unsigned int knob, uint64_t value);
 
 #ifdef __cplusplus
 }

@@ -43,6 +43,11 @@ void qp::decode() noexcept
 	ack_timeout = static_cast<uint8_t>(get(path, ads_ack_timeout));
 }
 
+bool qp::sends_to_others() const noexcept
+{
+	return is_connected() && state != qp_state::err && !dev.fab.has_port(dlid);
+}
+
 void qp::doorbell()
 {
 	std::array<uint8_t, 4> record;
@@ -143,7 +148,7 @@ void qp::to_reset()
 	sq_head_ = sq_pi_ = rq_head_ = rq_pi_ = 0;
 	next_psn_ = acked_psn_ = expected_psn_ = msn_ = 0;
 	outstanding_ = 0;
-	stalled_ = waiting_rnr_ = nak_sent_ = refused_ = skip_message_ = false;
+	stalled_ = waiting_rnr_ = asked_again_ = nak_sent_ = refused_ = skip_message_ = false;
 	retries_ = rnr_retries_ = patience_ = 0;
 	message_ = idle;
 	recv_ = {};

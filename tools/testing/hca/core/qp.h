@@ -72,6 +72,7 @@ struct response {
 	uint32_t rkey = 0, length = 0;
 	uint64_t original = 0;	/* atomic */
 	uint8_t code = 0;	/* NAK */
+	bool again = false;	/* asked for before */
 	packet *prefetched = nullptr;
 };
 
@@ -93,6 +94,8 @@ struct qp {
 	[[nodiscard]] bool is_connected() const noexcept { return st == ST_RC || st == ST_UC || st == ST_XRC; }
 	[[nodiscard]] bool is_datagram() const noexcept { return st == ST_UD || st == ST_QP1 || st == ST_QP0; }
 	[[nodiscard]] bool is_reliable() const noexcept { return st == ST_RC || st == ST_XRC; }
+	/* ... over the link, and not just flushes. */
+	[[nodiscard]] bool sends_to_others() const noexcept;
 
 	device &dev;
 	uint32_t qpn = 0;
@@ -117,6 +120,7 @@ struct qp {
 
 	/* Scheduler */
 	bool queued = false;	   /* in the fabric's ready list */
+	bool waiting = false;	   /* in the fabric's list of those who wait for the link */
 	bool timer_queued = false; /* has an entry in the fabric's timers */
 	uint64_t deadline = UINT64_MAX;
 
@@ -142,6 +146,8 @@ private:
 	void handle_atomic_response(packet &p);
 	void fail_at(uint32_t psn, wc_error error, uint8_t vendor);
 	void retransmit(uint32_t psn);
+	void ask_again(uint32_t psn);
+	void progress() noexcept;
 	void start_timer() noexcept;
 	mem_result gather(const send_wqe &w, uint32_t offset, uint8_t *buf, uint32_t len);
 	mem_result scatter(const std::vector<segment> &sgl, uint64_t offset, const uint8_t *buf, uint32_t len,
@@ -157,7 +163,10 @@ private:
 	void receive_datagram(packet &p);
 	void request_send(packet &p, uint8_t base);
 	void request_write(packet &p, uint8_t base);
-	void request_read(packet &p, bool duplicate);
+	void request_read(packet &p);
+	void repeat_read(const packet &p);
+	void repeat_atomic(const packet &p);
+	void insert_response(const response &r);
 	void request_atomic(packet &p);
 	[[nodiscard]] bool message_fits(const packet &p, bool first, bool last);
 	void respond(response r);
@@ -193,6 +202,7 @@ private:
 	uint32_t outstanding_ = 0;     /* READs and atomics sent and not answered */
 	bool stalled_ = false;	       /* nothing more until the head has failed */
 	bool waiting_rnr_ = false;
+	bool asked_again_ = false;     /* for the oldest answer that is missing */
 	uint8_t retries_ = 0, rnr_retries_ = 0;
 	uint8_t patience_ = 0;	       /* time-outs that were let pass */
 

@@ -524,8 +524,16 @@ void qp::flush_send()
 
 void qp::start_timer() noexcept
 {
-	if (ack_timeout)
+	/* Until a receiver is ready its timer runs, and no other. */
+	if (ack_timeout && !waiting_rnr_)
 		dev.fab.set_timer(*this, dev.fab.now() + (4096ull << ack_timeout));
+}
+
+void qp::progress() noexcept
+{
+	retries_ = rnr_retries_ = patience_ = 0;
+	asked_again_ = false;
+	start_timer();
 }
 
 void qp::count_outstanding() noexcept
@@ -536,7 +544,7 @@ void qp::count_outstanding() noexcept
 			++outstanding_;
 }
 
-/* Send again from @psn on. */
+/* Send again from @psn on, unless that is still to be sent. */
 void qp::retransmit(uint32_t psn)
 {
 	for (size_t i = 0; i < inflight_.size(); ++i) {
@@ -546,8 +554,8 @@ void qp::retransmit(uint32_t psn)
 		const int32_t into = psn_diff(psn, w.first_psn);
 		if (into >= static_cast<int32_t>(w.packets))
 			continue;
-		if (i >= cursor_ && into > 0 && static_cast<uint32_t>(into) > w.next)
-			return; /* was not sent yet */
+		if (i > cursor_ || (i == cursor_ && into > 0 && static_cast<uint32_t>(into) > w.next))
+			return;
 		cursor_ = i;
 		w.next = into > 0 ? static_cast<uint32_t>(into) : 0;
 		if (w.wants_response() && w.next < w.received)
@@ -559,6 +567,18 @@ void qp::retransmit(uint32_t psn)
 		dev.fab.ready(*this);
 		return;
 	}
+}
+
+/*
+ * Something after @psn was answered before it was. That takes one more request,
+ * however many answers are out of sequence; if it gets lost the timer asks.
+ */
+void qp::ask_again(uint32_t psn)
+{
+	if (asked_again_)
+		return;
+	asked_again_ = true;
+	retransmit(psn);
 }
 
 /* All requests up to @psn were executed. */
@@ -585,11 +605,10 @@ void qp::acknowledged(uint32_t psn)
 	const uint32_t next = lost ? from : (psn + 1) & psn_mask;
 	if (psn_diff(next, acked_psn_) > 0) {
 		acked_psn_ = next;
-		retries_ = rnr_retries_ = patience_ = 0;
-		start_timer();
+		progress();
 	}
 	if (lost)
-		retransmit(from);
+		ask_again(from);
 }
 
 void qp::fail_at(uint32_t psn, wc_error error, uint8_t vendor)
@@ -630,6 +649,8 @@ void qp::handle_ack(packet &p)
 		retire();
 		if (state != qp_state::rts)
 			return;
+		if (waiting_rnr_)
+			return; /* a duplicate */
 		if (rnr_retry != 7 && rnr_retries_ >= rnr_retry) {
 			fail_at(p.psn, wc_error::rnr_retry, vendor_of(wc_error::rnr_retry));
 			return;
@@ -679,12 +700,12 @@ void qp::handle_read_response(packet &p)
 				w.done = true;
 				continue;
 			}
-			retransmit((w.first_psn + w.received) & psn_mask);
+			ask_again((w.first_psn + w.received) & psn_mask);
 			return;
 		}
 		if (w.opcode != WQE_READ || static_cast<uint32_t>(into) != w.received) {
 			if (w.opcode == WQE_READ && static_cast<uint32_t>(into) > w.received)
-				retransmit((w.first_psn + w.received) & psn_mask);
+				ask_again((w.first_psn + w.received) & psn_mask);
 			return;
 		}
 		const uint32_t at = w.received * mtu;
@@ -694,14 +715,14 @@ void qp::handle_read_response(packet &p)
 		else if (const mem_result r = scatter(w.sgl, at, p.data.data(), p.size, self()); r != mem_result::ok)
 			error = local_error(r);
 		if (error != wc_error::none) {
-			--outstanding_;
+			if (outstanding_)
+				--outstanding_;
 			fail(w, error, vendor_of(error));
 			break;
 		}
 		++w.received;
 		acked_psn_ = (p.psn + 1) & psn_mask;
-		retries_ = rnr_retries_ = patience_ = 0;
-		start_timer();
+		progress();
 		if (w.received == w.packets) {
 			w.done = true;
 			if (outstanding_)
@@ -729,7 +750,7 @@ void qp::handle_atomic_response(packet &p)
 				w.done = true;
 				continue;
 			}
-			retransmit((w.first_psn + w.received) & psn_mask);
+			ask_again((w.first_psn + w.received) & psn_mask);
 			return;
 		}
 		if (w.opcode != WQE_CAS && w.opcode != WQE_FAA)
@@ -742,8 +763,7 @@ void qp::handle_atomic_response(packet &p)
 			--outstanding_;
 		w.received = 1;
 		acked_psn_ = (p.psn + 1) & psn_mask;
-		retries_ = rnr_retries_ = patience_ = 0;
-		start_timer();
+		progress();
 		if (r != mem_result::ok)
 			fail(w, local_error(r), vendor_of(local_error(r)));
 		else
@@ -777,7 +797,7 @@ void qp::timer()
 	for (send_wqe &w : inflight_) {
 		if (w.done || !w.packets)
 			continue;
-		if (!w.next)
+		if (!w.next && !waiting)
 			return; /* nothing is on its way */
 		/*
 		 * A time-out may take four times as long as asked for. Where DMA
@@ -797,6 +817,7 @@ void qp::timer()
 			return;
 		}
 		++retries_;
+		asked_again_ = false;
 		retransmit(acked_psn_);
 		start_timer();
 		return;

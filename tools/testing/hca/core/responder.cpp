@@ -508,27 +508,11 @@ void qp::request_write(packet &p, uint8_t kind)
 	acknowledge(p);
 }
 
-void qp::request_read(packet &p, bool duplicate)
+/* The answer to a READ, whatever has to be checked first. */
+static response answer_to_read(const packet &p, uint32_t mtu) noexcept
 {
-	const mkey *m;
 	response r;
 
-	if (message_ != idle || !may_read || p.length > 1u << 30) {
-		refuse(p, NAK_INVALID, wc_error::none, EV_QP_INVALID_REQ);
-		return;
-	}
-	const auto busy = static_cast<size_t>(std::count_if(responses_.begin(), responses_.end(), [](const response &x) {
-		return x.what == response::read || x.what == response::atomic;
-	}));
-	if (busy >= max_responses) {
-		if (!duplicate)
-			refuse(p, NAK_INVALID, wc_error::none, EV_QP_INVALID_REQ);
-		return;
-	}
-	if (p.length && dev.check_key(p.rkey, p.va, p.length, REMOTE_READ, remote(p.srqn), &m) != mem_result::ok) {
-		refuse_memory(p, mem_result::protection);
-		return;
-	}
 	r.what = response::read;
 	r.psn = p.psn;
 	r.srqn = p.srqn;
@@ -536,11 +520,93 @@ void qp::request_read(packet &p, bool duplicate)
 	r.rkey = p.rkey;
 	r.length = p.length;
 	r.packets = std::max(1u, (p.length + mtu - 1) / mtu);
-	if (!duplicate) {
-		expected_psn_ = (expected_psn_ + r.packets) & psn_mask;
-		msn_ = (msn_ + 1) & psn_mask;
+	return r;
+}
+
+void qp::request_read(packet &p)
+{
+	const mkey *m;
+
+	if (message_ != idle || !may_read || p.length > 1u << 30) {
+		refuse(p, NAK_INVALID, wc_error::none, EV_QP_INVALID_REQ);
+		return;
 	}
+	const auto busy = static_cast<size_t>(std::count_if(responses_.begin(), responses_.end(), [](const response &x) {
+		return (x.what == response::read || x.what == response::atomic) && !x.again;
+	}));
+	if (busy >= max_responses) {
+		refuse(p, NAK_INVALID, wc_error::none, EV_QP_INVALID_REQ);
+		return;
+	}
+	if (p.length && dev.check_key(p.rkey, p.va, p.length, REMOTE_READ, remote(p.srqn), &m) != mem_result::ok) {
+		refuse_memory(p, mem_result::protection);
+		return;
+	}
+	const response r = answer_to_read(p, mtu);
+	expected_psn_ = (expected_psn_ + r.packets) & psn_mask;
+	msn_ = (msn_ + 1) & psn_mask;
 	respond(r);
+}
+
+/*
+ * Answers go out in the order of their sequence numbers, those that are given
+ * again, too: else each would make the requester ask for the other once more.
+ */
+void qp::insert_response(const response &r)
+{
+	const auto again = static_cast<size_t>(std::count_if(responses_.begin(), responses_.end(), [](const response &x) {
+		return x.again;
+	}));
+
+	if (again >= max_responses || responses_.size() >= max_queued_responses)
+		return; /* the requester will ask again */
+	const auto at = std::find_if(responses_.begin(), responses_.end(), [&](const response &x) {
+		return psn_diff(x.psn, r.psn) > 0;
+	});
+	responses_.insert(at, r)->again = true;
+	dev.fab.ready(*this);
+}
+
+/* A READ, or the rest of one, that was asked for before. The data is what is there now. */
+void qp::repeat_read(const packet &p)
+{
+	const mkey *m;
+
+	const response again = answer_to_read(p, mtu);
+	if (p.length > 1u << 30 || psn_diff(p.psn + again.packets, expected_psn_) > 0)
+		return;
+	for (response &r : responses_) {
+		const int32_t into = psn_diff(p.psn, r.psn);
+		if (r.what != response::read || into < 0 || into >= static_cast<int32_t>(r.packets))
+			continue;
+		/* Still being answered: go back in it. */
+		r.next = std::min(r.next, static_cast<uint32_t>(into));
+		r.again = true;
+		return;
+	}
+	/*
+	 * It may be a late copy of one that was answered: that the memory has gone
+	 * since is no reason to end the connection.
+	 */
+	if (may_read && (!p.length || dev.check_key(p.rkey, p.va, p.length, REMOTE_READ, remote(p.srqn), &m) == mem_result::ok))
+		insert_response(again);
+}
+
+/* Done once; what it found there is told as often as it is asked for. */
+void qp::repeat_atomic(const packet &p)
+{
+	for (const response &r : responses_)
+		if (r.what == response::atomic && r.psn == p.psn)
+			return;
+	for (auto a = atomics_.rbegin(); a != atomics_.rend(); ++a)
+		if (a->psn == p.psn) {
+			response r;
+			r.what = response::atomic;
+			r.psn = p.psn;
+			r.original = a->original;
+			insert_response(r);
+			return;
+		}
 }
 
 /*
@@ -604,19 +670,12 @@ void qp::receive_reliable(packet &p)
 	}
 	if (diff < 0) {
 		/* Executed already; say again what was said. */
-		response r;
 		if (p.opcode == BTH_READ_REQUEST) {
-			request_read(p, true);
+			repeat_read(p);
 		} else if (p.opcode == BTH_CAS || p.opcode == BTH_FAA) {
-			for (const done_atomic &a : atomics_)
-				if (a.psn == p.psn) {
-					r.what = response::atomic;
-					r.psn = p.psn;
-					r.original = a.original;
-					respond(r);
-					break;
-				}
+			repeat_atomic(p);
 		} else if (p.ack_req) {
+			response r;
 			r.what = response::ack;
 			r.psn = (expected_psn_ - 1) & psn_mask;
 			respond(r);
@@ -644,7 +703,7 @@ void qp::receive_reliable(packet &p)
 		request_write(p, p.opcode);
 		break;
 	case BTH_READ_REQUEST:
-		request_read(p, false);
+		request_read(p);
 		break;
 	case BTH_CAS:
 	case BTH_FAA:

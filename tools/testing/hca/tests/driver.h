@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,14 @@ public:
 	/* ... letting time pass up to the timers within @ns, and those they lead to. */
 	void run_for(uint64_t ns);
 
+	/* A link to another machine, which then runs when this one does, on the same clock. */
+	void join(machine &other);
+	void leave();
+	std::deque<std::vector<uint8_t>> arriving; /* over the link */
+	size_t room = 64;			   /* for so many */
+	bool stopped = false;			   /* does not run, as under a debugger */
+	bool dead = false;			   /* takes nothing, either */
+
 	struct nphca_fabric *fabric;
 	uint64_t now = 1000000;
 	struct request {
@@ -58,6 +67,9 @@ public:
 	bool dma(uint64_t iova, void *buf, size_t len, bool write);
 
 private:
+	uint64_t poll(bool *more);
+
+	machine *other_ = nullptr;
 	uint8_t *ram_; /* mapped, so that only what a test uses is touched */
 	std::vector<uint8_t> rights_;
 	uint64_t next_ = ram_base;
@@ -126,7 +138,7 @@ enum : uint8_t { acc_lr = 1, acc_lw = 2, acc_rr = 4, acc_rw = 8, acc_a = 16, acc
 
 class port {
 public:
-	port(machine &m, uint16_t lid);
+	port(machine &m, uint16_t lid, uint64_t seed = 0);
 	~port();
 	port(const port &) = delete;
 	port &operator=(const port &) = delete;

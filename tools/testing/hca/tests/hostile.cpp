@@ -4,6 +4,7 @@
  * and a second guest on the fabric must not notice. Run under the sanitizers.
  */
 #include "driver.h"
+#include "link.h"
 
 using namespace nphca;
 using namespace nphca::test;
@@ -189,6 +190,150 @@ TEST(hostile_guest, doorbells_for_what_does_not_exist_are_ignored)
 	m.run();
 	EXPECT_EQ(p.simple(OP_NOP), 0);
 }
+
+/* What comes from another host, which may run anything. */
+struct hostile_host : ::testing::TestWithParam<int> {
+	machine m, other;
+	port a{m, 1}, b{m, 2}, far{other, 17};
+	cq_t ca = a.create_cq(8), cf = far.create_cq(8);
+
+	hostile_host() { m.join(other); }
+	void check_locals()
+	{
+		cq_t c1 = a.create_cq(4), c2 = b.create_cq(4);
+		qp_t q1 = a.create_qp(c1, c1), q2 = b.create_qp(c2, c2);
+		a.up(q1, {}, 2, q2.qpn);
+		b.up(q2, {}, 1, q1.qpn);
+		const uint64_t buf = m.alloc(8192);
+		m.fill(buf, 4096, 1);
+		a.post(q1, wr(WQE_WRITE).remote(buf + 4096, b.reg(buf, 8192, acc_all)).sge(buf, a.reg(buf, 8192, acc_all), 4096));
+		a.expect(c1, CQE_REQ);
+		EXPECT_TRUE(m.filled(buf + 4096, 4096, 1));
+	}
+};
+
+TEST_P(hostile_host, garbage_is_counted_and_dropped)
+{
+	random_source r(static_cast<uint64_t>(GetParam()) + 4000);
+	for (int i = 0; i < 20000; ++i) {
+		std::vector<uint8_t> raw(1 + r.below(r.below(4) ? 100 : 6000));
+		for (uint8_t &x : raw)
+			x = static_cast<uint8_t>(r());
+		if (r.below(2) && raw.size() >= 20) {
+			/* As far as a packet as its first check asks for. */
+			raw.resize(raw.size() & ~size_t{3});
+			raw[0] = 0;
+			raw[1] = static_cast<uint8_t>(r.below(8) << 4 | (2 + r.below(2)));
+			store16(&raw[2], static_cast<uint16_t>(1 + r.below(3)));
+			store16(&raw[4], static_cast<uint16_t>(raw.size() / 4));
+			store16(&raw[6], 17);
+			raw[8] = static_cast<uint8_t>(r.below(0x80));
+			raw[9] &= 0xf0;
+			store16(&raw[10], 0xffff);
+		}
+		m.arriving.push_back(raw);
+		if (i % 64 == 0)
+			m.run();
+	}
+	m.run();
+	EXPECT_GT(nphca_link_knob_get(m.fabric, NPHCA_LINK_MALFORMED), 5000u);
+	EXPECT_GT(nphca_link_knob_get(m.fabric, NPHCA_LINK_RECEIVED), 500u);
+	check_locals();
+}
+
+/* Real traffic, of which any bytes are changed: no crash, no hang, nothing but what keys allow. */
+TEST_P(hostile_host, changed_packets_reach_nothing_that_no_key_names)
+{
+	random_source r(static_cast<uint64_t>(GetParam()) + 5000);
+	const uint64_t buf = m.alloc(65536), secret = m.alloc(65536), mine = other.alloc(65536);
+	const uint32_t key = a.reg(buf, 65536, acc_all), far_key = far.reg(mine, 65536, acc_all);
+	m.fill(secret, 65536, 99);
+	for (int round = 0; round < 60; ++round) {
+		qp_options o;
+		const uint8_t kinds[] = {ST_RC, ST_RC, ST_UC, ST_UD};
+		o.st = kinds[r.below(std::size(kinds))];
+		o.timeout = 1;
+		qp_t q = a.create_qp(ca, ca, o), p = far.create_qp(cf, cf, o);
+		a.up(q, o, 17, p.qpn);
+		far.up(p, o, 1, q.qpn);
+		for (int i = 0; i < 8; ++i) {
+			a.recv(q, buf, key, 4096);
+			const uint8_t codes[] = {WQE_SEND, WQE_WRITE, WQE_WRITE_IMM, WQE_READ, WQE_CAS, WQE_FAA};
+			const uint8_t code = o.st == ST_UD ? uint8_t{WQE_SEND} : codes[r.below(o.st == ST_UC ? 3 : std::size(codes))];
+			wr w(code);
+			if (o.st == ST_UD)
+				w.datagram(q.qpn, o.qkey, 1);
+			if (code != WQE_SEND)
+				w.remote(buf + 8 * r.below(4096), key);
+			if (code == WQE_CAS || code == WQE_FAA)
+				w.atomic(r(), r());
+			far.post(p, w.sge(mine, far_key, code == WQE_CAS || code == WQE_FAA ? 8 : r.below(900)));
+			/* The same from here, so that answers are changed, too. */
+			wr back(o.st == ST_UD ? WQE_SEND : WQE_WRITE);
+			if (o.st == ST_UD)
+				back.datagram(p.qpn, o.qkey, 17);
+			else
+				back.remote(mine, far_key);
+			a.post(q, back.sge(buf, key, 800));
+			for (int k = 0; k < 30; ++k) {
+				uint64_t deadline;
+				nphca_fabric_poll(other.fabric, &deadline);
+				for (auto &raw : m.arriving)
+					for (uint32_t n = r.below(4); n; --n) {
+						const size_t at = r.below(std::min<size_t>(raw.size(), 64));
+						raw[at] = r.below(2) ? static_cast<uint8_t>(r()) : static_cast<uint8_t>(raw[at] + 1);
+						if (r.below(3) == 0 && !m.arriving.empty())
+							std::swap(raw, m.arriving[r.below(m.arriving.size())]);
+					}
+				nphca_fabric_poll(m.fabric, &deadline);
+			}
+			m.run_for(100000);
+		}
+		m.run_for(3000000);
+		while (a.poll(ca)) {
+		}
+		while (far.poll(cf)) {
+		}
+		a.simple(OP_2ERR_QP, q.qpn);
+		a.simple(OP_DESTROY_QP, q.qpn);
+		far.simple(OP_DESTROY_QP, p.qpn);
+	}
+	EXPECT_TRUE(m.filled(secret, 65536, 99)) << "memory that no key names";
+	check_locals();
+}
+
+TEST_P(hostile_host, packets_in_the_name_of_a_local_port_are_not_taken)
+{
+	cq_t cb = b.create_cq(4);
+	qp_t q = a.create_qp(ca, ca), p = b.create_qp(cb, cb);
+	a.up(q, {}, 2, p.qpn);
+	const uint64_t buf = m.alloc(4096);
+	const uint32_t key = a.reg(buf, 4096, acc_all);
+	/* The far host claims to be port 2, of which a's queue takes requests. */
+	packet forged{};
+	forged.opcode = BTH_WRITE_ONLY;
+	forged.slid = 2;
+	forged.dlid = 1;
+	forged.pkey = 0xffff;
+	forged.dqpn = q.qpn;
+	forged.psn = 0xfffff0;
+	forged.va = buf;
+	forged.rkey = key;
+	forged.length = forged.size = 64;
+	forged.data.fill(0xee);
+	std::array<uint8_t, max_wire> raw;
+	for (const uint16_t slid : {uint16_t{2}, uint16_t{1}, uint16_t{17}}) {
+		forged.slid = slid;
+		const size_t n = encode(forged, raw);
+		ASSERT_GT(n, 0u);
+		m.arriving.emplace_back(raw.begin(), raw.begin() + static_cast<ptrdiff_t>(n));
+		m.run();
+	}
+	EXPECT_EQ(*m.at(buf), 0);
+	EXPECT_EQ(nphca_link_knob_get(m.fabric, NPHCA_LINK_MALFORMED), 2u);
+}
+
+INSTANTIATE_TEST_SUITE_P(seeds, hostile_host, ::testing::Range(0, 6));
 
 TEST(hostile_guest, mailboxes_that_form_a_ring_end)
 {
