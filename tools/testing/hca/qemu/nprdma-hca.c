@@ -2,14 +2,23 @@
 /*
  * nprdma-hca: the emulated HCA as a QEMU PCI device.
  *
- *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,dma-request-size=BYTES]
- *           [,dma-delay-ns=N][,read-overlap=on|off][,loss=N]
+ *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N]
+ *           [,dma-request-size=BYTES][,dma-delay-ns=N][,read-overlap=on|off]
+ *           [,loss=N]
+ *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
  * All functions of one QEMU process share a fabric: a switch that routes by
  * LID. "lid" defaults to 1, 2, ... in order of creation. The last four may be
  * changed while the guest runs (qom-set, or the PCI capability described in
  * core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
  * pcie-root-port; DMA goes through the IOMMU of the machine if there is one.
+ *
+ * nprdma-link joins the fabric to that of another process, for LIDs that are not
+ * here. Each side listens on its own socket (Unix, packets in sequence) and
+ * connects to its peer's when it has something to send, again and again: what
+ * is sent to a process that is not there is lost. So either may start first, end,
+ * and start again. The link's faults are properties (see enum nphca_link_knob),
+ * to be changed at any time, and "up", which cuts it and heals it.
  *
  * This file is glue only. The device's logic, its DMA included, runs in one
  * worker thread, without the big QEMU lock, beside the vCPUs. An access of a
@@ -27,7 +36,9 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 
 #include "hw/i386/intel_iommu.h"
 #include "hw/pci/msix.h"
@@ -49,6 +60,9 @@
 #define TYPE_NPRDMA_HCA "nprdma-hca"
 OBJECT_DECLARE_SIMPLE_TYPE(NprdmaHca, NPRDMA_HCA)
 
+#define TYPE_NPRDMA_LINK "nprdma-link"
+OBJECT_DECLARE_SIMPLE_TYPE(NprdmaLink, NPRDMA_LINK)
+
 #define HCA_CAP_LEN 16
 #define HCA_PCIE_CAP 0x60
 #define HCA_VENDOR_CAP 0xc0
@@ -64,7 +78,20 @@ struct NprdmaHca {
 
     uint16_t lid;
     uint64_t guid;
+    uint64_t seed;
     uint64_t knob[4]; /* values set before the device is realized */
+    uint32_t knob_set;
+};
+
+struct NprdmaLink {
+    DeviceState parent_obj;
+
+    char *path, *peer;
+    struct sockaddr_un peer_addr;
+    int listener, in, out; /* -1: none; the worker's, but for the listener */
+    bool full;             /* nothing more goes into out */
+    bool joined;
+    uint64_t knob[NPHCA_LINK_COUNTERS]; /* values set before */
     uint32_t knob_set;
 };
 
@@ -76,6 +103,7 @@ typedef struct HcaFabric {
     int event;         /* wakes the worker */
     int sleeping;      /* worker is about to block on event */
     int stop_requests; /* somebody wants the lock: let go between polls */
+    NprdmaLink *link;  /* NULL: none */
 } HcaFabric;
 
 static HcaFabric *hca_fabric;
@@ -199,11 +227,110 @@ static const struct nphca_fabric_ops hca_fabric_ops = {
     .wake = hca_wake,
 };
 
+static void hca_link_close(int *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
+}
+
+/* Without a peer that listens a packet is lost, as it is on a cable. */
+static int hca_link_send(void *host, const void *packet, size_t size)
+{
+    NprdmaLink *link = host;
+    bool fresh = false;
+
+    link->full = false;
+    for (;;) {
+        if (link->out < 0) {
+            fresh = true;
+            link->out = socket(AF_UNIX,
+                               SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+            if (link->out < 0) {
+                return -1;
+            }
+            if (connect(link->out, (struct sockaddr *)&link->peer_addr,
+                        sizeof(link->peer_addr))) {
+                hca_link_close(&link->out);
+                return -1;
+            }
+        }
+        if (send(link->out, packet, size, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+            return 1;
+        }
+        if (errno == EINTR) {
+            continue;
+        }
+        if (errno == EAGAIN) {
+            link->full = true;
+            return 0;
+        }
+        hca_link_close(&link->out);
+        if (fresh) {
+            return -1;
+        }
+    }
+}
+
+/* One sender at a time: the next one when that before it has gone. */
+static size_t hca_link_receive(void *host, void *packet, size_t size)
+{
+    NprdmaLink *link = host;
+
+    for (;;) {
+        ssize_t n;
+
+        if (link->in < 0) {
+            link->in = accept4(link->listener, NULL, NULL,
+                               SOCK_NONBLOCK | SOCK_CLOEXEC);
+            if (link->in < 0) {
+                return 0;
+            }
+        }
+        n = recv(link->in, packet, size, MSG_DONTWAIT | MSG_TRUNC);
+        if (n > 0) {
+            return n;
+        }
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && errno == EAGAIN) {
+            return 0;
+        }
+        hca_link_close(&link->in);
+    }
+}
+
+static const struct nphca_link_ops hca_link_ops = {
+    .send = hca_link_send,
+    .receive = hca_link_receive,
+};
+
+/* What the worker waits for; returns how many. */
+static unsigned int hca_events(HcaFabric *fabric, struct pollfd pfd[3])
+{
+    NprdmaLink *link = qatomic_load_acquire(&fabric->link);
+    unsigned int n = 0;
+
+    pfd[n++] = (struct pollfd) { .fd = fabric->event, .events = POLLIN };
+    if (link) {
+        pfd[n++] = (struct pollfd) {
+            .fd = link->in < 0 ? link->listener : link->in, .events = POLLIN
+        };
+        if (link->full && link->out >= 0) {
+            pfd[n++] = (struct pollfd) { .fd = link->out, .events = POLLOUT };
+        }
+    }
+    return n;
+}
+
 /* Spin briefly, since doorbells come in bursts, then sleep. */
 static void hca_wait(HcaFabric *fabric, uint64_t deadline)
 {
     int64_t start = get_clock(), timeout = -1;
-    struct pollfd pfd = { .fd = fabric->event, .events = POLLIN };
+    struct pollfd pfd[3];
+    unsigned int nr = hca_events(fabric, pfd);
     struct timespec ts;
     uint64_t drop;
 
@@ -213,6 +340,9 @@ static void hca_wait(HcaFabric *fabric, uint64_t deadline)
         if (nphca_fabric_pending(fabric->core) ||
             qatomic_read(&fabric->stop_requests) ||
             (uint64_t)now >= deadline) {
+            return;
+        }
+        if (nr > 1 && poll(pfd + 1, nr - 1, 0) > 0) {
             return;
         }
         if (now - start > HCA_SPIN_NS) {
@@ -230,7 +360,8 @@ static void hca_wait(HcaFabric *fabric, uint64_t deadline)
             ts.tv_sec = timeout / NANOSECONDS_PER_SECOND;
             ts.tv_nsec = timeout % NANOSECONDS_PER_SECOND;
         }
-        if (ppoll(&pfd, 1, timeout < 0 ? NULL : &ts, NULL) > 0 &&
+        if (ppoll(pfd, nr, timeout < 0 ? NULL : &ts, NULL) > 0 &&
+            pfd[0].revents & POLLIN &&
             read(fabric->event, &drop, sizeof(drop)) < 0) {
             /* Somebody else took it, which nobody does. */
             abort();
@@ -380,7 +511,9 @@ static void hca_config_write(PCIDevice *dev, uint32_t addr, uint32_t value,
 static void hca_realize(PCIDevice *dev, Error **errp)
 {
     NprdmaHca *hca = NPRDMA_HCA(dev);
-    struct nphca_config config = { .lid = hca->lid, .guid = hca->guid };
+    struct nphca_config config = {
+        .lid = hca->lid, .guid = hca->guid, .seed = hca->seed
+    };
     HcaFabric *fabric = hca_fabric_get(errp);
     unsigned int i;
 
@@ -532,6 +665,7 @@ static void hca_instance_init(Object *obj)
 static Property hca_properties[] = {
     DEFINE_PROP_UINT16("lid", NprdmaHca, lid, 0),
     DEFINE_PROP_UINT64("guid", NprdmaHca, guid, 0),
+    DEFINE_PROP_UINT64("seed", NprdmaHca, seed, 0),
     DEFINE_PROP_END_OF_LIST(),
 };
 
@@ -566,9 +700,185 @@ static const TypeInfo hca_info = {
     },
 };
 
+static const struct {
+    const char *name;
+    unsigned int knob;
+} hca_link_knobs[] = {
+    { "seed", NPHCA_LINK_SEED },
+    { "loss", NPHCA_LINK_LOSS },
+    { "duplicate", NPHCA_LINK_DUPLICATE },
+    { "delay", NPHCA_LINK_DELAY },
+    { "delay-ns", NPHCA_LINK_DELAY_NS },
+    { "sent", NPHCA_LINK_SENT },
+    { "unsent", NPHCA_LINK_UNSENT },
+    { "received", NPHCA_LINK_RECEIVED },
+    { "lost", NPHCA_LINK_LOST },
+    { "duplicated", NPHCA_LINK_DUPLICATED },
+    { "delayed", NPHCA_LINK_DELAYED },
+    { "cut", NPHCA_LINK_CUT },
+    { "malformed", NPHCA_LINK_MALFORMED },
+};
+
+static uint64_t hca_link_get(NprdmaLink *link, unsigned int knob)
+{
+    if (link->joined) {
+        return nphca_link_knob_get(hca_fabric->core, knob);
+    }
+    return knob < ARRAY_SIZE(link->knob) ? link->knob[knob] : 0;
+}
+
+static bool hca_link_set(NprdmaLink *link, unsigned int knob, uint64_t value)
+{
+    if (link->joined) {
+        return nphca_link_knob_set(hca_fabric->core, knob, value);
+    }
+    link->knob[knob] = value;
+    link->knob_set |= 1u << knob;
+    return true;
+}
+
+static void hca_link_get_knob(Object *obj, Visitor *v, const char *name,
+                              void *opaque, Error **errp)
+{
+    uint64_t value = hca_link_get(NPRDMA_LINK(obj), (uintptr_t)opaque);
+
+    visit_type_uint64(v, name, &value, errp);
+}
+
+static void hca_link_set_knob(Object *obj, Visitor *v, const char *name,
+                              void *opaque, Error **errp)
+{
+    uint64_t value;
+
+    if (visit_type_uint64(v, name, &value, errp) &&
+        !hca_link_set(NPRDMA_LINK(obj), (uintptr_t)opaque, value)) {
+        error_setg(errp, "%s cannot be %" PRIu64, name, value);
+    }
+}
+
+static bool hca_link_get_up(Object *obj, Error **errp)
+{
+    return hca_link_get(NPRDMA_LINK(obj), NPHCA_LINK_UP);
+}
+
+static void hca_link_set_up(Object *obj, bool value, Error **errp)
+{
+    hca_link_set(NPRDMA_LINK(obj), NPHCA_LINK_UP, value);
+}
+
+static bool hca_link_address(struct sockaddr_un *addr, const char *path,
+                             Error **errp)
+{
+    addr->sun_family = AF_UNIX;
+    if (!path || !*path || strlen(path) >= sizeof(addr->sun_path)) {
+        error_setg(errp, "path and peer have to be names of less than %zu bytes",
+                   sizeof(addr->sun_path));
+        return false;
+    }
+    pstrcpy(addr->sun_path, sizeof(addr->sun_path), path);
+    return true;
+}
+
+static void hca_link_realize(DeviceState *dev, Error **errp)
+{
+    NprdmaLink *link = NPRDMA_LINK(dev);
+    HcaFabric *fabric = hca_fabric_get(errp);
+    struct sockaddr_un own = {};
+    unsigned int i;
+
+    if (!fabric) {
+        return;
+    }
+    if (fabric->link) {
+        error_setg(errp, "there is a link already");
+        return;
+    }
+    if (!hca_link_address(&own, link->path, errp) ||
+        !hca_link_address(&link->peer_addr, link->peer, errp)) {
+        return;
+    }
+    link->listener = socket(AF_UNIX,
+                            SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    /* What an earlier process of this host has left. */
+    unlink(link->path);
+    if (link->listener < 0 ||
+        bind(link->listener, (struct sockaddr *)&own, sizeof(own)) ||
+        listen(link->listener, 8)) {
+        error_setg_errno(errp, errno, "%s", link->path);
+        hca_link_close(&link->listener);
+        return;
+    }
+
+    hca_stop(fabric);
+    link->joined = nphca_fabric_join(fabric->core, &hca_link_ops, link);
+    if (link->joined) {
+        qatomic_store_release(&fabric->link, link);
+    }
+    hca_continue(fabric);
+    if (!link->joined) {
+        error_setg(errp, "out of memory");
+        hca_link_close(&link->listener);
+        return;
+    }
+    for (i = 0; i < ARRAY_SIZE(link->knob); i++) {
+        if (link->knob_set & 1u << i &&
+            !nphca_link_knob_set(fabric->core, i, link->knob[i])) {
+            error_setg(errp, "a probability is at most 1000000, and delay-ns "
+                       "10000000000");
+            return;
+        }
+    }
+}
+
+static void hca_link_init(Object *obj)
+{
+    NprdmaLink *link = NPRDMA_LINK(obj);
+    unsigned int i;
+
+    link->listener = link->in = link->out = -1;
+    link->knob[NPHCA_LINK_UP] = 1;
+    for (i = 0; i < ARRAY_SIZE(hca_link_knobs); i++) {
+        unsigned int knob = hca_link_knobs[i].knob;
+
+        object_property_add(obj, hca_link_knobs[i].name, "uint64",
+                            hca_link_get_knob,
+                            knob < NPHCA_LINK_COUNTERS ? hca_link_set_knob : NULL,
+                            NULL, (void *)(uintptr_t)knob);
+    }
+    object_property_add_bool(obj, "up", hca_link_get_up, hca_link_set_up);
+}
+
+static Property hca_link_properties[] = {
+    DEFINE_PROP_STRING("path", NprdmaLink, path),
+    DEFINE_PROP_STRING("peer", NprdmaLink, peer),
+    DEFINE_PROP_END_OF_LIST(),
+};
+
+/* Like the worker, it stays until QEMU ends. */
+static void hca_link_class_init(ObjectClass *klass, void *data)
+{
+    DeviceClass *dc = DEVICE_CLASS(klass);
+
+    dc->realize = hca_link_realize;
+    dc->desc = "link from the fabric of emulated HCAs to that of another process";
+    dc->user_creatable = true;
+    dc->hotpluggable = false;
+    set_bit(DEVICE_CATEGORY_NETWORK, dc->categories);
+    device_class_set_props(dc, hca_link_properties);
+}
+
+static const TypeInfo hca_link_info = {
+    .name = TYPE_NPRDMA_LINK,
+    .parent = TYPE_DEVICE,
+    .instance_size = sizeof(NprdmaLink),
+    .instance_init = hca_link_init,
+    .class_init = hca_link_class_init,
+};
+
 static void hca_register(void)
 {
     type_register_static(&hca_info);
+    type_register_static(&hca_link_info);
 }
 
 type_init(hca_register)
