@@ -384,6 +384,72 @@ TEST_P(faulty, reads_and_atomics_under_way_are_never_too_many)
 	}
 }
 
+/* Requests of all kinds and sizes under way, posted and completed in any order of events. */
+TEST_P(faulty, requests_complete_with_the_right_data_whenever_they_are_posted)
+{
+	const auto [f, seed] = GetParam();
+	qp_options o;
+	o.mtu = 5;
+	o.retry = 7;
+	o.timeout = static_cast<uint8_t>(4 + seed % 4);
+	o.log_max_rd = 3;
+	connect(o);
+	inject(f, static_cast<uint64_t>(seed));
+	uint64_t state = 88172645463325252ull + static_cast<uint64_t>(seed);
+	const auto random = [&](uint32_t n) {
+		state ^= state << 13;
+		state ^= state >> 7;
+		state ^= state << 17;
+		return static_cast<uint32_t>((state >> 11) % n);
+	};
+	struct request {
+		uint32_t kind, len;
+		uint8_t pattern;
+		uint64_t sum;
+	};
+	constexpr uint32_t slots = 15, slot = 16384, total = 600;
+	/* A place of its own for each, here and there. */
+	std::array<request, slots> requests;
+	uint32_t posted = 0, done = 0, idle = 0;
+	uint64_t sum = 0;
+	while (done < total) {
+		if (posted < total && posted - done < slots && random(3)) {
+			request &r = requests[posted % slots];
+			const uint64_t here = a_buf + slot * (posted % slots), there = b_buf + slot * (posted % slots);
+			r = {random(6), random(3) ? 1 + random(200) : 1 + random(slot), static_cast<uint8_t>(random(256)), sum};
+			++posted;
+			if (r.kind == 0) {
+				a.post(aq, wr(WQE_FAA).remote(b_buf + slots * slot, b_key).atomic(1, 0).sge(here, a_key, 8));
+				++sum;
+			} else if (r.kind < 4) {
+				mb.fill(there, r.len, r.pattern);
+				a.post(aq, wr(WQE_READ).remote(there, b_key).sge(here, a_key, r.len));
+			} else {
+				ma.fill(here, r.len, r.pattern);
+				a.post(aq, wr(WQE_WRITE).remote(there, b_key).sge(here, a_key, r.len));
+			}
+		} else {
+			ma.run_for(random(random(4) ? 2000 : 50000));
+		}
+		const auto c = a.poll(a_cq);
+		ASSERT_LT(idle += !c, 200000u) << "request " << done << " of kind " << requests[done % slots].kind;
+		if (!c)
+			continue;
+		idle = 0;
+		ASSERT_EQ(c->opcode, CQE_REQ) << int{c->syndrome};
+		const request &r = requests[done % slots];
+		const uint64_t here = a_buf + slot * (done % slots), there = b_buf + slot * (done % slots);
+		if (r.kind == 0)
+			ASSERT_EQ(value(ma, here), r.sum);
+		else if (r.kind < 4)
+			ASSERT_TRUE(ma.filled(here, r.len, r.pattern));
+		else
+			ASSERT_TRUE(mb.filled(there, r.len, r.pattern));
+		++done;
+	}
+	EXPECT_EQ(value(mb, b_buf + slots * slot), sum);
+}
+
 const faults good{}, losing{"losing", 30000}, doubling{"doubling", 0, 200000},
 	late{"late", 0, 0, 200000, 50000}, /* less than a time-out */
 	very_late{"very_late", 0, 0, 20000, 5000000}, /* many time-outs */
