@@ -402,6 +402,11 @@ void npr_qp::fail_qp() noexcept
 	(void)cq.ctx.kernel->set_error(*verbs);
 }
 
+bool npr_qp::connected() noexcept
+{
+	return cq.ctx.kernel->connected(*verbs);
+}
+
 /* --- CQ ---------------------------------------------------------------- */
 
 npr_cq::npr_cq(npr_context &c, ibv_cq *v)

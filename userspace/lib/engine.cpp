@@ -87,8 +87,6 @@ std::uint64_t addr_of(const ibv_send_wr &wr) noexcept
 ibv_wc_status resolve_status(int error) noexcept
 {
 	switch (error) {
-	case -ENOTCONN:
-		return IBV_WC_WR_FLUSH_ERR;
 	case -ETIMEDOUT:
 		return IBV_WC_RETRY_EXC_ERR;
 	default:
@@ -106,8 +104,6 @@ ibv_wc_status fault_status(std::uint32_t status) noexcept
 		return IBV_WC_RETRY_EXC_ERR;
 	case NP_NOMEM:
 		return IBV_WC_REM_OP_ERR;
-	case NP_QP:
-		return IBV_WC_WR_FLUSH_ERR;
 	default:
 		return IBV_WC_REM_INV_REQ_ERR;
 	}
@@ -620,9 +616,15 @@ bool engine::poll(ibv_wc &wc) noexcept
 
 		free_buffers(o);
 
-		/* Nothing succeeds after an error: RC would not have begun it. */
-		if (status == IBV_WC_SUCCESS && error_told_)
+		/*
+		 * After an error there is nothing but flushes: RC would not have begun
+		 * it. And the first request that an unreachable peer has not done is the
+		 * one whose retries were in vain, whichever of those under way the HCA had.
+		 */
+		if (error_told_)
 			status = IBV_WC_WR_FLUSH_ERR;
+		else if (status == IBV_WC_WR_FLUSH_ERR && lost_ != IBV_WC_SUCCESS)
+			status = lost_;
 		if (status == IBV_WC_SUCCESS && !config_.sq_sig_all && !(o.wr.send_flags & IBV_SEND_SIGNALED))
 			continue;
 		error_told_ |= status != IBV_WC_SUCCESS;
@@ -642,6 +644,12 @@ bool engine::poll(ibv_wc &wc) noexcept
 		return true;
 	}
 	return false;
+}
+
+/* The connection is said not to stand: on our side, or only on the peer's, which then does not answer? */
+ibv_wc_status engine::not_connected() noexcept
+{
+	return world_.connected() ? IBV_WC_RETRY_EXC_ERR : IBV_WC_WR_FLUSH_ERR;
 }
 
 /* Op @i cannot succeed. The QP ends when all before it are done. */
@@ -1220,7 +1228,7 @@ void engine::send_fault(piece &p) noexcept
 		region_dies(*p.reg);
 		return p.done_held ? hold_answered(p, NP_GONE) : rebind(p);
 	case -ENOTCONN:
-		return fail_op(p.op, IBV_WC_WR_FLUSH_ERR);
+		return fail_op(p.op, not_connected());
 	default:
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
 	}
@@ -1271,7 +1279,7 @@ void engine::hold_answered(piece &p, std::uint32_t status) noexcept
 		++stats_.busy;
 		return back_off(p);
 	default:
-		return fail_op(p.op, fault_status(status));
+		return fail_op(p.op, status == NP_QP ? not_connected() : fault_status(status));
 	}
 }
 
@@ -1366,7 +1374,7 @@ void engine::on_event(const np_event &e) noexcept
 		}
 		[[fallthrough]];
 	default:
-		return fail_op(p->op, fault_status(e.status));
+		return fail_op(p->op, e.status == NP_QP ? not_connected() : fault_status(e.status));
 	}
 }
 
@@ -1565,7 +1573,7 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 	if (error && (!b || b->state == binding_state::unknown) && next_ < tail_ && next_ < failing_ && !dead_) {
 		const op &o = op_at(next_);
 		if (is_remote(o.wr.opcode) && rkey_of(o.wr) == rkey)
-			fail_op(next_, resolve_status(error));
+			fail_op(next_, error == -ENOTCONN ? not_connected() : resolve_status(error));
 	}
 	for (std::uint32_t i = rebinding_.first, after; i != none; i = after) {
 		piece &p = pieces_[i];
@@ -1573,7 +1581,7 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 		if (rkey_of(op_at(p.op).wr) != rkey)
 			continue;
 		if (error && (!b || b->state == binding_state::unknown)) {
-			fail_op(p.op, resolve_status(error));
+			fail_op(p.op, error == -ENOTCONN ? not_connected() : resolve_status(error));
 			/* that took other pieces from the list too */
 			after = rebinding_.first;
 		} else if (!b) {
@@ -1758,6 +1766,8 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		return false;
 
 	const bool bad = wc.status != IBV_WC_SUCCESS;
+	if (!dead_ && (wc.status == IBV_WC_RETRY_EXC_ERR || wc.status == IBV_WC_RNR_RETRY_EXC_ERR))
+		lost_ = wc.status;
 	while (sq_head_ <= i) {
 		const slot s = slots_[sq_head_ & sq_mask_];
 		const bool failed = bad && sq_head_ == i;

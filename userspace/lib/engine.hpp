@@ -91,6 +91,8 @@ public:
 	static constexpr int no_hold = 1;
 	/* Move the QP to the error state: what it has posted is flushed. */
 	virtual void fail_qp() noexcept = 0;
+	/* Does our side of the connection still stand? Asked when something has failed. */
+	[[nodiscard]] virtual bool connected() noexcept = 0;
 	[[nodiscard]] virtual nanoseconds now() noexcept = 0;
 };
 
@@ -305,6 +307,7 @@ private:
 	void finish(op &o) noexcept;
 	[[nodiscard]] std::uint32_t &live(const op &o) noexcept;
 	void drop_silent() noexcept;
+	[[nodiscard]] ibv_wc_status not_connected() noexcept;
 	void fail_op(std::uint64_t i, ibv_wc_status status) noexcept;
 	void settle_failure() noexcept;
 	void die() noexcept;
@@ -408,6 +411,7 @@ private:
 	bool broken_ = false; /* the provider refused something: the QP is to end */
 	bool refused_ = false; /* by the peer's HCA, what we knew to be wrong */
 	bool error_told_ = false;
+	ibv_wc_status lost_ = IBV_WC_SUCCESS; /* the peer was not to be reached: what the HCA said */
 
 	std::vector<piece> pieces_;
 	list free_, posting_, asking_, pausing_, rebinding_;

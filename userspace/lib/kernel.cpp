@@ -142,4 +142,12 @@ int uverbs_kernel::set_error(ibv_qp &qp) noexcept
 	return -ibv_modify_qp(&qp, &attr, IBV_QP_STATE);
 }
 
+bool uverbs_kernel::connected(ibv_qp &qp) noexcept
+{
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+
+	return !ibv_query_qp(&qp, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_RTS;
+}
+
 } // namespace npr

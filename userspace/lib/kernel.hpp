@@ -33,6 +33,8 @@ public:
 	virtual int hold_free(std::uint32_t handle) noexcept = 0;
 	[[nodiscard]] virtual int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept = 0;
 	[[nodiscard]] virtual int set_error(ibv_qp &qp) noexcept = 0;
+	/* Can it send? */
+	[[nodiscard]] virtual bool connected(ibv_qp &qp) noexcept = 0;
 };
 
 class uverbs_kernel final : public kernel {
@@ -53,6 +55,7 @@ public:
 	int hold_free(std::uint32_t handle) noexcept override;
 	[[nodiscard]] int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept override;
 	[[nodiscard]] int set_error(ibv_qp &qp) noexcept override;
+	[[nodiscard]] bool connected(ibv_qp &qp) noexcept override;
 
 private:
 	template <class Cmd>

@@ -150,6 +150,7 @@ struct npr_qp final : npr::backend {
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override;
+	[[nodiscard]] bool connected() noexcept override;
 	npr::nanoseconds now() noexcept override { return npr::monotonic(); }
 
 	/* One receive: 0 or a negative errno. */

@@ -39,14 +39,15 @@ struct Engine : ::testing::Test {
 		return a.completions.empty() ? IBV_WC_GENERAL_ERR : a.completions[0].status;
 	}
 
-	/* Post, let the peer's kernel answer @status, drain. */
-	ibv_wc_status fault_answered(np_status status)
+	/* Post, let the peer's kernel answer @status, drain. @dead: our QP has failed by then. */
+	ibv_wc_status fault_answered(np_status status, bool dead = false)
 	{
 		a.expect_success = false;
 		resolve();
 		a.post(IBV_WR_RDMA_READ, 0, 0, 100);
 		a.world.run_wire();
 		EXPECT_EQ(a.world.faults.size(), 1U);
+		a.world.qp_error = dead;
 		a.world.serve_fault(0, status);
 		a.world.deliver(0);
 		a.world.run_wire();
@@ -245,7 +246,11 @@ TEST_F(Engine, FaultAnsweredNoMemoryIsARemoteOperationError)
 }
 TEST_F(Engine, FaultOnADeadQueuePairIsAFlush)
 {
-	EXPECT_EQ(fault_answered(NP_QP), IBV_WC_WR_FLUSH_ERR);
+	EXPECT_EQ(fault_answered(NP_QP, true), IBV_WC_WR_FLUSH_ERR);
+}
+TEST_F(Engine, FaultThatThePeerKnowsNoConnectionForIsARetryExceededError)
+{
+	EXPECT_EQ(fault_answered(NP_QP), IBV_WC_RETRY_EXC_ERR);
 }
 TEST_F(Engine, FaultAnsweredNonsenseIsAnError)
 {
@@ -257,7 +262,12 @@ TEST_F(Engine, ResolveThatTimesOutIsARetryExceededError)
 }
 TEST_F(Engine, ResolveOnADeadQueuePairIsAFlush)
 {
+	a.world.qp_error = true;
 	EXPECT_EQ(resolve_answered(-ENOTCONN), IBV_WC_WR_FLUSH_ERR);
+}
+TEST_F(Engine, ResolveThatThePeerKnowsNoConnectionForIsARetryExceededError)
+{
+	EXPECT_EQ(resolve_answered(-ENOTCONN), IBV_WC_RETRY_EXC_ERR);
 }
 
 TEST_F(Engine, UnknownKeyGoesToTheProviderAsItIs)
@@ -1462,6 +1472,27 @@ TEST_F(Engine, AfterAnErrorEverythingIsFlushedEvenWhatIsPostedLater)
 	a.post(IBV_WR_RDMA_READ, 0, 0, 8, 0);
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_EQ(a.completions.back().status, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_F(Engine, PeerThatIsLostIsToldOnceOfTheFirstRequestNotDone)
+{
+	a.expect_success = false;
+	resolve();
+	a.world.all_in(r, false);
+	a.world.page_out(r, 0);
+	/* The first waits for its page when the HCA gives up the second. */
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.run_wire();
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	a.post(IBV_WR_RDMA_READ, 0, page_size, 8);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	a.world.queue[0].status = IBV_WC_RETRY_EXC_ERR;
+	a.world.qp_error = true;
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 2U);
+	ASSERT_EQ(a.completions.size(), 2U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_RETRY_EXC_ERR);
+	EXPECT_EQ(a.completions[1].status, IBV_WC_WR_FLUSH_ERR);
 }
 
 TEST_F(Engine, CompletionsOfAFailedQueuePairWaitForTheirBuffers)

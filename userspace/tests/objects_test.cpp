@@ -217,6 +217,11 @@ struct fake_kernel final : npr::kernel {
 		return 0;
 	}
 	int query_mr(const ibv_mr &, np_mr_info &) noexcept override { return -EINVAL; }
+	bool connected(ibv_qp &qp) noexcept override
+	{
+		const std::lock_guard lock(dev.mutex);
+		return !dev.dead[qp.qp_num];
+	}
 	int set_error(ibv_qp &qp) noexcept override
 	{
 		const std::lock_guard lock(dev.mutex);

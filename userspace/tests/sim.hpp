@@ -99,6 +99,7 @@ public:
 	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override { qp_error = true; }
+	bool connected() noexcept override { return !qp_error; }
 	nanoseconds now() noexcept override { return clock; }
 
 	/* --- the responder --- */
