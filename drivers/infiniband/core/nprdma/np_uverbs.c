@@ -193,7 +193,8 @@ static int UVERBS_HANDLER(NP_METHOD_FAULT)(struct uverbs_attr_bundle *attrs)
 		return nr;
 	if (nr > NP_MAX_RANGES)
 		return -EINVAL;
-	err = uverbs_copy_from(&req, attrs, NP_ATTR_FAULT_REQ);
+	/* It may be longer than what we know, if the rest is zero */
+	err = uverbs_copy_from_or_zero(&req, attrs, NP_ATTR_FAULT_REQ);
 	if (err)
 		return err;
 	/* The address of the array: what is copied is as large as what it points to */
@@ -269,7 +270,7 @@ static int UVERBS_HANDLER(NP_METHOD_HOLD_ALLOC)(struct uverbs_attr_bundle *attrs
 	struct np_hold_req req;
 	int err;
 
-	err = uverbs_copy_from(&req, attrs, NP_ATTR_HOLD_ALLOC_REQ);
+	err = uverbs_copy_from_or_zero(&req, attrs, NP_ATTR_HOLD_ALLOC_REQ);
 	if (err)
 		return err;
 	if (!region || !req.length || req.reserved ||

@@ -1035,7 +1035,7 @@ static int np_objects(struct np_usage *usage)
 	return pclose(f) || found != 2 ? -EIO : 0;
 }
 
-static int np_usage_get(struct np_usage *usage)
+int np_usage_get(struct np_usage *usage)
 {
 	int ret;
 

@@ -233,6 +233,8 @@ struct np_usage {
 
 /* Sets NP_HOLD_MS and a fault-around of 1, too */
 int np_usage_start(struct np_usage *usage);
+/* Only what there is now; sets nothing. */
+int np_usage_get(struct np_usage *usage);
 /*
  * Waits for @before to be reached again. NULL, or what differs. DMA faults can
  * only be more, and are none of the tests' business to cause.
