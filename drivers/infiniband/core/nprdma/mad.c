@@ -131,9 +131,29 @@ bool np_hca_begin(struct np_hca *hca, bool stranger)
 }
 
 /**
- * np_hca_end - End what np_hca_begin() began
+ * np_hca_begin_fault - Count a FAULT that is to be served
  * @hca: the device
- * @stranger: as then
+ * @region: whose
+ *
+ * Return: false if it is over a bound, or the device is going; else
+ * np_region_served() and np_hca_end() must follow
+ */
+bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region)
+{
+	bool ok;
+
+	xa_lock_irq(&hca->peers);
+	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
+	     np_region_may_serve(region, NP_SERVE_DEVICE - hca->serving);
+	hca->serving += ok;
+	xa_unlock_irq(&hca->peers);
+	return ok;
+}
+
+/**
+ * np_hca_end - End what np_hca_begin() or np_hca_begin_fault() began
+ * @hca: the device
+ * @stranger: as then; false for a FAULT
  */
 void np_hca_end(struct np_hca *hca, bool stranger)
 {

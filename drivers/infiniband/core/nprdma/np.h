@@ -21,6 +21,7 @@
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/types.h>
+#include <linux/workqueue.h>
 #include <rdma/ib_verbs.h>
 #include <uapi/rdma/nprdma.h>
 
@@ -158,6 +159,15 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    u64 *words, unsigned int nr_words);
 
 /*
+ * A peer's FAULT of the region is to be served, of which @free more may be under
+ * way on the device: false if there is no room for it.  Then @work is queued with
+ * what waits for the same owner's memory, and np_region_served() follows.
+ */
+bool np_region_may_serve(struct np_region *region, unsigned int free);
+void np_region_serve(struct np_region *region, struct work_struct *work);
+void np_region_served(struct np_region *region);
+
+/*
  * A hold pins pages of one region.  After an error of np_region_fault() it may
  * keep a part of the range; release it.  Releasing never fails.  Pages whose
  * invalidation was skipped become absent.  A region that dies drops the pins
@@ -192,6 +202,9 @@ void np_region_ungrant(struct np_grant *grant);
  * you call one of these.
  */
 void np_peer_region_gone(struct np_grant *grant);
+
+/* Work that waits neither for user memory nor for a peer; ended by np_peer_exit() */
+void np_peer_queue(struct work_struct *work);
 
 /* Module init and exit, from np_init() and np_exit(); register your client here */
 int np_peer_init(void);

@@ -374,7 +374,8 @@ struct np_hca {
 };
 
 /*
- * Requests that may wait or be served at once: for all of a device; of these,
+ * Requests that may wait or be served at once: for all of a device (and of the FAULTs
+ * among them, one owner's as many as it leaves free: np_region_may_serve()); of these,
  * from QPs that are no peers yet; other than FAULT (which has its lanes) of one
  * peer.  Beyond that the answer is BUSY.
  */
@@ -392,6 +393,7 @@ struct np_hca *np_hca_get(struct ib_device *ibdev);
 void np_hca_put(struct np_hca *hca);
 u64 np_incarnation(void);
 bool np_hca_begin(struct np_hca *hca, bool stranger);
+bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region);
 void np_hca_end(struct np_hca *hca, bool stranger);
 void np_ud_open(struct np_port *port);
 void np_ud_close(struct np_port *port);
@@ -432,7 +434,7 @@ struct np_channel;
  * @dead: the QP left the connected states; nothing new begins
  * @heard: the other kernel did answer once
  * @rtt: to it
- * @active: requests of the other end being served
+ * @active: requests of the other end being served, but for FAULTs
  * @control: of these, other than FAULT
  * @resolving: RESOLVEs of ours under way
  * @trans: struct np_trans under way

@@ -194,12 +194,35 @@ struct np_counters {
 };
 
 /**
+ * struct np_owner - an address space, for what its regions may take of the host
+ * @node: in the list of all
+ * @refs: its regions', under the lock of that list
+ * @mm: compare only; the regions keep it
+ * @wq: serves the FAULTs of peers on its regions
+ * @serving: these, queued or at work
+ * @free: ends @wq, which its last work cannot do
+ *
+ * Memory can make a fault wait for as long as somebody likes who is neither we nor
+ * the peer: a file system in user space, a server that does not answer.  So each
+ * owner's faults have a queue of their own, where they keep nobody else's waiting.
+ */
+struct np_owner {
+	struct list_head node;
+	unsigned int refs;
+	struct mm_struct *mm;
+	struct workqueue_struct *wq;
+	atomic_t serving;
+	struct work_struct free;
+};
+
+/**
  * struct np_region - one unpinned memory region
  * @ref: see the top of this file
  * @id: never used again on this host
  * @npdev: the device
  * @pd: the application's; valid while the region is not gone or has keys
  * @mm: of the owner, mmgrab()ed
+ * @owner: of @mm; NULL until the first RESOLVE
  * @start: first va
  * @length: bytes
  * @base: the application's remote address of @start
@@ -233,6 +256,7 @@ struct np_region {
 	struct np_device *npdev;
 	struct ib_pd *pd;
 	struct mm_struct *mm;
+	struct np_owner *owner;
 	unsigned long start;
 	size_t length;
 	u64 base;

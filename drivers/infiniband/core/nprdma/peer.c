@@ -10,8 +10,10 @@
  * A peer ends when its QP is modified out of the connected states, gets another
  * address, or is destroyed.  The QP notifier says so after the device did it;
  * when it returns, nothing that was done on behalf of the other end is left:
- * requests are finished, holds released, grants dropped.  A QP that returns to a
- * connected state begins anew.
+ * requests are finished, holds released, grants dropped.  Only FAULTs that are at
+ * work end later, because they may wait for memory that comes when this process
+ * has closed its files; they grant no hold any more.  A QP that returns to a connected
+ * state begins anew.
  *
  * It also ends, a little later, when the device says that the QP failed by itself.
  * An initiator whose request is refused hears of that as a completion in user
@@ -480,6 +482,15 @@ static struct notifier_block np_qp_event_nb = {
 };
 
 /**
+ * np_peer_queue - Queue work
+ * @work: waits neither for user memory nor for a peer
+ */
+void np_peer_queue(struct work_struct *work)
+{
+	queue_work(np_wq, work);
+}
+
+/**
  * np_peer_init - Begin to talk to peers
  *
  * Return: 0 or a negative errno
@@ -489,9 +500,9 @@ int np_peer_init(void)
 	int err;
 
 	/*
-	 * Unbound, so that a fault that waits for a disk delays no other; not
-	 * dependent on new workers, because the peer's memory pressure may wait
-	 * for us.
+	 * For the protocol itself; what may wait for user memory is served by the
+	 * queues of np_owner. Not dependent on new workers, because the peer's
+	 * memory pressure may wait for us.
 	 */
 	np_wq = alloc_workqueue("nprdma",
 				WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);

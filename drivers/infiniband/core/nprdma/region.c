@@ -27,6 +27,112 @@
 static DEFINE_XARRAY(np_regions);
 static atomic64_t np_region_last_id;
 
+/* --- owners ---------------------------------------------------------------- */
+
+/* FAULTs of one owner's regions that may be at work at once, on one node */
+#define NP_OWNER_ACTIVE		128
+
+static LIST_HEAD(np_owners);
+static DEFINE_MUTEX(np_owners_lock);
+
+static void np_owner_free(struct work_struct *work)
+{
+	struct np_owner *owner = container_of(work, struct np_owner, free);
+
+	destroy_workqueue(owner->wq);
+	kfree(owner);
+}
+
+static struct np_owner *np_owner_get(struct mm_struct *mm)
+{
+	struct np_owner *owner;
+
+	guard(mutex)(&np_owners_lock);
+	list_for_each_entry(owner, &np_owners, node) {
+		if (owner->mm == mm) {
+			owner->refs++;
+			return owner;
+		}
+	}
+	owner = kzalloc(sizeof(*owner), GFP_KERNEL);
+	if (!owner)
+		return NULL;
+	/*
+	 * Unbound, so that a fault that waits for a disk delays no other; not
+	 * dependent on new workers, because the peer's memory pressure may wait
+	 * for us.
+	 */
+	owner->wq = alloc_workqueue("nprdma-fault",
+				    WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM,
+				    NP_OWNER_ACTIVE);
+	if (!owner->wq) {
+		kfree(owner);
+		return NULL;
+	}
+	owner->refs = 1;
+	owner->mm = mm;
+	INIT_WORK(&owner->free, np_owner_free);
+	list_add(&owner->node, &np_owners);
+	return owner;
+}
+
+static void np_owner_put(struct np_owner *owner)
+{
+	if (!owner)
+		return;
+	scoped_guard(mutex, &np_owners_lock) {
+		if (--owner->refs)
+			return;
+		list_del(&owner->node);
+	}
+	/* Its own last work may be the caller */
+	np_peer_queue(&owner->free);
+}
+
+/**
+ * np_region_may_serve() - admit a FAULT of a peer
+ * @region: region that was resolved
+ * @free: how many more FAULTs may be under way on the device
+ *
+ * An owner may have as many under way as it leaves free for others. So one whose
+ * memory hangs takes half of what there is, a second one a third, and there is always
+ * something left; an owner that is alone has enough.
+ *
+ * Context: any, that is not an interrupt.
+ * Return: true, then np_region_serve() and np_region_served() follow; false if it
+ * is over its share.
+ */
+bool np_region_may_serve(struct np_region *region, unsigned int free)
+{
+	struct np_owner *owner = smp_load_acquire(&region->owner);
+
+	if (!owner)
+		return false;
+	if (atomic_inc_return(&owner->serving) <= free)
+		return true;
+	atomic_dec(&owner->serving);
+	return false;
+}
+
+/**
+ * np_region_serve() - queue a FAULT that was admitted
+ * @region: region
+ * @work: has a reference to @region
+ */
+void np_region_serve(struct np_region *region, struct work_struct *work)
+{
+	queue_work(region->owner->wq, work);
+}
+
+/**
+ * np_region_served() - a FAULT that was admitted is done
+ * @region: region
+ */
+void np_region_served(struct np_region *region)
+{
+	atomic_dec(&region->owner->serving);
+}
+
 /* --- references and lookup ----------------------------------------------- */
 
 static void np_region_free(struct kref *ref)
@@ -45,6 +151,7 @@ static void np_region_free(struct kref *ref)
 			np_scratch_put(region->scratch);
 	}
 	xa_destroy(&region->chunks);
+	np_owner_put(region->owner);
 	mmdrop(region->mm);
 	np_device_put(region->npdev);
 	kfree(region);
@@ -629,6 +736,14 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out)
 	guard(mutex)(&region->lock);
 	if (region->gone)
 		return -ENXIO;
+	if (!region->owner) {
+		struct np_owner *owner = np_owner_get(region->mm);
+
+		if (!owner)
+			return -ENOMEM;
+		/* Pairs with the acquire in np_region_may_serve() */
+		smp_store_release(&region->owner, owner);
+	}
 	ret = np_region_make_keys(region);
 	if (ret) {
 		/* All or none, so that a region without grants never has a half */

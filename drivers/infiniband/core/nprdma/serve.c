@@ -7,9 +7,9 @@
  * that QP's PD: exactly those who could have used the rkey of a pinned region.
  *
  * np_receive() runs in the handler of a completion.  It answers what needs no
- * waiting; the rest goes to a queue of our own, where a fault that waits delays
- * no other.  Everything that is queued is counted; over a bound the answer is
- * BUSY and no memory is spent.
+ * waiting; FAULTs go to a queue of the memory's owner, who may keep them waiting, and
+ * the rest to one of ours.  Everything that is queued is counted; over a bound the
+ * answer is BUSY and no memory is spent.
  *
  * A FAULT is executed once, however often it arrives: see struct np_lane.
  */
@@ -381,17 +381,11 @@ static void np_fault_served(struct np_serve_lane *sl, struct np_msg *answer,
 
 	trace_np_fault_serve(peer->hca->ibdev, peer->qpn, sl->msg.tid,
 			     sl->msg.fault.region_id, queued, answer->status);
-	if (sl->region)
-		np_region_put(sl->region);
-	sl->region = NULL;
-
 	spin_lock(&peer->lock);
 	np_lane_answer(&sl->lane, answer);
 	spin_unlock(&peer->lock);
 	/* The lane may be used again from here on */
 	np_answer_peer(peer, answer);
-	np_hca_end(peer->hca, false);
-	np_peer_end(peer);
 	np_peer_put(peer);
 }
 
@@ -424,8 +418,9 @@ static void np_fault_work(struct work_struct *work)
 {
 	struct np_serve_lane *sl = container_of(work, struct np_serve_lane,
 						work);
+	struct np_hca *hca = sl->peer->hca;
+	struct np_region *region = sl->region;
 	struct np_range ranges[NP_MAX_RANGES];
-	struct np_region *region = NULL;
 	unsigned int i, nr_ranges = 0;
 	struct np_msg answer;
 	int err;
@@ -448,16 +443,15 @@ static void np_fault_work(struct work_struct *work)
 		nr_ranges = sl->msg.fault.nr_ranges;
 		memcpy(ranges, sl->msg.fault.ranges,
 		       nr_ranges * sizeof(ranges[0]));
-		region = sl->region;
-		np_region_get(region);
 	}
 	np_fault_served(sl, &answer, true);
-	if (!region)
-		return;
 	/* The peer does not wait for these, and the lane is not ours any more */
 	for (i = 0; i < nr_ranges; i++)
 		np_fault_neighbours(region, &ranges[i]);
+	np_region_served(region);
 	np_region_put(region);
+	/* The device stays until then, because it waits for us */
+	np_hca_end(hca, false);
 }
 
 static struct np_region *np_granted_region(struct np_peer *peer, u64 id)
@@ -491,8 +485,6 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	verdict = np_lane_arrive(&sl->lane, msg);
 	if (verdict == NP_LANE_REPLAY)
 		answer = sl->lane.answer;
-	else if (verdict == NP_LANE_NEW)
-		peer->active++;
 	spin_unlock(&peer->lock);
 
 	switch (verdict) {
@@ -513,25 +505,18 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	}
 
 	/* The lane is ours until np_lane_answer() */
-	if (!np_hca_begin(peer->hca, false)) {
-		np_answer_init(&answer, msg, NP_BUSY);
-		spin_lock(&peer->lock);
-		np_lane_answer(&sl->lane, &answer);
-		spin_unlock(&peer->lock);
-		np_answer_peer(peer, &answer);
-		np_peer_end(peer);
-		return;
-	}
 	kref_get(&peer->ref);
 	sl->peer = peer;
 	sl->msg = *msg;
 	sl->region = np_granted_region(peer, msg->fault.region_id);
-	if (!sl->region) {
-		np_answer_init(&answer, msg, NP_GONE);
-		np_fault_served(sl, &answer, false);
+	if (sl->region && np_hca_begin_fault(peer->hca, sl->region)) {
+		np_region_serve(sl->region, &sl->work);
 		return;
 	}
-	queue_work(np_wq, &sl->work);
+	np_answer_init(&answer, msg, sl->region ? NP_BUSY : NP_GONE);
+	if (sl->region)
+		np_region_put(sl->region);
+	np_fault_served(sl, &answer, false);
 }
 
 /* --- RESOLVE, FORGET, GONE --------------------------------------------------------------- */

@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What one may take from others: peers that ask as much as they can, and owners whose
+ * memory never comes. Bounded work, BUSY beyond it, and the others go on.
+ */
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "np_harness.h"
+
+#define LANES		32	/* FAULTs of one QP that may be under way */
+
+/* --- memory that does not come --------------------------------------------------------- */
+
+#define FUSE_BUF	(1 << 18)
+
+/*
+ * A file whose pages are brought by a thread here, which lets readers wait. Nobody but
+ * who serves it can end that, and all of it ends when the device file is closed.
+ */
+struct stuck_file {
+	int dev;		/* of the file system */
+	int fd;			/* of its only file */
+	pthread_t server;
+	atomic_int waiting;	/* requests for pages that are not answered */
+};
+
+static void fuse_reply(int dev, uint64_t unique, const void *data, size_t len)
+{
+	struct fuse_out_header out = { .len = sizeof(out) + len, .unique = unique };
+	struct iovec iov[2] = { { &out, sizeof(out) }, { (void *)data, len } };
+
+	if (writev(dev, iov, 2) < 0 && errno != ENOENT)
+		perror("fuse");
+}
+
+static void *fuse_serve(void *arg)
+{
+	struct stuck_file *file = arg;
+	static uint8_t buf[FUSE_BUF];
+	const struct fuse_in_header *in = (void *)buf;
+
+	while (read(file->dev, buf, sizeof(buf)) > 0) {
+		struct fuse_attr_out attr = {
+			.attr = { .ino = 1, .size = NP_DATA_LEN, .mode = S_IFREG | 0600,
+				  .nlink = 1, .blksize = PAGE },
+		};
+		struct fuse_init_out init = {
+			.major = FUSE_KERNEL_VERSION, .minor = 31, .max_write = PAGE,
+			.max_background = 1024, .congestion_threshold = 1024,
+		};
+		/* Who closes it does not wait for us, who may be gone by then. */
+		struct fuse_open_out opened = { .open_flags = FOPEN_NOFLUSH };
+
+		switch (in->opcode) {
+		case FUSE_INIT:
+			fuse_reply(file->dev, in->unique, &init, sizeof(init));
+			break;
+		case FUSE_GETATTR:
+			fuse_reply(file->dev, in->unique, &attr, sizeof(attr));
+			break;
+		case FUSE_OPEN:
+			fuse_reply(file->dev, in->unique, &opened, sizeof(opened));
+			break;
+		case FUSE_READ:
+			atomic_fetch_add(&file->waiting, 1);
+			break;
+		default:
+			fuse_reply(file->dev, in->unique, NULL, 0);
+		}
+	}
+	return NULL;
+}
+
+/* The mapping, or NULL. */
+static uint8_t *stuck_map(struct stuck_file *file)
+{
+	char path[64], options[64];
+	struct stat st;
+	void *data;
+	int fd;
+
+	snprintf(path, sizeof(path), "/tmp/np-stuck-%d", getpid());
+	fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	file->dev = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+	if (fd < 0 || file->dev < 0)
+		return NULL;
+	close(fd);
+	snprintf(options, sizeof(options), "fd=%d,rootmode=100000,user_id=0,group_id=0",
+		 file->dev);
+	if (mount("np-stuck", path, "fuse", MS_NOSUID | MS_NODEV, options) ||
+	    pthread_create(&file->server, NULL, fuse_serve, file))
+		return NULL;
+	file->fd = open(path, O_RDONLY | O_CLOEXEC);
+	/* What is open stays; nothing is left to be unmounted. */
+	umount2(path, MNT_DETACH);
+	unlink(path);
+	/* The length comes with the attributes. */
+	if (file->fd < 0 || fstat(file->fd, &st) || st.st_size != NP_DATA_LEN)
+		return NULL;
+	data = mmap(NULL, NP_DATA_LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE, file->fd, 0);
+	if (data == MAP_FAILED || madvise(data, NP_DATA_LEN, MADV_RANDOM))
+		return NULL;
+	return data;
+}
+
+/* --- somebody with many QPs --------------------------------------------------------------- */
+
+#define MANY	16
+
+struct many {
+	struct np_pair pair;
+	struct ibv_qp *owner_qp[MANY];
+	struct ibv_qp *peer_qp[MANY];
+	unsigned int nr;
+};
+
+/* @nr connections between one PD and another, all of which know the region. */
+static int many_open(struct many *many, unsigned int nr, uint8_t *data)
+{
+	struct np_pair *pair = &many->pair;
+	int ret;
+
+	memset(many, 0, sizeof(*many));
+	many->nr = nr;
+	ret = np_open(&pair->owner, NP_OWNER_DEV, PAGE);
+	if (!ret)
+		ret = np_open(&pair->peer, NP_PEER_DEV, PAGE);
+	if (ret)
+		return ret;
+	pair->data = data;
+	pair->mr = ibv_reg_mr(pair->owner.pd, data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+	if (!pair->mr)
+		return -errno;
+	for (unsigned int i = 0; i < nr; i++) {
+		struct ibv_qp *a = np_make_qp(&pair->owner, pair->owner.pd);
+		struct ibv_qp *b = np_make_qp(&pair->peer, pair->peer.pd);
+
+		if (!a || !b)
+			return -errno;
+		ret = np_qp_connect(a, (struct np_addr){ b->qp_num, pair->peer.lid });
+		if (!ret)
+			ret = np_qp_connect(b, (struct np_addr){ a->qp_num, pair->owner.lid });
+		if (!ret)
+			ret = np_resolve_on(&pair->peer, b, pair->mr->rkey, &pair->info);
+		if (ret)
+			return ret;
+		many->owner_qp[i] = a;
+		many->peer_qp[i] = b;
+	}
+	return 0;
+}
+
+/* One FAULT of page @page on QP @i, which may be refused. */
+static int many_fault(struct many *many, unsigned int i, unsigned int page, unsigned int pages)
+{
+	struct np_range range = {
+		.addr = many->pair.info.base + page % (NP_DATA_PAGES - pages + 1) * PAGE,
+		.length = pages * PAGE,
+	};
+	struct ibv_qp *own = many->pair.peer.qp;
+	int ret;
+
+	many->pair.peer.qp = many->peer_qp[i];
+	ret = np_fault_start(&many->pair.peer, many->pair.info.region_id, 0, i, &range, 1);
+	many->pair.peer.qp = own;
+	return ret;
+}
+
+/* --- memory that never comes takes nobody else's place --------------------------------------- */
+
+FIXTURE(stuck) {
+	struct np_pair pair;
+};
+
+FIXTURE_VARIANT(stuck) {
+	unsigned int owners;
+};
+
+FIXTURE_VARIANT_ADD(stuck, one_owner) { .owners = 1 };
+FIXTURE_VARIANT_ADD(stuck, four_owners) { .owners = 4 };
+
+FIXTURE_SETUP(stuck)
+{
+	if (access("/dev/fuse", R_OK | W_OK))
+		SKIP(return, "the kernel has no FUSE");
+	ASSERT_EQ(0, np_pair_open(&self->pair));
+	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&self->pair));
+}
+
+FIXTURE_TEARDOWN_PARENT(stuck)
+{
+	if (self->pair.owner.ctx)
+		NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* What one device serves at once; an owner gets as much as it leaves free. */
+#define SERVE_DEVICE	512
+
+/*
+ * Never returns. Waits until no more than @share FAULTs are under way because all
+ * others were refused, says how many, and waits.
+ */
+static void stuck_process(int sock, int share)
+{
+	static struct many many;
+	static struct stuck_file file;
+	uint8_t *data = stuck_map(&file);
+	int busy = 0, sent = 0, under_way;
+	struct np_event event;
+	char c;
+
+	if (!data || many_open(&many, MANY, data))
+		_exit(1);
+	for (unsigned int lane = 0; lane < LANES; lane++)
+		for (unsigned int i = 0; i < MANY; i++)
+			sent += !many_fault(&many, i, sent, 1);
+	if (sent != MANY * LANES)
+		_exit(2);
+	/* One page would come only if we brought it: each answer is a refusal. */
+	while (sent - busy > share) {
+		if (np_next_event(&many.pair.peer, &event, NP_WAIT_MS) != 1)
+			_exit(3);
+		if (event.status != NP_BUSY)
+			_exit(4);
+		busy++;
+	}
+	/* And at least one that we know of is waiting for us. */
+	if (!np_wait_until(atomic_load(&file.waiting) > 0))
+		_exit(5);
+	while (np_next_event(&many.pair.peer, &event, 0) == 1)
+		busy++;
+	under_way = sent - busy;
+	if (write(sock, &under_way, sizeof(under_way)) != sizeof(under_way))
+		_exit(6);
+	if (read(sock, &c, 1) < 0)
+		_exit(7);
+	pause();
+	_exit(8);
+}
+
+#define MAX_OWNERS	4
+
+TEST_F(stuck, faults_of_others_go_on_while_an_owners_memory_never_comes)
+{
+	struct np_pair *pair = &self->pair;
+	unsigned int total = 0;
+	pid_t child[MAX_OWNERS];
+	struct np_event event;
+	struct ibv_mr *mr;
+
+	for (unsigned int i = 0; i < variant->owners; i++) {
+		int sock[2], under_way = 0;
+
+		ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock));
+		child[i] = np_fork();
+		ASSERT_LE(0, child[i]);
+		if (!child[i])
+			stuck_process(sock[1], SERVE_DEVICE >> (i + 1));
+		close(sock[1]);
+		ASSERT_EQ(sizeof(under_way), read(sock[0], &under_way, sizeof(under_way)))
+			TH_LOG("the stuck owner ended: %x", ({
+				int status;
+
+				waitpid(child[i], &status, 0);
+				status;
+			}));
+		TH_LOG("owner %u: %d faults never end", i, under_way);
+		/* Each takes its share of what those before left. */
+		EXPECT_LE(SERVE_DEVICE >> (i + 1), under_way + 8);
+		total += under_way;
+	}
+	EXPECT_GT(SERVE_DEVICE, total);
+
+	for (unsigned int n = 0; n < 200; n++) {
+		size_t off = n % NP_DATA_PAGES * PAGE;
+
+		ASSERT_EQ(0, madvise(pair->data + off, PAGE, MADV_DONTNEED));
+		ASSERT_EQ(NP_OK, np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id,
+					       pair->info.base + off, PAGE,
+					       n & 1 ? NP_FAULT_WRITE | NP_FAULT_HOLD : 0, &event));
+		if (n & 1)
+			ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	}
+	/* All the rest goes on, too. */
+	mr = ibv_reg_mr(pair->owner.pd, pair->data, PAGE, NP_RIGHTS | NP_UNPINNED);
+	ASSERT_NE(NULL, mr);
+	ASSERT_EQ(0, np_resolve(&pair->peer, mr->rkey, &pair->info));
+	ASSERT_EQ(0, ibv_dereg_mr(mr));
+	EXPECT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	EXPECT_EQ(0, np_forget(&pair->peer, event.region_id));
+	/* They die with their faults under way, and leave nothing: see the fixture. */
+	for (unsigned int i = 0; i < variant->owners; i++) {
+		ASSERT_EQ(0, kill(child[i], SIGKILL));
+		EXPECT_EQ(child[i], waitpid(child[i], NULL, 0));
+	}
+}
+
+/* --- peers that ask without end -------------------------------------------------------------- */
+
+enum mode { IDLE, BURN, FLOOD, LEAVE };
+
+struct shared {
+	atomic_int mode;
+	atomic_int acted;	/* the mode that the flooder is in */
+	atomic_ulong asked;
+};
+
+FIXTURE(flood) {
+	struct np_pair pair;
+	struct shared *shared;
+};
+
+FIXTURE_VARIANT(flood) {
+	unsigned int qps;
+	unsigned int pages;
+	bool drop;		/* the owner takes its pages away all the time */
+};
+
+FIXTURE_VARIANT_ADD(flood, resident_pages) { .qps = 1, .pages = 1 };
+FIXTURE_VARIANT_ADD(flood, absent_pages) { .qps = 1, .pages = 1, .drop = true };
+FIXTURE_VARIANT_ADD(flood, large_requests) { .qps = 1, .pages = 256, .drop = true };
+FIXTURE_VARIANT_ADD(flood, many_qps) { .qps = MANY, .pages = 1, .drop = true };
+
+FIXTURE_SETUP(flood)
+{
+	self->shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, self->shared);
+	ASSERT_EQ(0, np_pair_open(&self->pair));
+	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&self->pair));
+}
+
+FIXTURE_TEARDOWN_PARENT(flood)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* Never returns. */
+static void flood_process(struct shared *shared, unsigned int qps, unsigned int pages, bool drop)
+{
+	static struct many many;
+	uint8_t *data = np_map(NP_DATA_LEN);
+	unsigned int under_way = 0, next = 0;
+	struct np_event event;
+	volatile unsigned int x = 0;
+
+	if (!data || many_open(&many, qps, data))
+		_exit(1);
+	for (;;) {
+		int mode = atomic_load(&shared->mode);
+
+		if (mode != FLOOD) {
+			while (under_way && np_next_event(&many.pair.peer, &event, NP_WAIT_MS) == 1)
+				under_way--;
+			atomic_store(&shared->acted, mode);
+		}
+		switch (mode) {
+		case LEAVE:
+			_exit(0);
+		case IDLE:
+			np_pause();
+			break;
+		case BURN:
+			for (int i = 0; i < 100000; i++)
+				x++;
+			break;
+		case FLOOD:
+			atomic_store(&shared->acted, mode);
+			if (drop)
+				madvise(data, NP_DATA_LEN, MADV_DONTNEED);
+			for (unsigned int i = 0; i < qps; i++)
+				while (!many_fault(&many, i, next += pages, pages))
+					under_way++;
+			while (under_way && np_next_event(&many.pair.peer, &event, 0) == 1) {
+				under_way--;
+				atomic_fetch_add(&shared->asked, 1);
+			}
+		}
+	}
+}
+
+#define WINDOW_MS	200
+#define WINDOWS		11
+
+/* What the victim does: faults of absent pages, or READs of a resident one, per second. */
+static double rate_of(struct np_pair *pair, bool read, int *err)
+{
+	uint64_t begin = np_now_ms(), now;
+	unsigned int n = 0;
+
+	*err = 0;
+	do {
+		size_t off = n % NP_DATA_PAGES * PAGE;
+
+		if (read) {
+			*err = np_pair_read(pair, 0, PAGE);
+		} else {
+			madvise(pair->data + off, PAGE, MADV_DONTNEED);
+			*err = np_pair_fault(pair, off, PAGE, 0, NULL);
+		}
+		if (*err)
+			return 0;
+		n++;
+		now = np_now_ms();
+	} while (now < begin + WINDOW_MS);
+	return n * 1000.0 / (now - begin);
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *values, unsigned int n)
+{
+	qsort(values, n, sizeof(*values), by_value);
+	return values[n / 2];
+}
+
+TEST_F(flood, others_keep_half_of_their_rate)
+{
+	struct shared *shared = self->shared;
+	double rate[2][LEAVE][WINDOWS];
+	pid_t child = np_fork();
+	int status;
+
+	ASSERT_LE(0, child);
+	if (!child)
+		flood_process(shared, variant->qps, variant->pages, variant->drop);
+
+	for (unsigned int w = 0; w < WINDOWS; w++) {
+		for (int mode = IDLE; mode < LEAVE; mode++) {
+			atomic_store(&shared->mode, mode);
+			ASSERT_TRUE(np_wait_until(atomic_load(&shared->acted) == mode));
+			for (int read = 0; read < 2; read++) {
+				int err;
+
+				rate[read][mode][w] = rate_of(&self->pair, read, &err);
+				ASSERT_EQ(0, err);
+			}
+		}
+	}
+	atomic_store(&shared->mode, LEAVE);
+	ASSERT_EQ(child, waitpid(child, &status, 0));
+	EXPECT_EQ(0, status);
+	for (int read = 0; read < 2; read++) {
+		double idle = median(rate[read][IDLE], WINDOWS);
+		double burn = median(rate[read][BURN], WINDOWS);
+		double flood = median(rate[read][FLOOD], WINDOWS);
+
+		TH_LOG("%s/s: %.0f alone, %.0f beside a program, %.0f beside the flood (%.2f)",
+		       read ? "READs" : "faults", idle, burn, flood, flood / burn);
+		EXPECT_LE(burn / 2, flood);
+	}
+	TH_LOG("%lu requests of the flood were answered", atomic_load(&shared->asked));
+	EXPECT_LT(0, atomic_load(&shared->asked));
+}
+
+TEST_HARNESS_MAIN
