@@ -222,7 +222,7 @@ struct np_owner {
  * @npdev: the device
  * @pd: the application's; valid while the region is not gone or has keys
  * @mm: of the owner, mmgrab()ed
- * @owner: of @mm; NULL until the first RESOLVE
+ * @owner: of @mm; NULL until the first grant, then for good
  * @start: first va
  * @length: bytes
  * @base: the application's remote address of @start

@@ -91,12 +91,12 @@ static void np_owner_put(struct np_owner *owner)
 
 /**
  * np_region_may_serve() - admit a FAULT of a peer
- * @region: region that was resolved
+ * @region: region that was granted
  * @free: how many more FAULTs may be under way on the device
  *
  * An owner may have as many under way as it leaves free for others. So one whose
- * memory hangs takes half of what there is, a second one a third, and there is always
- * something left; an owner that is alone has enough.
+ * memory hangs takes half of what there is, a second one half of the rest, and there is
+ * always something left; an owner that is alone has enough.
  *
  * Context: any, that is not an interrupt.
  * Return: true, then np_region_serve() and np_region_served() follow; false if it
@@ -104,10 +104,8 @@ static void np_owner_put(struct np_owner *owner)
  */
 bool np_region_may_serve(struct np_region *region, unsigned int free)
 {
-	struct np_owner *owner = smp_load_acquire(&region->owner);
+	struct np_owner *owner = region->owner;
 
-	if (!owner)
-		return false;
 	if (atomic_inc_return(&owner->serving) <= free)
 		return true;
 	atomic_dec(&owner->serving);
@@ -736,14 +734,6 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out)
 	guard(mutex)(&region->lock);
 	if (region->gone)
 		return -ENXIO;
-	if (!region->owner) {
-		struct np_owner *owner = np_owner_get(region->mm);
-
-		if (!owner)
-			return -ENOMEM;
-		/* Pairs with the acquire in np_region_may_serve() */
-		smp_store_release(&region->owner, owner);
-	}
 	ret = np_region_make_keys(region);
 	if (ret) {
 		/* All or none, so that a region without grants never has a half */
@@ -805,13 +795,17 @@ int np_region_local_key(struct np_region *region, bool write, u64 addr,
  * @grant: zeroed; the caller's, until np_region_ungrant()
  *
  * Context: process context.
- * Return: 0, or -ENXIO if the region is gone: then tell the peer nothing.
+ * Return: 0; -ENXIO if the region is gone: then tell the peer nothing; -ENOMEM.
  */
 int np_region_grant(struct np_region *region, struct np_grant *grant)
 {
 	guard(mutex)(&region->lock);
 	if (region->gone)
 		return -ENXIO;
+	if (!region->owner)
+		region->owner = np_owner_get(region->mm);
+	if (!region->owner)
+		return -ENOMEM;
 	grant->region = region;
 	grant->told = false;
 	np_region_get(region);

@@ -16,6 +16,7 @@
 #include <rdma/ib_user_verbs.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -114,6 +115,14 @@ struct call {
  */
 struct hostile {
 	struct np_pair *pair;
+	/* What the arguments name, as numbers: the objects may be gone. */
+	uint32_t mr_handle;
+	uint32_t mr_key;
+	uint32_t qp_handle;
+	uint32_t pd_handle;
+	int channel;
+	uint64_t base;
+	uint64_t region_id;
 	uint8_t *arena;		/* arguments; ends in a page that cannot be accessed */
 	uint8_t *read_only;	/* a page of zeros */
 	uint64_t hold_id;	/* of a hold of the peer; 0: none */
@@ -133,6 +142,19 @@ static int hostile_open(struct hostile *h, struct np_pair *pair)
 	    mprotect(h->read_only, PAGE, PROT_READ))
 		return -errno;
 	return 0;
+}
+
+static void hostile_look(struct hostile *h)
+{
+	struct np_pair *pair = h->pair;
+
+	h->mr_handle = pair->mr->handle;
+	h->mr_key = pair->mr->rkey;
+	h->qp_handle = pair->peer.qp->handle;
+	h->pd_handle = pair->owner.pd->handle;
+	h->channel = pair->peer.channel;
+	h->base = (uintptr_t)pair->data;
+	h->region_id = pair->info.region_id;
 }
 
 static struct ibv_context *context_of(const struct hostile *h, unsigned int m)
@@ -178,6 +200,7 @@ static int prepare(struct hostile *h, unsigned int m)
 		if (h->hold < 0)
 			return h->hold;
 	}
+	hostile_look(h);
 	return 0;
 }
 
@@ -186,27 +209,26 @@ static uint64_t good_handle(const struct hostile *h, unsigned int m)
 	switch (m) {
 	case QUERY_MR:
 	case HOLD:
-		return h->pair->mr->handle;
+		return h->mr_handle;
 	case HOLD_FREE:
 		return h->hold;
 	case ADVISE:
-		return h->pair->owner.pd->handle;
+		return h->pd_handle;
 	default:
-		return h->pair->peer.qp->handle;
+		return h->qp_handle;
 	}
 }
 
 /* The arguments of a good call; returns how many bytes go to the kernel. */
 static size_t good_data(const struct hostile *h, unsigned int m, unsigned int i, uint8_t *to)
 {
-	uint64_t base = (uintptr_t)h->pair->data;
-	struct np_hold_req hold = { .addr = base, .length = PAGE };
-	struct np_fault_req req = { .region_id = h->pair->info.region_id, .cookie = 1 };
-	struct np_range range = { .addr = base, .length = PAGE };
-	struct ib_uverbs_sge sge = { .addr = base, .length = PAGE, .lkey = h->pair->mr->lkey };
+	struct np_hold_req hold = { .addr = h->base, .length = PAGE };
+	struct np_fault_req req = { .region_id = h->region_id, .cookie = 1 };
+	struct np_range range = { .addr = h->base, .length = PAGE };
+	struct ib_uverbs_sge sge = { .addr = h->base, .length = PAGE, .lkey = h->mr_key };
 	const struct { const void *data; size_t len; } data[] = {
-		{ &h->pair->mr->rkey, 4 }, { &req, sizeof(req) }, { &range, sizeof(range) },
-		{ &h->hold_id, 8 }, { &h->pair->info.region_id, 8 }, { &hold, sizeof(hold) },
+		{ &h->mr_key, 4 }, { &req, sizeof(req) }, { &range, sizeof(range) },
+		{ &h->hold_id, 8 }, { &h->region_id, 8 }, { &hold, sizeof(hold) },
 		{ &sge, sizeof(sge) }, { (uint32_t[]){ IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, 0 }, 8 },
 		{ (uint32_t[]){ IB_UVERBS_ADVISE_MR_FLAG_FLUSH }, 4 },
 	};
@@ -266,7 +288,7 @@ static void good_call(struct hostile *h, unsigned int m, struct call *call)
 			attr->data = good_handle(h, m);
 			break;
 		case FD:
-			attr->data = h->pair->peer.channel;
+			attr->data = h->channel;
 			break;
 		case NEW:
 			break;
@@ -443,6 +465,8 @@ TEST_F(methods, attribute_of_another_size_is_refused)
 		case IN_OPEN:
 			EXPECT_CALL(0, call.attrs[i].len = unit + 1);
 			EXPECT_CALL(0, call.attrs[i].len = 8192);
+			/* The last field that is known is reserved. */
+			EXPECT_CALL(-EINVAL, place(&self->h, i)[unit - 1] = 1);
 			EXPECT_CALL(-EOPNOTSUPP, call.attrs[i].len = unit + 1;
 				    place(&self->h, i)[unit] = 1);
 			EXPECT_CALL(-EOPNOTSUPP, call.attrs[i].len = 8192;
@@ -856,6 +880,434 @@ TEST_F(edges, registration_of_senseless_ranges_is_refused)
 	}
 	EXPECT_LT(0, granted);
 	EXPECT_EQ(before, count_mrs());
+}
+
+/* --- all of it at random, and at the same time ------------------------------------------------ */
+
+static uint64_t next_random(uint64_t *seed)
+{
+	*seed ^= *seed << 13;
+	*seed ^= *seed >> 7;
+	*seed ^= *seed << 17;
+	return *seed;
+}
+
+struct shared {
+	atomic_ulong calls;
+	atomic_ulong good;	/* of these */
+	atomic_ulong turns;	/* of the thread that takes things away */
+};
+
+struct fuzzer {
+	struct hostile *h;
+	struct shared *shared;
+	uint64_t seed;
+	unsigned int nr;
+};
+
+static uint64_t strange_pointer(struct hostile *h, uint64_t r)
+{
+	const uint64_t pointers[] = {
+		0, 1, KERNEL_ADDRESS, NO_ADDRESS, UINT64_MAX, (uintptr_t)h->read_only,
+		(uintptr_t)h->arena + ARENA_LEN - r % 64, (uintptr_t)h->arena + r % ARENA_LEN,
+		h->base, h->base + NP_DATA_LEN - 8,
+	};
+
+	return pointers[(r >> 32) % ARRAY_SIZE(pointers)];
+}
+
+static void spoil(struct hostile *h, struct call *call, uint64_t r)
+{
+	unsigned int nr = call->hdr.num_attrs ?: 1;
+	struct ib_uverbs_attr *attr = &call->attrs[r % nr];
+	unsigned int other = (r >> 4) % nr;
+
+	switch (r >> 8 & 15) {
+	case 0:
+		attr->len += (r >> 16 & 2) - 1;
+		break;
+	case 1:
+		attr->len = r >> 16;
+		break;
+	case 2:
+		attr->attr_id = r >> 16 & 15;
+		break;
+	case 3:
+		attr->flags = r >> 16;
+		break;
+	case 4:
+		attr->attr_data.reserved = r >> 16;
+		break;
+	case 5:
+		attr->data = strange_pointer(h, r >> 12);
+		break;
+	case 6:
+		attr->data ^= 1ULL << (r >> 16 & 63);
+		break;
+	case 7:
+		*attr = call->attrs[other];
+		break;
+	case 8:
+		call->hdr.num_attrs = r >> 16 & 7;
+		break;
+	case 9:
+		call->hdr.method_id = r >> 16 & 7;
+		break;
+	case 10:
+		call->hdr.object_id = UVERBS_OBJECT_NPRDMA + (r >> 16 & 3);
+		break;
+	case 11:
+		/* What a pointer points to. */
+		h->arena[(r >> 16) % ARENA_LEN] = r >> 48;
+		break;
+	}
+}
+
+static void *fuzz(void *arg)
+{
+	struct fuzzer *f = arg;
+	struct hostile own = *f->h;
+	struct np_event events[4];
+
+	own.arena += f->nr * (ARENA_LEN + PAGE);
+	for (;;) {
+		uint64_t r = next_random(&f->seed);
+		unsigned int m = r % NR_METHODS, n = r >> 8 & 3;
+		struct call call;
+
+		/* The numbers as they are now. */
+		own.mr_handle = f->h->mr_handle;
+		own.mr_key = f->h->mr_key;
+		own.qp_handle = f->h->qp_handle;
+		own.channel = f->h->channel;
+		own.region_id = f->h->region_id;
+		own.hold = r >> 16 & 31;
+		good_call(&own, m, &call);
+		while (n--)
+			spoil(&own, &call, next_random(&f->seed));
+		if (call.hdr.num_attrs > MAX_PARAMS + 1)
+			call.hdr.num_attrs = MAX_PARAMS + 1;
+		if (!do_ioctl(context_of(&own, m), &call)) {
+			atomic_fetch_add(&f->shared->good, 1);
+			if (call.hdr.object_id == UVERBS_OBJECT_NP_CHANNEL)
+				close(call.attrs[0].data);
+			else if (call.hdr.object_id == UVERBS_OBJECT_NP_HOLD && r & 1 << 20)
+				np_hold_free(own.pair->owner.ctx, call.attrs[0].data);
+		}
+		if (!(r >> 24 & 3) && read(own.channel, events, sizeof(events)) < 0 && errno == EFAULT)
+			_exit(9);
+		atomic_fetch_add(&f->shared->calls, 1);
+	}
+	return NULL;
+}
+
+/* Takes away what the others use, and makes it anew. Never returns. */
+static void take_away(struct hostile *h, struct shared *shared, uint64_t seed)
+{
+	struct np_pair *pair = h->pair;
+
+	for (;;) {
+		uint64_t r = next_random(&seed);
+		int channel;
+
+		switch (r & 7) {
+		case 0:
+			/* The number may be somebody else's at once: the others use it. */
+			channel = np_channel(pair->peer.ctx);
+			if (channel >= 0) {
+				h->channel = channel;
+				close(pair->peer.channel);
+				pair->peer.channel = channel;
+			}
+			break;
+		case 1:
+			if (!ibv_dereg_mr(pair->mr)) {
+				pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN,
+						      NP_RIGHTS | NP_UNPINNED);
+				if (!pair->mr)
+					_exit(10);
+			}
+			break;
+		case 2:
+			if (np_reconnect(&pair->owner, &pair->peer))
+				_exit(11);
+			break;
+		case 3:
+			if (mmap(pair->data + (r >> 8) % NP_DATA_PAGES * PAGE, PAGE,
+				 r & 1 << 4 ? PROT_READ : PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+				_exit(12);
+			break;
+		case 4:
+			madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED);
+			break;
+		default:
+			np_pair_resolve(pair);
+		}
+		hostile_look(h);
+		atomic_fetch_add(&shared->turns, 1);
+	}
+}
+
+#define FUZZERS	3
+
+/* Never returns. */
+static void hostile_process(struct shared *shared, uint64_t seed)
+{
+	static struct fuzzer fuzzers[FUZZERS];
+	static struct hostile h;
+	static struct np_pair pair;
+	struct np_usage before;
+	pthread_t thread;
+
+	if (np_open(&pair.owner, NP_OWNER_DEV, PAGE) || np_open(&pair.peer, NP_PEER_DEV, NP_BUF_LEN) ||
+	    np_connect(&pair.owner, &pair.peer) || np_pair_register(&pair, NP_RIGHTS) ||
+	    np_pair_resolve(&pair) || hostile_open(&h, &pair) || np_usage_get(&before))
+		_exit(1);
+	/* Arguments of one thread are not spoilt by another, but all end at a hole. */
+	h.arena = np_map(FUZZERS * (ARENA_LEN + PAGE));
+	if (!h.arena)
+		_exit(2);
+	hostile_look(&h);
+	for (unsigned int i = 0; i < FUZZERS; i++) {
+		if (mprotect(h.arena + (i + 1) * (ARENA_LEN + PAGE) - PAGE, PAGE, PROT_NONE))
+			_exit(3);
+		fuzzers[i] = (struct fuzzer){
+			&h, shared, (seed + i * 0x9e3779b97f4a7c15ULL) | 1, i,
+		};
+		if (pthread_create(&thread, NULL, fuzz, &fuzzers[i]))
+			_exit(4);
+	}
+	take_away(&h, shared, seed | 1);
+}
+
+TEST_F(edges, random_calls_beside_closing_harm_nobody_else)
+{
+	const char *chosen = getenv("NPRDMA_SEED");
+	uint64_t seed = chosen ? strtoull(chosen, NULL, 0) : (np_now_ms() * 0x9e3779b97f4a7c15ULL) | 1;
+	struct np_pair *pair = &self->pair;
+	struct shared *shared;
+	unsigned long rounds = 0;
+
+	TH_LOG("NPRDMA_SEED=%#lx", seed);
+	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, shared);
+	for (int life = 0; life < 4; life++) {
+		unsigned long end = atomic_load(&shared->calls) + 500 + next_random(&seed) % 1500;
+		pid_t child = np_fork();
+		int status;
+
+		ASSERT_LE(0, child);
+		if (!child)
+			hostile_process(shared, seed);
+		while (atomic_load(&shared->calls) < end) {
+			size_t page = rounds % NP_DATA_PAGES, off = page * PAGE;
+
+			ASSERT_EQ(0, waitpid(child, &status, WNOHANG)) TH_LOG("status %x", status);
+			ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, off, PAGE));
+			ASSERT_EQ(-1, np_differs(pair->peer.buf, PAGE, page));
+			ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, off, PAGE));
+			rounds++;
+		}
+		/* In the midst of whatever it does. */
+		ASSERT_EQ(0, kill(child, SIGKILL));
+		ASSERT_EQ(child, waitpid(child, &status, 0));
+		EXPECT_TRUE(WIFSIGNALED(status));
+	}
+	for (size_t i = 0; i < NP_DATA_PAGES; i++)
+		EXPECT_EQ(-1, np_differs(pair->data + i * PAGE, PAGE, i));
+	TH_LOG("%lu calls, of which %lu succeeded, %lu things taken away, %lu rounds of traffic",
+	       atomic_load(&shared->calls), atomic_load(&shared->good),
+	       atomic_load(&shared->turns), rounds);
+	EXPECT_LT(0, atomic_load(&shared->good));
+	EXPECT_LT(0, atomic_load(&shared->turns));
+	EXPECT_LT(0, rounds);
+}
+
+/* --- what stand-in pages show ------------------------------------------------------------------ */
+
+/* A second pair in protection domains of its own, and what it finds where nothing is. */
+static int other_open(struct np_pair *other)
+{
+	int ret;
+
+	memset(other, 0, sizeof(*other));
+	ret = np_open(&other->owner, NP_OWNER_DEV, NP_BUF_LEN);
+	if (!ret)
+		ret = np_open(&other->peer, NP_PEER_DEV, NP_BUF_LEN);
+	if (!ret)
+		ret = np_connect(&other->owner, &other->peer);
+	if (!ret)
+		ret = np_pair_register(other, NP_RIGHTS);
+	return ret ? ret : np_pair_resolve(other);
+}
+
+/* The 8 bytes that are at @off of the scratch page, as an atomic shows them; -1: error. */
+static uint64_t scratch_word(struct np_pair *pair, size_t off)
+{
+	if (np_fetch_add(&pair->peer, 0, np_write_addr(&pair->info, off), pair->info.write_key, 0))
+		return ~0ULL;
+	return *(uint64_t *)pair->peer.buf;
+}
+
+/* Bytes of one PD's scratch page that are not 0, looked for in all ways there are. */
+static unsigned int scratch_leaks(struct np_pair *pair)
+{
+	unsigned int found = 0;
+	struct np_hold_info info;
+	struct ibv_mr *sink;
+	int64_t hold;
+
+	/* What an atomic returns. */
+	for (size_t off = 0; off < HUGE_PAGE; off += PAGE / 2)
+		found += !!scratch_word(pair, off);
+	/* What the owner's own work requests find beyond what they hold. */
+	hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &info);
+	sink = ibv_reg_mr(pair->peer.pd, pair->peer.buf, NP_BUF_LEN, NP_RIGHTS);
+	if (hold < 0 || !sink)
+		return UINT_MAX;
+	for (size_t off = PAGE; off < HUGE_PAGE; off += 64 * PAGE) {
+		size_t len = off + 64 * PAGE > HUGE_PAGE ? HUGE_PAGE - off : 64 * PAGE;
+		struct ibv_sge sge = { .addr = info.addr + off, .length = len, .lkey = info.lkey };
+		struct ibv_send_wr wr = {
+			.sg_list = &sge,
+			.num_sge = 1,
+			.opcode = IBV_WR_RDMA_WRITE,
+			.send_flags = IBV_SEND_SIGNALED,
+			.wr.rdma = { (uintptr_t)pair->peer.buf, sink->rkey },
+		}, *bad;
+		struct ibv_wc wc;
+
+		memset(pair->peer.buf, 0xff, len);
+		if (ibv_post_send(pair->owner.qp, &wr, &bad) || np_poll(&pair->owner, &wc))
+			return UINT_MAX;
+		found += !np_all(pair->peer.buf, len, 0);
+	}
+	np_hold_free(pair->owner.ctx, hold);
+	ibv_dereg_mr(sink);
+	return found;
+}
+
+TEST_F(edges, what_one_pd_writes_nowhere_is_seen_by_no_other)
+{
+	struct np_pair *pair = &self->pair, *other = malloc(sizeof(*other));
+
+	ASSERT_NE(NULL, other);
+	ASSERT_EQ(0, other_open(other));
+	/* All of our scratch page, twice. */
+	np_fill(pair->peer.buf, NP_DATA_LEN, 4711);
+	ASSERT_EQ(0, np_pair_write(pair, 0, NP_DATA_LEN));
+	/* It is really there, and we would see it. */
+	EXPECT_NE(0, scratch_word(pair, PAGE));
+	EXPECT_EQ(0, scratch_leaks(other));
+	ASSERT_EQ(0, np_pair_read(other, PAGE, NP_DATA_LEN - PAGE));
+	EXPECT_TRUE(np_all(other->peer.buf, NP_DATA_LEN - PAGE, other->info.signature));
+	/* Nor does the memory that is faulted in later come from there. */
+	for (size_t page = 1; page < 64; page++) {
+		ASSERT_EQ(0, madvise(other->data + page * PAGE, PAGE, MADV_DONTNEED));
+		ASSERT_EQ(NP_OK, np_pair_fault(other, page * PAGE, PAGE, 0, NULL));
+		ASSERT_EQ(0, np_pair_read(other, page * PAGE, PAGE));
+		EXPECT_TRUE(np_all(other->peer.buf, PAGE, 0));
+	}
+	free(other);
+}
+
+TEST_F(edges, scratch_page_of_a_new_pd_is_empty)
+{
+	struct np_pair *other = malloc(sizeof(*other));
+
+	ASSERT_NE(NULL, other);
+	for (int i = 0; i < 5; i++) {
+		uint8_t *data;
+
+		ASSERT_EQ(0, other_open(other));
+		EXPECT_EQ(0, scratch_leaks(other));
+		np_fill(other->peer.buf, NP_DATA_LEN, 4711 + i);
+		ASSERT_EQ(0, np_pair_write(other, 0, NP_DATA_LEN));
+		EXPECT_NE(0, scratch_word(other, PAGE));
+		data = other->data;
+		ASSERT_EQ(0, ibv_dereg_mr(other->mr));
+		ASSERT_EQ(0, np_close(&other->peer));
+		ASSERT_EQ(0, np_close(&other->owner));
+		ASSERT_EQ(0, munmap(data, NP_DATA_LEN));
+	}
+	free(other);
+}
+
+/* --- keys of another's region ------------------------------------------------------------------ */
+
+TEST_F(edges, no_key_of_one_pd_works_in_another)
+{
+	struct np_pair *pair = &self->pair, *other = malloc(sizeof(*other));
+	struct np_hold_info source, sink;
+	int64_t holds[2];
+
+	ASSERT_NE(NULL, other);
+	ASSERT_EQ(0, other_open(other));
+	holds[0] = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, 0, &source);
+	holds[1] = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &sink);
+	ASSERT_LE(0, holds[0]);
+	ASSERT_LE(0, holds[1]);
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+
+	const struct {
+		const char *name;
+		uint32_t key;
+		uint64_t addr;
+	} keys[] = {
+		{ "public", pair->mr->rkey, (uintptr_t)pair->data },
+		{ "read", pair->info.read_key, np_read_addr(&pair->info, 0) },
+		{ "table", pair->info.read_key, np_word_addr(&pair->info, 0) },
+		{ "write", pair->info.write_key, np_write_addr(&pair->info, 0) },
+		{ "source", source.lkey, source.addr },
+		{ "sink", sink.lkey, sink.addr },
+		{ "pinned", pair->peer.mr->rkey, (uintptr_t)pair->peer.buf },
+	};
+
+	np_fill(other->peer.buf, PAGE, 1234);
+	for (unsigned int i = 0; i < ARRAY_SIZE(keys); i++) {
+		/* From the other end of the wire. */
+		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
+			  np_read(&other->peer, 0, 8, keys[i].addr, keys[i].key))
+			TH_LOG("READ, %s key", keys[i].name);
+		ASSERT_EQ(0, np_reconnect(&other->owner, &other->peer));
+		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
+			  np_write(&other->peer, 0, 8, keys[i].addr, keys[i].key))
+			TH_LOG("WRITE, %s key", keys[i].name);
+		ASSERT_EQ(0, np_reconnect(&other->owner, &other->peer));
+		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
+			  np_fetch_add(&other->peer, 0, keys[i].addr, keys[i].key, 1))
+			TH_LOG("atomic, %s key", keys[i].name);
+		ASSERT_EQ(0, np_reconnect(&other->owner, &other->peer));
+		/* And on the same device, as a local buffer. */
+		for (int op = 0; op < 2; op++) {
+			struct ibv_sge sge = { .addr = keys[i].addr, .length = 8,
+					       .lkey = keys[i].key };
+			struct ibv_mr *far = ibv_reg_mr(other->peer.pd, other->peer.buf, PAGE,
+							NP_RIGHTS);
+			struct ibv_send_wr wr = {
+				.sg_list = &sge,
+				.num_sge = 1,
+				.opcode = op ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+				.send_flags = IBV_SEND_SIGNALED,
+			}, *bad;
+			struct ibv_wc wc;
+
+			ASSERT_NE(NULL, far);
+			wr.wr.rdma.remote_addr = (uintptr_t)other->peer.buf;
+			wr.wr.rdma.rkey = far->rkey;
+			ASSERT_EQ(0, ibv_post_send(other->owner.qp, &wr, &bad));
+			EXPECT_EQ(IBV_WC_LOC_PROT_ERR, np_poll(&other->owner, &wc))
+				TH_LOG("local, %s key", keys[i].name);
+			ASSERT_EQ(0, np_reconnect(&other->owner, &other->peer));
+			EXPECT_EQ(0, ibv_dereg_mr(far));
+		}
+	}
+	EXPECT_EQ(-1, np_differs(other->peer.buf, PAGE, 1234));
+	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 0));
+	EXPECT_EQ(0, np_hold_free(pair->owner.ctx, holds[0]));
+	EXPECT_EQ(0, np_hold_free(pair->owner.ctx, holds[1]));
+	free(other);
 }
 
 TEST_HARNESS_MAIN

@@ -1,0 +1,644 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What arrives from the wire: messages between kernels, forged with raw MADs as a
+ * hostile kernel could send them. Cut at each length, with each field at its edges,
+ * again, late, out of order, from another port, and at random beside true traffic.
+ *
+ * What was obeyed shows in the region's count of holds: each forged FAULT asks for one.
+ * The kernel that is told of a hold it has not asked for gives it back.
+ */
+#include <endian.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <rdma/ib_user_mad.h>
+#include <stdatomic.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+
+#include "np_harness.h"
+
+/* --- messages, as np_proto.h of the kernel says ------------------------------------------ */
+
+enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE };
+
+#define CLASS		0x3c
+#define QP1_QKEY	0x80010000
+#define SIZE		216
+#define HEADER		40
+#define BODY		(SIZE - HEADER)
+#define ANSWER		1
+#define LANES		32
+
+struct message {
+	uint8_t version;
+	uint8_t type;
+	uint8_t flags;
+	uint8_t status;
+	uint16_t length;
+	uint16_t reserved;
+	uint32_t ud_qpn;
+	uint32_t reserved2;
+	uint32_t src_qpn;
+	uint32_t dst_qpn;
+	uint64_t incarnation;
+	uint64_t tid;
+	union {
+		uint8_t body[BODY];
+		struct {
+			uint64_t region_id;
+			uint32_t flags;
+			uint16_t lane;
+			uint16_t nr_ranges;
+			struct {
+				uint64_t addr;
+				uint64_t length;
+			} ranges[8];
+		} fault;
+		struct {
+			uint64_t hold_id;
+			uint32_t nr_words;
+			uint32_t reserved;
+			uint64_t words[16];
+		} faulted;
+		struct {
+			uint32_t rkey;
+			uint32_t reserved;
+		} resolve;
+		uint64_t hold_id;
+		struct {
+			uint64_t region_id;
+			uint64_t seq;
+		} forget;
+	};
+};
+
+_Static_assert(sizeof(struct message) == SIZE, "a vendor MAD's data");
+
+/* A vendor MAD of range 2. */
+struct mad {
+	uint8_t head[24];
+	uint8_t rmpp[12];
+	uint8_t reserved;
+	uint8_t oui[3];
+	struct message message;
+};
+
+_Static_assert(sizeof(struct mad) == 256, "a MAD");
+
+/* --- sending -------------------------------------------------------------------------------- */
+
+struct port {
+	int fd;
+	uint32_t agent;
+	uint16_t to;		/* LID */
+	uint32_t tid;		/* of MADs */
+};
+
+/* From a port of @dev to the one with LID @to. */
+static int port_open(struct port *port, const char *dev, uint16_t to)
+{
+	struct ib_user_mad_reg_req req = {
+		.qpn = 1,
+		.mgmt_class = CLASS,
+		.mgmt_class_version = 1,
+		.oui = { 0x02, 'N', 'P' },
+	};
+	char path[128], name[32] = {};
+
+	memset(port, 0, sizeof(*port));
+	port->to = to;
+	for (int n = 0; n < 64; n++) {
+		int fd;
+
+		snprintf(path, sizeof(path), "/sys/class/infiniband_mad/umad%d/ibdev", n);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		if (read(fd, name, sizeof(name) - 1) < 0)
+			name[0] = 0;
+		close(fd);
+		if (strncmp(name, dev, strlen(dev)) || name[strlen(dev)] != '\n')
+			continue;
+		snprintf(path, sizeof(path), "/dev/infiniband/umad%d", n);
+		port->fd = open(path, O_RDWR | O_CLOEXEC);
+		if (port->fd < 0)
+			return -errno;
+		/* No method: what arrives is the kernel's. */
+		if (ioctl(port->fd, IB_USER_MAD_ENABLE_PKEY) ||
+		    ioctl(port->fd, IB_USER_MAD_REGISTER_AGENT, &req))
+			return -errno;
+		port->agent = req.id;
+		return 0;
+	}
+	return -ENODEV;
+}
+
+static int send_message(struct port *port, const struct message *message)
+{
+	struct {
+		struct ib_user_mad_hdr hdr;
+		struct mad mad;
+	} packet = {
+		.hdr = {
+			.id = port->agent,
+			.length = sizeof(struct mad),
+			.qpn = htobe32(1),
+			.qkey = htobe32(QP1_QKEY),
+			.lid = htobe16(port->to),
+		},
+		.mad = {
+			.head = { 1, CLASS, 1, 3 /* Send */ },
+			.oui = { 0x02, 'N', 'P' },
+			.message = *message,
+		},
+	};
+	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
+	uint32_t tid = htobe32(++port->tid);
+
+	memcpy(packet.mad.head + 12, &tid, sizeof(tid));
+	packet.mad.head[17] = message->type;
+	/* Too many at once are refused for want of memory or room. */
+	while (write(port->fd, &packet, sizeof(packet)) != sizeof(packet)) {
+		if ((errno != ENOMEM && errno != EAGAIN) || np_now_ms() > deadline)
+			return -errno;
+		np_pause();
+	}
+	return 0;
+}
+
+/* --- a connection, and who forges messages of its peer's kernel ------------------------------ */
+
+FIXTURE(wire) {
+	struct np_pair pair;
+	struct port peer;	/* of the peer's host, to the owner's */
+	struct port owner;	/* of the owner's, to itself */
+	uint64_t tid;
+	uint64_t fences;	/* holds that were granted to these */
+};
+
+FIXTURE_SETUP(wire)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, np_pair_open(pair));
+	ASSERT_EQ(0, np_pair_register(pair, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	ASSERT_EQ(0, port_open(&self->peer, NP_PEER_DEV, pair->owner.lid));
+	ASSERT_EQ(0, port_open(&self->owner, NP_OWNER_DEV, pair->owner.lid));
+	self->tid = 1000;
+}
+
+FIXTURE_TEARDOWN_PARENT(wire)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+static struct message header(struct np_pair *pair, unsigned int type, uint64_t tid)
+{
+	return (struct message){
+		.version = 1,
+		.type = type,
+		.src_qpn = htobe32(pair->peer.qp->qp_num),
+		.dst_qpn = htobe32(pair->owner.qp->qp_num),
+		.incarnation = htobe64(0x4e50),
+		.tid = htobe64(tid),
+	};
+}
+
+static struct message make_fault(struct np_pair *pair, unsigned int lane, uint64_t tid)
+{
+	struct message m = header(pair, FAULT, tid);
+
+	m.length = htobe16(16 + 16);
+	m.fault.region_id = htobe64(pair->info.region_id);
+	m.fault.flags = htobe32(NP_FAULT_HOLD);
+	m.fault.lane = htobe16(lane);
+	m.fault.nr_ranges = htobe16(1);
+	m.fault.ranges[0].addr = htobe64(pair->info.base);
+	m.fault.ranges[0].length = htobe64(PAGE);
+	return m;
+}
+
+static uint64_t holds(struct np_pair *pair)
+{
+	struct np_mr_info info;
+
+	return np_query_mr(pair->mr, &info) ? ~0ULL : info.holds;
+}
+
+static uint64_t held(struct np_pair *pair)
+{
+	struct np_mr_info info;
+
+	return np_query_mr(pair->mr, &info) ? ~0ULL : info.held_pages;
+}
+
+/*
+ * A true FAULT, behind all that was sent before: MADs are received in order. They
+ * may be lost, so it is repeated. Returns true when its hold was granted.
+ */
+static bool fence(struct np_pair *pair, struct port *port, uint64_t *tid)
+{
+	struct message m = make_fault(pair, LANES - 1, ++*tid);
+	uint64_t before = holds(pair), deadline = np_now_ms() + NP_WAIT_MS;
+
+	for (unsigned int n = 0; np_now_ms() < deadline; n++) {
+		if (n % 128 == 0 && send_message(port, &m))
+			return false;
+		if (holds(pair) > before)
+			return true;
+		np_pause();
+	}
+	return false;
+}
+
+/* Sends, with a fence now and then so that nothing is lost for want of room. */
+static int send_paced(struct np_pair *pair, struct port *port, struct port *true_port,
+		      const struct message *m, uint64_t *tid, uint64_t *fences)
+{
+	int ret = send_message(port, m);
+
+	if (ret || port->tid % 64)
+		return ret;
+	++*fences;
+	return fence(pair, true_port, tid) ? 0 : -ETIMEDOUT;
+}
+
+/*
+ * Exactly @want holds were granted for what was sent. A FAULT that was wrongly obeyed
+ * may take a little longer than the first true one.
+ */
+#define EXPECT_OBEYED(want, ...)							\
+	do {									\
+		uint64_t want_ = (want) + self->fences + 2;			\
+										\
+		for (int n_ = 0; n_ < 2; n_++) {				\
+			ASSERT_TRUE(fence(&self->pair, &self->peer, &self->tid));	\
+			ASSERT_TRUE(np_wait_until(!held(&self->pair)));		\
+		}								\
+		EXPECT_EQ(want_, holds(&self->pair)) TH_LOG(__VA_ARGS__);	\
+		self->fences = 0;						\
+	} while (0)
+
+#define SEND_FROM(port, m)								\
+	ASSERT_EQ(0, send_paced(&self->pair, &self->port, &self->peer, m, &self->tid,	\
+				&self->fences))
+
+TEST_F(wire, fault_of_the_peers_kernel_is_obeyed_once_however_often_it_comes)
+{
+	struct np_pair *pair = &self->pair;
+	struct message m = make_fault(pair, 5, 100), old = make_fault(pair, 5, 99);
+	uint64_t before = holds(pair);
+
+	for (int i = 0; i < 20; i++)
+		SEND_FROM(peer, &m);
+	EXPECT_OBEYED(before + 1, "replayed");
+	/* Older ones of the lane are late copies. */
+	before = holds(pair);
+	for (int i = 0; i < 20; i++) {
+		SEND_FROM(peer, &old);
+		SEND_FROM(peer, &m);
+	}
+	EXPECT_OBEYED(before, "out of order");
+}
+
+TEST_F(wire, message_cut_at_any_length_is_not_obeyed)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t before = holds(pair);
+
+	for (unsigned int length = 0; length < 2 * BODY; length++) {
+		struct message m = make_fault(pair, length % 16, ++self->tid);
+
+		if (length == 32)
+			continue;
+		m.length = htobe16(length);
+		SEND_FROM(peer, &m);
+	}
+	/* And with as many ranges as the length says, of which some are empty. */
+	for (unsigned int nr = 2; nr < 12; nr++) {
+		struct message m = make_fault(pair, nr, ++self->tid);
+
+		m.length = htobe16(16 + 16 * nr);
+		m.fault.nr_ranges = htobe16(nr);
+		SEND_FROM(peer, &m);
+	}
+	EXPECT_OBEYED(before, "cut");
+}
+
+TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t before = holds(pair), end = pair->info.base + NP_DATA_LEN;
+	unsigned int sent = 0;
+
+#define SEND(change)									\
+	do {									\
+		struct message m = make_fault(pair, sent % 16, ++self->tid);	\
+										\
+		change;								\
+		sent++;								\
+		SEND_FROM(peer, &m);						\
+	} while (0)
+
+	for (unsigned int v = 0; v < 256; v++) {
+		if (v != 1)
+			SEND(m.version = v);
+		if (v != FAULT)
+			SEND(m.type = v);
+		if (v)
+			SEND(m.flags = v);
+		if (v)
+			SEND(m.status = v);
+	}
+	for (unsigned int bit = 0; bit < 64; bit++) {
+		if (bit < 16) {
+			SEND(m.reserved ^= 1U << bit);
+			SEND(m.fault.nr_ranges ^= 1U << bit);
+		}
+		if (bit < 32) {
+			SEND(m.reserved2 ^= 1U << bit);
+			/* Another QP, of nobody or of somebody who is not connected to it. */
+			SEND(m.src_qpn ^= 1U << bit);
+			SEND(m.dst_qpn ^= 1U << bit);
+			SEND(m.fault.flags |= htobe32(bit < 2 ? 4 : 1U << bit));
+		}
+		SEND(m.fault.region_id ^= 1ULL << bit);
+	}
+	for (unsigned int bit = 24; bit < 32; bit++)
+		SEND(m.ud_qpn = htobe32(1U << bit));
+	for (unsigned int lane = LANES; lane < 1 << 16; lane = lane * 2 + 1)
+		SEND(m.fault.lane = htobe16(lane));
+	SEND(m.tid = 0);
+	/* Each device counts its QPs by itself, so the two may have one number. */
+	if (pair->owner.qp->qp_num != pair->peer.qp->qp_num) {
+		SEND(m.src_qpn = m.dst_qpn);
+		SEND(m.dst_qpn = m.src_qpn);
+	}
+	SEND(m.dst_qpn = 0);
+	SEND(m.dst_qpn = htobe32(1));
+	SEND(m.fault.region_id = 0);
+	SEND(m.fault.ranges[0].length = 0);
+	SEND(m.fault.ranges[0].length = htobe64(UINT64_MAX));
+	SEND(m.fault.ranges[0].length = htobe64((NP_MAX_PAGES + 1) * PAGE));
+	SEND(m.fault.ranges[0].addr = htobe64(pair->info.base - 1));
+	SEND(m.fault.ranges[0].addr = htobe64(end));
+	SEND(m.fault.ranges[0].addr = htobe64(end - PAGE + 1));
+	SEND(m.fault.ranges[0].addr = htobe64(UINT64_MAX));
+	SEND(m.fault.ranges[0].addr = htobe64(-(uint64_t)PAGE));
+	SEND(m.fault.ranges[0].addr = 0);
+#undef SEND
+	EXPECT_OBEYED(before, "of %u", sent);
+}
+
+/* The same bytes, which are obeyed if they come from where they should. */
+TEST_F(wire, message_from_another_port_is_not_obeyed)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t before = holds(pair);
+	struct message m;
+
+	for (unsigned int i = 0; i < 50; i++) {
+		m = make_fault(pair, i % 16, ++self->tid);
+		SEND_FROM(owner, &m);
+	}
+	EXPECT_OBEYED(before, "from the owner's port");
+	/* RESOLVE, too, is for whom it is: no keys for those who cannot use them. */
+	m = header(pair, RESOLVE, ++self->tid);
+	m.length = htobe16(8);
+	m.resolve.rkey = htobe32(pair->mr->rkey);
+	SEND_FROM(owner, &m);
+	/* FORGET, as if the peer had sent it: the peer goes on with its keys. */
+	m = header(pair, FORGET, ++self->tid);
+	m.length = htobe16(16);
+	m.forget.region_id = htobe64(pair->info.region_id);
+	m.forget.seq = htobe64(UINT64_MAX);
+	SEND_FROM(owner, &m);
+	EXPECT_OBEYED(before + 2, "FORGET from the owner's port");
+	EXPECT_EQ(NP_OK, np_pair_fault(pair, PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(0, np_pair_read(pair, PAGE, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1));
+}
+
+/* Whose id it is, is not enough: the QP's own PD must have been given it. */
+TEST_F(wire, fault_does_not_reach_a_region_of_another_pd)
+{
+	struct np_pair *pair = &self->pair, other = {};
+	uint64_t before = holds(pair);
+	struct message m;
+
+	ASSERT_EQ(0, np_open(&other.owner, NP_OWNER_DEV, PAGE));
+	ASSERT_EQ(0, np_open(&other.peer, NP_PEER_DEV, PAGE));
+	ASSERT_EQ(0, np_connect(&other.owner, &other.peer));
+	ASSERT_EQ(0, np_pair_register(&other, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&other));
+	for (unsigned int i = 0; i < 20; i++) {
+		m = make_fault(pair, i, ++self->tid);
+		m.fault.region_id = htobe64(other.info.region_id);
+		m.fault.ranges[0].addr = htobe64(other.info.base);
+		SEND_FROM(peer, &m);
+	}
+	EXPECT_OBEYED(before, "with the id of another PD's region");
+	EXPECT_EQ(0, holds(&other));
+	/* Through its own QPs it would have been obeyed. */
+	EXPECT_TRUE(fence(&other, &self->peer, &self->tid));
+	EXPECT_TRUE(np_wait_until(!held(&other)));
+}
+
+/* --- what was not asked for -------------------------------------------------------------------- */
+
+TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+	struct port to_peer;
+	uint64_t deadline;
+	int told;
+
+	ASSERT_EQ(0, port_open(&to_peer, NP_OWNER_DEV, pair->peer.lid));
+	for (unsigned int type = 0; type <= GONE + 1; type++) {
+		for (unsigned int status = 0; status < 12; status++) {
+			for (unsigned int length = 0; length <= BODY; length += 8) {
+				struct message m = {
+					.version = 1,
+					.type = type,
+					.flags = ANSWER,
+					.status = status == 11 ? 0x80 : status,
+					.length = htobe16(length),
+					.src_qpn = htobe32(pair->owner.qp->qp_num),
+					.dst_qpn = htobe32(pair->peer.qp->qp_num),
+					.tid = htobe64(++self->tid),
+				};
+
+				m.faulted.nr_words = htobe32((length - 16) / 8);
+				m.faulted.hold_id = htobe64(self->tid);
+				ASSERT_EQ(0, send_message(&to_peer, &m));
+			}
+		}
+	}
+	/* A region that is said to be gone: the peer is told of those that it knows only. */
+	deadline = np_now_ms() + NP_WAIT_MS;
+	for (int known = 0; !(told = np_next_event(&pair->peer, &event, known ? 200 : 0)); known = 1) {
+		struct message m = {
+			.version = 1,
+			.type = GONE,
+			.length = htobe16(16),
+			.src_qpn = htobe32(pair->owner.qp->qp_num),
+			.dst_qpn = htobe32(pair->peer.qp->qp_num),
+			.tid = htobe64(++self->tid),
+			.forget.region_id = htobe64(pair->info.region_id + 1000 * !known),
+		};
+
+		ASSERT_EQ(0, send_message(&to_peer, &m));
+		ASSERT_GT(deadline, np_now_ms());
+	}
+	ASSERT_EQ(1, told);
+	EXPECT_EQ(NP_EVENT_REGION_GONE, event.type);
+	EXPECT_EQ(pair->info.region_id, event.region_id);
+	EXPECT_EQ(0, np_next_event(&pair->peer, &event, 0));
+	/* It was a lie of the owner's own kernel, and harms only its own region. */
+	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_TRUE(np_wait_until(!held(pair)));
+}
+
+TEST_F(wire, hold_ids_are_not_guessed)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, PAGE, 3 * PAGE, NP_FAULT_HOLD, &event));
+	for (unsigned int i = 0; i < 256; i++) {
+		struct message m = header(pair, RELEASE, ++self->tid);
+
+		m.length = htobe16(8);
+		m.hold_id = htobe64(i < 64 ? event.hold_id ^ 1ULL << i : i - 64);
+		SEND_FROM(peer, &m);
+		/* The right one, but from another port. */
+		m.hold_id = htobe64(event.hold_id);
+		SEND_FROM(owner, &m);
+	}
+	/* Not EXPECT_OBEYED(), which waits until nothing is held. The fence holds another page. */
+	ASSERT_TRUE(fence(pair, &self->peer, &self->tid));
+	ASSERT_TRUE(fence(pair, &self->peer, &self->tid));
+	EXPECT_LE(3, held(pair));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_TRUE(np_wait_until(!held(pair)));
+}
+
+/* --- at random, beside true traffic --------------------------------------------------------------- */
+
+static uint64_t next_random(uint64_t *seed)
+{
+	*seed ^= *seed << 13;
+	*seed ^= *seed >> 7;
+	*seed ^= *seed << 17;
+	return *seed;
+}
+
+struct storm {
+	struct port *ports[2];
+	struct np_pair *pair;
+	uint64_t seed;
+	atomic_ulong sent;
+	atomic_bool stop;
+	atomic_int err;
+};
+
+/* At least so many messages, and so much traffic beside them. */
+#define STORM	5000
+#define ROUNDS	30
+
+/* True messages with some bytes changed; some of them twice, some from elsewhere. */
+static void *storm(void *arg)
+{
+	struct storm *s = arg;
+	uint64_t tid = 1 << 20;
+
+	while (!atomic_load(&s->stop) && !s->err) {
+		uint64_t r = next_random(&s->seed);
+		struct message m = make_fault(s->pair, r % LANES, ++tid);
+		uint8_t *bytes = (uint8_t *)&m;
+
+		m.fault.flags = htobe32(r >> 8 & 3);
+		switch (r >> 16 & 7) {
+		case 0:
+			m = header(s->pair, RELEASE, tid);
+			m.length = htobe16(8);
+			m.hold_id = next_random(&s->seed);
+			break;
+		case 1:
+			m = header(s->pair, RESOLVE, tid);
+			m.length = htobe16(8);
+			m.resolve.rkey = r & 1 << 20 ? htobe32(s->pair->mr->rkey) : r;
+			break;
+		case 2:
+			/* Of a QP that is nobody's peer. */
+			m.dst_qpn = next_random(&s->seed) & 0xffffff00;
+			break;
+		case 3:
+			m.incarnation = next_random(&s->seed);
+			break;
+		case 4:
+			m.flags = ANSWER;
+			break;
+		}
+		for (unsigned int n = r >> 32 & 3; n; n--) {
+			uint64_t at = next_random(&s->seed);
+
+			/* Not FORGET of the true keys: that is the peer's kernel's right. */
+			bytes[at % SIZE] = at >> 32;
+		}
+		if (m.type == FORGET)
+			m.type = FAULT;
+		for (unsigned int n = (r >> 40 & 7) == 7 ? 3 : 1; n && !s->err; n--, s->sent++)
+			s->err = send_message(s->ports[r >> 48 & 1], &m);
+	}
+	return NULL;
+}
+
+TEST_F(wire, forged_messages_at_random_leave_true_traffic_alone)
+{
+	struct np_pair *pair = &self->pair, other = {};
+	const char *chosen = getenv("NPRDMA_SEED");
+	struct storm s = {
+		.ports = { &self->peer, &self->owner },
+		.pair = pair,
+		.seed = chosen ? strtoull(chosen, NULL, 0) : (np_now_ms() * 0x9e3779b97f4a7c15ULL) | 1,
+	};
+	unsigned long rounds = 0;
+	uint64_t seed = s.seed;
+	pthread_t thread;
+
+	TH_LOG("NPRDMA_SEED=%#lx", seed);
+	/* True traffic of others. */
+	ASSERT_EQ(0, np_open(&other.owner, NP_OWNER_DEV, PAGE));
+	ASSERT_EQ(0, np_open(&other.peer, NP_PEER_DEV, NP_BUF_LEN));
+	ASSERT_EQ(0, np_connect(&other.owner, &other.peer));
+	ASSERT_EQ(0, np_pair_register(&other, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&other));
+	ASSERT_EQ(0, pthread_create(&thread, NULL, storm, &s));
+	while ((atomic_load(&s.sent) < STORM || rounds < ROUNDS) && !atomic_load(&s.err)) {
+		size_t page = rounds % NP_DATA_PAGES, off = page * PAGE;
+
+		ASSERT_EQ(0, np_read_proven(&other.peer, &other.info, 0, off, PAGE));
+		ASSERT_EQ(-1, np_differs(other.peer.buf, PAGE, page));
+		ASSERT_EQ(0, np_write_proven(&other.peer, &other.info, 0, off, PAGE));
+		rounds++;
+	}
+	atomic_store(&s.stop, true);
+	ASSERT_EQ(0, pthread_join(thread, NULL));
+	EXPECT_EQ(0, s.err);
+	TH_LOG("%lu messages, %lu rounds of traffic", atomic_load(&s.sent), rounds);
+	for (size_t i = 0; i < NP_DATA_PAGES; i++)
+		EXPECT_EQ(-1, np_differs(other.data + i * PAGE, PAGE, i));
+	/* No forged message writes memory, whatever it asked for. */
+	for (size_t i = 0; i < NP_DATA_PAGES; i++)
+		EXPECT_EQ(-1, np_differs(pair->data + i * PAGE, PAGE, i));
+	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	/* A hold whose RELEASE was lost in the storm lasts as long as the QP at most. */
+	ASSERT_EQ(0, np_qp_reset(pair->owner.qp));
+	EXPECT_TRUE(np_wait_until(!held(pair)));
+}
+
+TEST_HARNESS_MAIN
