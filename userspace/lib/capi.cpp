@@ -179,10 +179,12 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 						   IBV_QP_STATE | IBV_QP_CAP | IBV_QP_MAX_QP_RD_ATOMIC, &init))
 			return refuse(error);
 		const bool rc = init.qp_type == IBV_QPT_RC;
+		const bool ready = state.qp_state == IBV_QPS_RTS;
 		if ((!rc && init.qp_type != IBV_QPT_UC && init.qp_type != IBV_QPT_UD) ||
-		    qp->send_cq != cq->verbs || (rc && !state.max_rd_atomic))
+		    qp->send_cq != cq->verbs || (rc && ready && !state.max_rd_atomic))
 			return refuse(EINVAL);
-		if (state.qp_state != IBV_QPS_RTS)
+		if (!ready && state.qp_state != IBV_QPS_RESET && state.qp_state != IBV_QPS_INIT &&
+		    state.qp_state != IBV_QPS_RTR)
 			return refuse(ENOTCONN);
 
 		std::uint32_t room;

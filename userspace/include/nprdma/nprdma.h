@@ -158,8 +158,8 @@ struct npr_cq *npr_attach_cq(struct npr_context *ctx, struct ibv_cq *cq);
 int npr_detach_cq(struct npr_cq *cq);
 
 /*
- * Take over the send queue of @qp, in RTS, whose send CQ is that of @cq and that has
- * nothing under way. @attr may be NULL. A UC or UD QP can use local buffers in
+ * Take over the send queue of @qp, in any state but SQD and those of errors, whose send CQ is
+ * that of @cq and that has nothing under way. @attr may be NULL. A UC or UD QP can use local buffers in
  * unpinned regions; unpinned regions of a peer it cannot reach, as nothing that it
  * sends is answered.
  */

@@ -1,0 +1,78 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Programs that know nothing of unpinned regions, with libnprdma-preload.so: those of
+# rdma-core and perftest, as Debian has them, between two HCAs of one host. Prints TAP.
+set -uo pipefail
+
+preload=@LIBNPRDMA@/libnprdma-preload.so
+tests=(
+	"ibv_rc_pingpong -n 100"
+	"ibv_rc_pingpong -n 100 -e"
+	"ibv_uc_pingpong -n 100"
+	"ibv_ud_pingpong -n 100"
+	"ibv_srq_pingpong -n 100"
+	"ib_write_bw -n 100"
+	"ib_write_bw -n 100 --use_old_post_send"
+	"ib_write_lat -n 100"
+	"ib_read_bw -n 100"
+	"ib_read_lat -n 100"
+	"ib_send_bw -n 100"
+	"ib_send_bw -n 100 -e"
+	"ib_send_lat -n 100"
+	"ib_atomic_bw -n 100"
+)
+number=0
+failed=0
+logs=$(mktemp -d)
+
+# run SERVER-COMMAND... -- CLIENT-COMMAND...: both have to succeed
+run() {
+	local server=() client
+
+	while [ "$1" != -- ]; do
+		server+=("$1")
+		shift
+	done
+	shift
+	client=("$@")
+	timeout 120 "${server[@]}" -d mlx5_0 >"$logs/server" 2>&1 &
+	# It listens when its port is open, or has failed.
+	until ss -Hltn 'sport = :18515' | grep -q . || ! kill -0 $! 2>/dev/null; do
+		sleep 0.1
+	done
+	timeout 120 "${client[@]}" -d mlx5_1 localhost >"$logs/client" 2>&1
+	local status=$?
+	wait $! && [ $status -eq 0 ]
+}
+
+result() {
+	number=$((number + 1))
+	if [ "$1" -eq 0 ]; then
+		echo "ok $number $2"
+	else
+		echo "not ok $number $2"
+		sed 's/^/# server: /' "$logs/server"
+		sed 's/^/# client: /' "$logs/client"
+		failed=1
+	fi
+}
+
+ip link set lo up
+chmod 666 /dev/infiniband/uverbs*
+echo TAP version 13
+echo "1..$((${#tests[@]} + 2))"
+for t in "${tests[@]}"; do
+	read -ra command <<<"$t"
+	run env "LD_PRELOAD=$preload" "${command[@]}" -- env "LD_PRELOAD=$preload" "${command[@]}"
+	result $? "$t"
+done
+
+# The owner of 16 MiB that are written to may lock 4 MiB.
+poor=(setpriv --reuid 65534 --clear-groups --bounding-set=-all prlimit --memlock=4194304)
+big=(ib_write_bw -n 5 -s 8388608 -t 2)
+if run "${poor[@]}" "${big[@]}" -- "${big[@]}"; then status=1; else status=0; fi
+result "$status" "pinned regions need to be allowed"
+run "${poor[@]}" env "LD_PRELOAD=$preload" "${big[@]}" -- env "LD_PRELOAD=$preload" "${big[@]}"
+result $? "unpinned regions need no such thing"
+exit $failed

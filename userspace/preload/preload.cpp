@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * libnprdma for applications that do not know it: loaded with LD_PRELOAD, it registers
+ * their regions unpinned and lets the library carry out what they do with them.
+ *
+ * Functions of libibverbs are replaced by ours of the same name. What verbs.h has as
+ * inline functions are calls through pointers in struct ibv_context and verbs_context,
+ * which are per device: those are replaced when a device is opened. The library itself
+ * uses the same functions and pointers; inside() tells the two apart.
+ *
+ * An object that the library does not take (a type of QP, a CQ with attributes) is left
+ * to the provider: it works, but not with unpinned regions, which fail closed.
+ */
+#include <nprdma/nprdma.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <mutex>
+#include <new>
+#include <poll.h>
+#include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+/* Macros that choose between functions; these here are the functions. */
+#undef ibv_reg_mr
+#undef ibv_reg_mr_iova
+
+#define NPR_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+/* --- what is behind us ------------------------------------------------- */
+
+template <class F>
+F *real(const char *name, const char *version)
+{
+	void *const f = dlvsym(RTLD_NEXT, name, version);
+
+	if (!f) {
+		std::fprintf(stderr, "libnprdma-preload: libibverbs has no %s@%s\n", name, version);
+		std::abort();
+	}
+	return reinterpret_cast<F *>(f);
+}
+
+#define REAL(name, version) decltype(::name) *const name = real<decltype(::name)>(#name, version)
+
+struct functions {
+	REAL(ibv_open_device, "IBVERBS_1.1");
+	REAL(ibv_close_device, "IBVERBS_1.1");
+	REAL(ibv_reg_mr, "IBVERBS_1.1");
+	REAL(ibv_reg_mr_iova, "IBVERBS_1.7");
+	REAL(ibv_reg_mr_iova2, "IBVERBS_1.8");
+	REAL(ibv_dereg_mr, "IBVERBS_1.1");
+	REAL(ibv_create_cq, "IBVERBS_1.1");
+	REAL(ibv_destroy_cq, "IBVERBS_1.1");
+	REAL(ibv_get_cq_event, "IBVERBS_1.1");
+	REAL(ibv_ack_cq_events, "IBVERBS_1.1");
+	REAL(ibv_create_srq, "IBVERBS_1.1");
+	REAL(ibv_destroy_srq, "IBVERBS_1.1");
+	REAL(ibv_create_qp, "IBVERBS_1.1");
+	REAL(ibv_destroy_qp, "IBVERBS_1.1");
+	REAL(ibv_modify_qp, "IBVERBS_1.1");
+	REAL(ibv_qp_to_qp_ex, "IBVERBS_1.6");
+};
+
+#undef REAL
+
+const functions &verbs()
+{
+	static const functions f;
+
+	return f;
+}
+
+/* True while the library is at work: what it calls is meant for libibverbs. */
+thread_local bool busy = false;
+
+class inside {
+public:
+	inside() noexcept : before_(std::exchange(busy, true)) {}
+	inside(const inside &) = delete;
+	inside &operator=(const inside &) = delete;
+	~inside() { busy = before_; }
+
+private:
+	bool before_;
+};
+
+/* --- what is ours ------------------------------------------------------ */
+
+struct device {
+	ibv_context_ops ops; /* the provider's */
+	decltype(verbs_context::create_qp_ex) create_qp_ex;
+	npr_context *lib;
+};
+
+struct queue {
+	npr_cq *lib;
+	unsigned int events; /* that only we have seen, not acknowledged yet */
+};
+
+/* All objects by those of verbs. The application orders use and destruction, as ever. */
+struct objects {
+	std::shared_mutex mutex;
+	std::unordered_map<ibv_context *, device> devices;
+	std::unordered_map<ibv_cq *, queue> cqs;
+	std::unordered_map<ibv_qp *, npr_qp *> qps;
+	std::unordered_map<ibv_srq *, npr_srq *> srqs;
+	std::unordered_set<ibv_mr *> mrs;
+};
+
+objects &all()
+{
+	/* Never destroyed: applications use verbs until the very end. */
+	static objects &o = *new objects;
+
+	return o;
+}
+
+/* The library's object, or null. */
+template <class Map, class Key>
+typename Map::mapped_type find(const Map &map, Key *key)
+{
+	const std::shared_lock lock(all().mutex);
+	const auto it = map.find(key);
+
+	return it == map.end() ? typename Map::mapped_type{} : it->second;
+}
+
+device find_device(ibv_context *context)
+{
+	return find(all().devices, context);
+}
+
+/* False: no memory. */
+template <class Map, class Key, class Value>
+bool add(Map &map, Key *key, Value value)
+{
+	const std::lock_guard lock(all().mutex);
+
+	try {
+		map.insert_or_assign(key, value);
+		return true;
+	} catch (const std::bad_alloc &) {
+		return false;
+	}
+}
+
+/* Takes it out; null if it is not there. */
+template <class Map, class Key>
+typename Map::mapped_type take(Map &map, Key *key)
+{
+	const std::lock_guard lock(all().mutex);
+	const auto node = map.extract(key);
+
+	return node ? node.mapped() : typename Map::mapped_type{};
+}
+
+/* Some object of @context, or null. */
+template <class Map>
+auto any_of(const Map &map, ibv_context *context)
+{
+	const std::shared_lock lock(all().mutex);
+	const auto it = std::find_if(map.begin(), map.end(),
+				     [&](const auto &entry) { return entry.first->context == context; });
+
+	return it == map.end() ? nullptr : it->first;
+}
+
+/* NPRDMA_UNPINNED: regions of at least so many bytes; without it, all. */
+std::size_t threshold()
+{
+	static const std::size_t bytes = [] {
+		const char *s = std::getenv("NPRDMA_UNPINNED");
+		char *end;
+
+		if (!s || !*s)
+			return std::size_t{0};
+		errno = 0;
+		const unsigned long long n = std::strtoull(s, &end, 0);
+		if (*end || errno || *s == '-') {
+			std::fprintf(stderr, "libnprdma-preload: NPRDMA_UNPINNED is not a number of bytes: %s\n", s);
+			std::_Exit(64);
+		}
+		return static_cast<std::size_t>(n);
+	}();
+
+	return bytes;
+}
+
+/* --- calls through pointers -------------------------------------------- */
+
+int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
+{
+	npr_qp *const lib = busy ? nullptr : find(all().qps, qp);
+
+	if (!lib)
+		return find_device(qp->context).ops.post_send(qp, wr, bad);
+	const inside here;
+	return -npr_post_send(lib, wr, bad);
+}
+
+int post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
+{
+	npr_qp *const lib = busy ? nullptr : find(all().qps, qp);
+
+	if (!lib)
+		return find_device(qp->context).ops.post_recv(qp, wr, bad);
+	const inside here;
+	return -npr_post_recv(lib, wr, bad);
+}
+
+int post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
+{
+	npr_srq *const lib = busy ? nullptr : find(all().srqs, srq);
+
+	if (!lib)
+		return find_device(srq->context).ops.post_srq_recv(srq, wr, bad);
+	const inside here;
+	return -npr_post_srq_recv(lib, wr, bad);
+}
+
+int poll_cq(ibv_cq *cq, int n, ibv_wc *wc)
+{
+	npr_cq *const lib = busy ? nullptr : find(all().cqs, cq).lib;
+
+	if (!lib)
+		return find_device(cq->context).ops.poll_cq(cq, n, wc);
+	const inside here;
+	return npr_poll_cq(lib, n, wc);
+}
+
+int req_notify_cq(ibv_cq *cq, int solicited_only)
+{
+	npr_cq *const lib = busy ? nullptr : find(all().cqs, cq).lib;
+
+	if (!lib)
+		return find_device(cq->context).ops.req_notify_cq(cq, solicited_only);
+	const inside here;
+	return -npr_req_notify_cq(lib, solicited_only);
+}
+
+/* It posts by itself. */
+int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind)
+{
+	if (find(all().qps, qp))
+		return EOPNOTSUPP;
+	return find_device(qp->context).ops.bind_mw(qp, mw, bind);
+}
+
+/* --- queue pairs -------------------------------------------------------- */
+
+/* Of all extended QPs; ibv_wr_*() does not come by here otherwise. */
+int (*complete)(ibv_qp_ex *);
+
+int wr_complete(ibv_qp_ex *qp)
+{
+	const inside here;
+
+	return complete(qp);
+}
+
+/* What it cannot take is the provider's alone. */
+void attach(ibv_qp *qp)
+{
+	npr_cq *const cq = find(all().cqs, qp->send_cq).lib;
+
+	if (!cq || !find(all().cqs, qp->recv_cq).lib)
+		return;
+	const inside here;
+	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
+	if (!lib)
+		return;
+	ibv_qp_ex *const ex = npr_qp_to_qp_ex(lib);
+	{
+		const std::lock_guard lock(all().mutex);
+		complete = ex->wr_complete;
+	}
+	ex->wr_complete = wr_complete;
+	if (!add(all().qps, qp, lib))
+		(void)npr_detach_qp(lib);
+}
+
+void detach(ibv_qp *qp)
+{
+	const inside here;
+
+	if (npr_qp *const lib = take(all().qps, qp))
+		(void)npr_detach_qp(lib);
+}
+
+/*
+ * @create(cap) makes a QP. The library needs two entries of the send queue for a WRITE, so
+ * there are twice as many, if the device has them.
+ */
+template <class F>
+ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
+{
+	const ibv_qp_cap asked = cap;
+
+	cap.max_send_wr = std::max(2 * asked.max_send_wr, 4U);
+	if (ibv_qp *const qp = create())
+		return qp;
+	cap = asked;
+	return create();
+}
+
+ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
+{
+	const device d = find_device(context);
+	const bool ours = !busy && (attr->qp_type == IBV_QPT_RC || attr->qp_type == IBV_QPT_UC ||
+				    attr->qp_type == IBV_QPT_UD);
+
+	if (!ours)
+		return d.create_qp_ex(context, attr);
+	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
+	if (qp)
+		attach(qp);
+	return qp;
+}
+
+} // namespace
+
+/* --- functions of libibverbs -------------------------------------------- */
+
+NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
+{
+	ibv_context *const context = verbs().ibv_open_device(dev);
+	verbs_context *const extended = context ? verbs_get_ctx(context) : nullptr;
+
+	if (!context)
+		return context;
+	const inside here;
+	device d{context->ops, extended ? extended->create_qp_ex : nullptr, npr_open(context, 0)};
+	if (!d.lib) {
+		std::fprintf(stderr, "libnprdma-preload: %s has no unpinned regions (%m): left as it is\n",
+			     ibv_get_device_name(dev));
+		return context;
+	}
+	if (!add(all().devices, context, d)) {
+		(void)npr_close(d.lib);
+		return context;
+	}
+	context->ops.post_send = post_send;
+	context->ops.post_recv = post_recv;
+	context->ops.post_srq_recv = post_srq_recv;
+	context->ops.poll_cq = poll_cq;
+	context->ops.req_notify_cq = req_notify_cq;
+	context->ops.bind_mw = bind_mw;
+	if (d.create_qp_ex)
+		extended->create_qp_ex = create_qp_ex;
+	return context;
+}
+
+NPR_EXPORT int ibv_close_device(ibv_context *context)
+{
+	const device d = find_device(context);
+
+	if (d.lib) {
+		const inside here;
+		/* Not every application destroys all it has before. */
+		while (ibv_qp *const qp = any_of(all().qps, context))
+			(void)npr_detach_qp(take(all().qps, qp));
+		while (ibv_srq *const srq = any_of(all().srqs, context))
+			(void)npr_detach_srq(take(all().srqs, srq));
+		while (ibv_cq *const cq = any_of(all().cqs, context))
+			(void)npr_detach_cq(take(all().cqs, cq).lib);
+		(void)npr_close(d.lib);
+		context->ops = d.ops;
+		if (d.create_qp_ex)
+			verbs_get_ctx(context)->create_qp_ex = d.create_qp_ex;
+		(void)take(all().devices, context);
+	}
+	return verbs().ibv_close_device(context);
+}
+
+NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+{
+	if (busy || length < threshold() || !find_device(pd->context).lib)
+		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
+	/* Relaxed ordering and the like need not be given. */
+	access &= ~unsigned{IBV_ACCESS_OPTIONAL_RANGE};
+	const inside here;
+	/* The library knows local buffers by their address. */
+	if (iova != reinterpret_cast<std::uintptr_t>(addr))
+		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access | IBV_ACCESS_UNPINNED);
+	ibv_mr *const mr = npr_reg_mr(pd, addr, length, static_cast<int>(access));
+	if (!mr)
+		return mr;
+	try {
+		const std::lock_guard lock(all().mutex);
+		all().mrs.insert(mr);
+	} catch (const std::bad_alloc &) {
+		(void)npr_dereg_mr(mr);
+		errno = ENOMEM;
+		return nullptr;
+	}
+	return mr;
+}
+
+NPR_EXPORT ibv_mr *ibv_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
+{
+	if (busy)
+		return verbs().ibv_reg_mr(pd, addr, length, access);
+	return ibv_reg_mr_iova2(pd, addr, length, reinterpret_cast<std::uintptr_t>(addr),
+				static_cast<unsigned int>(access));
+}
+
+NPR_EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, iova, static_cast<unsigned int>(access));
+}
+
+NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
+{
+	if (busy)
+		return verbs().ibv_dereg_mr(mr);
+	{
+		const std::lock_guard lock(all().mutex);
+		if (!all().mrs.erase(mr))
+			return verbs().ibv_dereg_mr(mr);
+	}
+	const inside here;
+	return -npr_dereg_mr(mr);
+}
+
+NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context, ibv_comp_channel *channel,
+				 int comp_vector)
+{
+	const device d = find_device(context);
+
+	if (busy || !d.lib || cqe < 0 || cqe > 1 << 24)
+		return verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
+	const inside here;
+	/* The library's own completions need room as well. */
+	ibv_cq *cq = verbs().ibv_create_cq(context, 2 * cqe + 64, cq_context, channel, comp_vector);
+	if (!cq)
+		cq = verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
+	npr_cq *const lib = cq ? npr_attach_cq(d.lib, cq) : nullptr;
+	if (lib && !add(all().cqs, cq, queue{lib, 0}))
+		(void)npr_detach_cq(lib);
+	return cq;
+}
+
+NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
+{
+	const queue q = find(all().cqs, cq);
+
+	if (q.lib) {
+		const inside here;
+		if (npr_detach_cq(q.lib))
+			return EBUSY;
+		(void)take(all().cqs, cq);
+	}
+	return verbs().ibv_destroy_cq(cq);
+}
+
+/* Something may have happened that only the library can tell: that is an event, too. */
+NPR_EXPORT int ibv_get_cq_event(ibv_comp_channel *channel, ibv_cq **cq, void **cq_context)
+{
+	std::vector<pollfd> fds;
+	std::vector<ibv_cq *> cqs;
+
+	try {
+		const std::shared_lock lock(all().mutex);
+		fds.push_back({channel->fd, POLLIN, 0});
+		for (const auto &[key, q] : all().cqs) {
+			if (key->channel != channel)
+				continue;
+			fds.push_back({npr_get_fd(q.lib), POLLIN, 0});
+			cqs.push_back(key);
+		}
+	} catch (const std::bad_alloc &) {
+		errno = ENOMEM;
+		return -1;
+	}
+	if (cqs.empty())
+		return verbs().ibv_get_cq_event(channel, cq, cq_context);
+	const int flags = fcntl(channel->fd, F_GETFL);
+	const int ready = poll(fds.data(), fds.size(), flags >= 0 && flags & O_NONBLOCK ? 0 : -1);
+	if (ready < 0)
+		return -1;
+	if (!ready || fds[0].revents)
+		return verbs().ibv_get_cq_event(channel, cq, cq_context);
+	const std::lock_guard lock(all().mutex);
+	for (std::size_t i = 0; i < cqs.size(); ++i) {
+		if (!fds[i + 1].revents)
+			continue;
+		++all().cqs.at(cqs[i]).events;
+		*cq = cqs[i];
+		*cq_context = cqs[i]->cq_context;
+		return 0;
+	}
+	errno = EAGAIN;
+	return -1;
+}
+
+NPR_EXPORT void ibv_ack_cq_events(ibv_cq *cq, unsigned int n)
+{
+	{
+		const std::lock_guard lock(all().mutex);
+		if (const auto it = all().cqs.find(cq); it != all().cqs.end()) {
+			const unsigned int ours = std::min(n, it->second.events);
+			it->second.events -= ours;
+			n -= ours;
+		}
+	}
+	if (n)
+		verbs().ibv_ack_cq_events(cq, n);
+}
+
+NPR_EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *attr)
+{
+	ibv_srq *const srq = verbs().ibv_create_srq(pd, attr);
+	const device d = find_device(pd->context);
+
+	if (!srq || !d.lib || busy)
+		return srq;
+	const inside here;
+	npr_srq *const lib = npr_attach_srq(d.lib, srq);
+	if (lib && !add(all().srqs, srq, lib))
+		(void)npr_detach_srq(lib);
+	return srq;
+}
+
+NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
+{
+	{
+		const inside here;
+		if (npr_srq *const lib = take(all().srqs, srq))
+			(void)npr_detach_srq(lib);
+	}
+	return verbs().ibv_destroy_srq(srq);
+}
+
+NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
+{
+	if (busy || !find_device(pd->context).lib)
+		return verbs().ibv_create_qp(pd, attr);
+	ibv_qp *const qp = create_larger(attr->cap, [&] {
+		const inside here;
+		return verbs().ibv_create_qp(pd, attr);
+	});
+	if (qp)
+		attach(qp);
+	return qp;
+}
+
+NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
+{
+	detach(qp);
+	return verbs().ibv_destroy_qp(qp);
+}
+
+NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
+{
+	const bool reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET && find(all().qps, qp);
+
+	if (reset)
+		detach(qp);
+
+	ibv_qp_attr a = *attr;
+	if (!busy && qp->qp_type == IBV_QPT_RC && find(all().qps, qp)) {
+		/* WRITEs and atomics are proven by a READ: peers need to, and we. */
+		if (mask & IBV_QP_ACCESS_FLAGS && a.qp_access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
+			a.qp_access_flags |= IBV_ACCESS_REMOTE_READ;
+		if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+			a.max_dest_rd_atomic = std::max<std::uint8_t>(a.max_dest_rd_atomic, 1);
+		if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+			a.max_rd_atomic = std::max<std::uint8_t>(a.max_rd_atomic, 1);
+	}
+	const int rc = verbs().ibv_modify_qp(qp, &a, mask);
+	if (reset && !rc)
+		attach(qp);
+	return rc;
+}
+
+NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
+{
+	npr_qp *const lib = busy ? nullptr : find(all().qps, qp);
+
+	return lib ? npr_qp_to_qp_ex(lib) : verbs().ibv_qp_to_qp_ex(qp);
+}
