@@ -140,6 +140,7 @@ static int side_start(struct side *s, const struct variant *v, bool pinned)
 	};
 
 	s->pinned = pinned;
+	s->lqp = NULL;
 	for (int k = 0; k < 2; k++) {
 		s->channel[k] = ibv_create_comp_channel(s->ctx);
 		if (!s->channel[k])
@@ -173,6 +174,12 @@ static int side_start(struct side *s, const struct variant *v, bool pinned)
 		attr.qp_access_flags = NP_RIGHTS & ~IBV_ACCESS_LOCAL_WRITE;
 	else if (v->type == IBV_QPT_UC)
 		attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+	/* Before or after it is connected: applications do either. */
+	if (!pinned && v->ex) {
+		s->lqp = npr_attach_qp(s->lcq[0], s->qp, NULL);
+		if (!s->lqp)
+			return -errno;
+	}
 	return -ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 			      (v->type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 }
@@ -208,7 +215,7 @@ static int side_connect(struct side *s, const struct side *to, unsigned int rnr_
 		mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 			IBV_QP_MAX_QP_RD_ATOMIC;
 	ret = ibv_modify_qp(s->qp, &attr, mask);
-	if (ret || s->pinned)
+	if (ret || s->pinned || s->lqp)
 		return -ret;
 	s->lqp = npr_attach_qp(s->lcq[0], s->qp, NULL);
 	return s->lqp ? 0 : -errno;
@@ -220,6 +227,7 @@ static int side_end(struct side *s)
 
 	if (!s->pinned)
 		ret |= npr_detach_qp(s->lqp);
+	s->lqp = NULL;
 	ret |= ibv_destroy_qp(s->qp);
 	if (s->srq) {
 		if (!s->pinned)
