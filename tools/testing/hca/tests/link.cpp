@@ -456,7 +456,7 @@ const faults good{}, losing{"losing", 30000}, doubling{"doubling", 0, 200000},
 	bad{"bad", 30000, 50000, 100000, 200000};
 
 INSTANTIATE_TEST_SUITE_P(link, faulty,
-			 ::testing::Combine(::testing::Values(good, losing, doubling, late, very_late, bad), ::testing::Range(0, 20)),
+			 ::testing::Combine(::testing::Values(good, losing, doubling, late, very_late, bad), ::testing::Range(0, 6)),
 			 [](const auto &info) {
 				 return std::string(std::get<0>(info.param).name) + "_" + std::to_string(std::get<1>(info.param));
 			 });
