@@ -117,8 +117,12 @@ static void np_aging_work(struct work_struct *work)
 
 	mutex_lock(&aging->lock);
 	llist_for_each_entry_safe(slot, next, todo, node) {
-		/* Whoever ages a page from now on queues the slot again */
+		/*
+		 * Whoever ages a page from now on queues the slot again; all before
+		 * is seen below.  Pairs with test_and_set_bit() in np_aging_ask().
+		 */
 		clear_bit(0, &slot->queued);
+		/* See above */
 		smp_mb__after_atomic();
 		for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
 			pages[i] = xchg(&slot->aged[i], 0);

@@ -885,55 +885,71 @@ static void np_fault_take_hold(struct np_fault *f)
 }
 
 /*
- * Pages that are to be held are pinned before we look, because nothing but the pin
- * makes them stay while we do: however hard memory is pressed, the next round
- * finds them.
+ * The lock is not to be dropped: userfaultfd would take that as leave to wait
+ * until the owner answers, and this is the worker of everybody's peers.
  */
-static int np_fault_pin(struct np_fault *f)
+static long np_pin_pages(struct np_fault *f, struct page **pages)
 {
 	unsigned int gup_flags = FOLL_LONGTERM;
 	unsigned int done = 0;
-	struct np_pin *pin;
 	long n = 0;
 
-	pin = kvzalloc(struct_size(pin, pages, f->npages), GFP_KERNEL_ACCOUNT);
-	if (!pin)
-		return -ENOMEM;
-	pin->npages = f->npages;
 	if (f->flags & NP_FAULT_WRITE)
 		gup_flags |= FOLL_WRITE;
-
-	/*
-	 * The lock is not to be dropped: userfaultfd would take that as leave to wait
-	 * until the owner answers, and this is the worker of everybody's peers.
-	 */
 	mmap_read_lock(f->mm);
 	while (done < f->npages) {
 		n = pin_user_pages_remote(f->mm,
 					  f->va + ((unsigned long)done << PAGE_SHIFT),
 					  f->npages - done, gup_flags,
-					  pin->pages + done, NULL);
+					  pages + done, NULL);
 		if (n <= 0)
 			break;
 		done += n;
 	}
 	mmap_read_unlock(f->mm);
-	if (done < f->npages) {
-		unpin_user_pages(pin->pages, done);
+	if (done == f->npages)
+		return 0;
+	unpin_user_pages(pages, done);
+	/* DAX: nothing may keep its file system from taking a page back */
+	if (n == -EOPNOTSUPP)
+		return -EFAULT;
+	return n ? n : -EFAULT;
+}
+
+/*
+ * Pages that are to be held are pinned before we look, because nothing but the pin
+ * makes them stay while we do: however hard memory is pressed, the next round
+ * finds them.
+ *
+ * Pages that must not be pinned where they are have to move first, and if somebody
+ * else has one in his hands just then, that is -ENOMEM, too.  Most likely he wants to
+ * pin it as well, so the second time we do that one after the other.
+ */
+static int np_fault_pin(struct np_fault *f)
+{
+	struct mutex *lock = &f->region->pin_lock;
+	struct np_pin *pin;
+	long ret;
+
+	pin = kvzalloc(struct_size(pin, pages, f->npages), GFP_KERNEL_ACCOUNT);
+	if (!pin)
+		return -ENOMEM;
+	pin->npages = f->npages;
+
+	ret = np_pin_pages(f, pin->pages);
+	if (ret == -ENOMEM) {
+		ret = mutex_lock_killable(lock);
+		if (!ret) {
+			ret = np_pin_pages(f, pin->pages);
+			mutex_unlock(lock);
+		}
+	}
+	f->no_memory = ret == -ENOMEM;
+	if (ret) {
 		kvfree(pin);
-		f->no_memory = n == -ENOMEM;
-		/* DAX: nothing may keep its file system from taking a page back */
-		if (n == -EOPNOTSUPP)
-			return -EFAULT;
-		/*
-		 * Pages that must not be pinned where they are have to move, and if
-		 * somebody else has one in his hands just then (to do the same, for
-		 * one) that is -ENOMEM, too.
-		 */
-		return f->no_memory ? -EBUSY : n ? n : -EFAULT;
+		return f->no_memory ? -EBUSY : ret;
 	}
 	f->pin = pin;
-	f->no_memory = false;
 	return 0;
 }
 

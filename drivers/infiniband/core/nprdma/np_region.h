@@ -9,6 +9,8 @@
  *     np_region.chunk_lock	which chunks exist; held across notifier insertion
  *       mmap_lock
  *       np_aging.lock	regions of an owner; held while pages are aged
+ *     np_region.pin_lock	holds whose pages have to be moved first
+ *       mmap_lock
  *     np_region.table_lock	pages of the residency table; held across iommu_split()
  *     np_chunk.lock		residency: words and leaves.  Taken by the notifier,
  *				so nothing that may enter reclaim runs under it;
@@ -246,6 +248,7 @@ struct np_owner {
  * @aging: of @mm; NULL until the first chunk is made
  * @aging_node: in its list
  * @table_lock: serialises changes of the residency table's leaves
+ * @pin_lock: taken by holds that could not pin at first
  * @hold_lock: protects @holds and the lists of pins
  * @holds: of this region
  * @count: statistics
@@ -283,6 +286,7 @@ struct np_region {
 
 	struct mutex table_lock;
 
+	struct mutex pin_lock;
 	spinlock_t hold_lock;
 	struct list_head holds;
 
