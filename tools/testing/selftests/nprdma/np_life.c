@@ -486,7 +486,7 @@ static void owner_process(int sock, bool leave_fds)
 	mine.addr = np_address(&pair.owner);
 	mine.rkey = pair.mr->rkey;
 	if (!say(sock, &mine) || !hear(sock, &theirs) ||
-	    np_qp_connect(pair.owner.qp, theirs.addr) || !say(sock, &mine))
+	    np_qp_connect(pair.owner.qp, theirs.addr))
 		_exit(2);
 	if (leave_fds && !fork()) {
 		/* Has the file descriptors, not the memory. */
@@ -495,6 +495,9 @@ static void owner_process(int sock, bool leave_fds)
 			;
 		_exit(0);
 	}
+	/* Not before: we may be killed from now on. */
+	if (!say(sock, &mine))
+		_exit(2);
 	for (;;) {
 		/* Move the memory, so that there is something to wait for. */
 		madvise(pair.data, NP_DATA_LEN, MADV_DONTNEED);
