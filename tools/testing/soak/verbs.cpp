@@ -2,43 +2,23 @@
 /* Making and connecting what a cell's two ends need; errors are exceptions. */
 #include "verbs.hpp"
 
-#include <cerrno>
-#include <system_error>
-
 namespace soak
 {
 
-namespace
-{
-
-[[noreturn]] void no(const char *what, int error = errno)
-{
-	throw std::system_error(error, std::generic_category(), what);
-}
-
-template <class T> own<T> need(T *p, const char *what)
-{
-	if (!p)
-		no(what);
-	return own<T>(p);
-}
-
-} // namespace
-
-device::device(const char *name) : verbs(need(np_open_device(name), "open the device"))
+device::device(const char *name) : verbs(rc::own(np_open_device(name), "open the device"))
 {
 	ibv_port_attr port{};
 
 	if (int error = ibv_query_port(verbs.get(), 1, &port))
-		no("ibv_query_port", error);
+		rc::fail(error, "ibv_query_port");
 	lid = port.lid;
-	pd = need(ibv_alloc_pd(verbs.get()), "ibv_alloc_pd");
+	pd = rc::own(ibv_alloc_pd(verbs.get()), "ibv_alloc_pd");
 	library.emplace(*verbs);
 }
 
 connection::connection(device &d, unsigned send, unsigned recv)
-    : channel(need(ibv_create_comp_channel(d.verbs.get()), "ibv_create_comp_channel")),
-      verbs_cq(need(ibv_create_cq(d.verbs.get(), static_cast<int>(4 * send + 2 * recv), nullptr, channel.get(), 0),
+    : channel(rc::own(ibv_create_comp_channel(d.verbs.get()), "ibv_create_comp_channel")),
+      verbs_cq(rc::own(ibv_create_cq(d.verbs.get(), static_cast<int>(4 * send + 2 * recv), nullptr, channel.get(), 0),
 		    "ibv_create_cq"))
 {
 	ibv_qp_init_attr init{};
@@ -51,7 +31,7 @@ connection::connection(device &d, unsigned send, unsigned recv)
 	init.cap.max_send_sge = 4;
 	init.cap.max_recv_sge = 2;
 	init.cap.max_inline_data = 64;
-	verbs_qp = need(ibv_create_qp(d.pd.get(), &init), "ibv_create_qp");
+	verbs_qp = rc::own(ibv_create_qp(d.pd.get(), &init), "ibv_create_qp");
 }
 
 void connection::attach(device &d, np_addr to, std::uint32_t flags)
@@ -59,7 +39,7 @@ void connection::attach(device &d, np_addr to, std::uint32_t flags)
 	npr_qp_attr attr{};
 
 	if (int error = np_qp_connect(verbs_qp.get(), to))
-		no("connect", -error);
+		rc::fail(-error, "connect");
 	attr.flags = flags;
 	cq.emplace(npr_attach_cq(d.library->get(), verbs_cq.get()));
 	qp.emplace(npr_attach_qp(cq->get(), verbs_qp.get(), &attr));
@@ -67,7 +47,7 @@ void connection::attach(device &d, np_addr to, std::uint32_t flags)
 
 own<ibv_mr> pin(device &d, void *memory, std::size_t length)
 {
-	return need(ibv_reg_mr(d.pd.get(), memory, length, IBV_ACCESS_LOCAL_WRITE), "ibv_reg_mr");
+	return rc::own(ibv_reg_mr(d.pd.get(), memory, length, IBV_ACCESS_LOCAL_WRITE), "ibv_reg_mr");
 }
 
 } // namespace soak

@@ -4,25 +4,16 @@
 #define NPRDMA_SOAK_VERBS_HPP
 
 #include "cell.hpp"
+#include "rc.hpp"
 
 #include <nprdma/nprdma.hpp>
 
-#include <memory>
 #include <optional>
 
 namespace soak
 {
 
-struct verbs_deleter {
-	void operator()(ibv_context *p) const noexcept { (void)ibv_close_device(p); }
-	void operator()(ibv_pd *p) const noexcept { (void)ibv_dealloc_pd(p); }
-	void operator()(ibv_cq *p) const noexcept { (void)ibv_destroy_cq(p); }
-	void operator()(ibv_comp_channel *p) const noexcept { (void)ibv_destroy_comp_channel(p); }
-	void operator()(ibv_qp *p) const noexcept { (void)ibv_destroy_qp(p); }
-	void operator()(ibv_mr *p) const noexcept { (void)ibv_dereg_mr(p); }
-};
-
-template <class T> using own = std::unique_ptr<T, verbs_deleter>;
+template <class T> using own = rc::handle<T>;
 
 struct device {
 	own<ibv_context> verbs;
