@@ -99,6 +99,18 @@ free:
 EXPORT_SYMBOL_GPL(np_local_hold);
 
 /**
+ * np_local_is_needed() - may work requests still use the pages?
+ * @local: of np_local_hold()
+ *
+ * Return: false if their keys do not exist any more.
+ */
+bool np_local_is_needed(struct np_local *local)
+{
+	return !np_region_is_gone(local->region);
+}
+EXPORT_SYMBOL_GPL(np_local_is_needed);
+
+/**
  * np_local_release() - the end of such a hold
  * @local: of np_local_hold(); freed
  *

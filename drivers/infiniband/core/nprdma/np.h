@@ -183,6 +183,7 @@ unsigned long np_hold_pages(const struct np_hold *hold);
  */
 struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 			       unsigned int flags, u64 *key_addr, u32 *lkey);
+bool np_local_is_needed(struct np_local *local);
 void np_local_release(struct np_local *local);
 
 /*

@@ -255,6 +255,14 @@ static int UVERBS_HANDLER(NP_METHOD_FORGET)(struct uverbs_attr_bundle *attrs)
 static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
 			   struct uverbs_attr_bundle *attrs)
 {
+	/*
+	 * When a process ends or a device goes, the youngest objects go first, and
+	 * that is the hold: older QPs may still execute what was posted under it.
+	 * The end of the region, of its keys above all, ends that. uverbs come round
+	 * again for what is busy.
+	 */
+	if (why != RDMA_REMOVE_DESTROY && np_local_is_needed(uobj->object))
+		return -EBUSY;
 	np_local_release(uobj->object);
 	return 0;
 }

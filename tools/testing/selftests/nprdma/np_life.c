@@ -653,6 +653,95 @@ TEST_F(apart, killed_peer_gives_back_its_holds)
 		TH_LOG("%lu pages held", (unsigned long)info.held_pages);
 }
 
+/* Many objects between its QP and its hold, so that there is time between their ends. */
+#define YOUNGER_MRS	500
+
+/* Never returns. Posts a SEND from unpinned memory, which nobody receives yet. */
+static void sender_process(int sock)
+{
+	struct hello mine = {}, theirs;
+	struct np_hold_info hold;
+	struct np_pair pair = {};
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+	char c;
+
+	if (np_open(&pair.owner, NP_OWNER_DEV, PAGE) || np_pair_register(&pair, NP_RIGHTS))
+		_exit(1);
+	mine.addr = np_address(&pair.owner);
+	if (!say(sock, &mine) || !hear(sock, &theirs) ||
+	    np_qp_connect(pair.owner.qp, theirs.addr))
+		_exit(2);
+	for (int i = 0; i < YOUNGER_MRS; i++)
+		if (!ibv_reg_mr(pair.owner.pd, pair.owner.buf, PAGE, IBV_ACCESS_LOCAL_WRITE))
+			_exit(3);
+	if (np_hold(pair.mr, (uintptr_t)pair.data, PAGE, 0, &hold) < 0)
+		_exit(4);
+	sge = (struct ibv_sge){ .addr = hold.addr, .length = PAGE, .lkey = hold.lkey };
+	if (ibv_post_send(pair.owner.qp, &wr, &bad) || !say(sock, &mine))
+		_exit(5);
+	for (;;)
+		if (recv(sock, &c, 1, 0) <= 0)
+			_exit(0);
+}
+
+/*
+ * The kernel takes the youngest objects of a process away first, and that is the hold.
+ * Its QP executes what was posted under it until its own end.
+ */
+TEST_F(apart, killed_sender_sends_what_it_meant_or_nothing)
+{
+	unsigned int received = 0;
+
+	for (int round = 0; round < 5; round++) {
+		struct np_end *peer = &self->end;
+		struct hello mine = {}, theirs;
+		struct ibv_recv_wr wr, *bad;
+		struct ibv_wc wc = {};
+		struct ibv_sge sge;
+		bool ended = false;
+		int sock[2], n;
+		long pinned;
+		pid_t pid;
+
+		ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock));
+		pid = np_fork();
+		ASSERT_LE(0, pid);
+		if (!pid)
+			sender_process(sock[1]);
+		close(sock[1]);
+		ASSERT_EQ(0, np_open(peer, NP_PEER_DEV, NP_BUF_LEN));
+		mine.addr = np_address(peer);
+		ASSERT_TRUE(hear(sock[0], &theirs));
+		ASSERT_EQ(0, np_qp_connect(peer->qp, theirs.addr));
+		ASSERT_TRUE(say(sock[0], &mine));
+		ASSERT_TRUE(hear(sock[0], &theirs));
+
+		pinned = np_pinned();
+		ASSERT_EQ(0, kill(pid, SIGKILL));
+		ASSERT_TRUE(np_wait_until(np_pinned() < pinned - 8));
+		sge = (struct ibv_sge){
+			.addr = (uintptr_t)peer->buf, .length = PAGE, .lkey = peer->mr->lkey
+		};
+		wr = (struct ibv_recv_wr){ .sg_list = &sge, .num_sge = 1 };
+		ASSERT_EQ(0, ibv_post_recv(peer->qp, &wr, &bad));
+		do {
+			ended = waitpid(pid, NULL, WNOHANG) == pid;
+			n = ibv_poll_cq(peer->cq, 1, &wc);
+		} while (!n && !ended);
+		if (n && wc.status == IBV_WC_SUCCESS) {
+			received++;
+			EXPECT_EQ(-1, np_differs(peer->buf, PAGE, 0));
+		}
+		if (!ended) {
+			ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+		}
+		EXPECT_EQ(0, np_close(peer));
+		close(sock[0]);
+	}
+	TH_LOG("received %u of 5 times", received);
+}
+
 TEST_F(apart, owner_that_exits_under_traffic_leaves_nothing)
 {
 	int ret;
