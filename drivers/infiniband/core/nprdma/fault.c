@@ -923,7 +923,8 @@ static long np_pin_pages(struct np_fault *f, struct page **pages)
  *
  * Pages that must not be pinned where they are have to move first, and if somebody
  * else has one in his hands just then, that is -ENOMEM, too.  Most likely he wants to
- * pin it as well, so the second time we do that one after the other.
+ * pin it as well, so the second time, and from then on, we do that one after the
+ * other: who tried the first way again would be in the way of the one whose turn it is.
  */
 static int np_fault_pin(struct np_fault *f)
 {
@@ -936,7 +937,7 @@ static int np_fault_pin(struct np_fault *f)
 		return -ENOMEM;
 	pin->npages = f->npages;
 
-	ret = np_pin_pages(f, pin->pages);
+	ret = f->no_memory ? -ENOMEM : np_pin_pages(f, pin->pages);
 	if (ret == -ENOMEM) {
 		ret = mutex_lock_killable(lock);
 		if (!ret) {
