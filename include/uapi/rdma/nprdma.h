@@ -259,7 +259,8 @@ struct np_mr_info {
 	__aligned_u64 pages_invalidated;
 	__aligned_u64 holds;		/* ever granted */
 	__aligned_u64 table_pages;	/* of the residency table, with memory */
-	__aligned_u64 reserved[4];
+	__aligned_u64 huge_leaves;	/* 2 MiB that peers reach through one leaf now */
+	__aligned_u64 reserved[3];
 };
 
 #endif /* _UAPI_RDMA_NPRDMA_H */

@@ -38,7 +38,14 @@
  * again; if it is another one, the fault waits for the holds to end.  What is stale
  * then becomes absent.  A held page that loses the right to be written is stale in
  * the write window only.
+ *
+ * What the CPU maps with one entry of 2 MiB becomes one leaf, too, and the first fault
+ * of any of its pages brings them all.  Such a slot is "huge": all of it goes at once,
+ * because a split allocates.  Nothing is lost by that, for the kernel announces the
+ * whole entry before it changes a part.  Under a hold pages part, so it splits the slot
+ * first, and as long as there is one no slot is huge.
  */
+#include <kunit/visibility.h>
 #include <linux/dma-mapping.h>
 #include <linux/hmm.h>
 #include <linux/hugetlb_inline.h>
@@ -82,6 +89,9 @@ struct np_pin {
  * @flags: NP_FAULT_*
  * @hold: or NULL
  * @pin: pages pinned for @hold, not yet on it
+ * @no_memory: said the last attempt to pin, if there was one
+ * @split_write: the write window's slot was split
+ * @huge: what the CPU maps with one entry becomes one leaf
  * @pfns: for HMM
  * @read: what the read window shall map to
  * @write: what the write window shall map to
@@ -95,9 +105,11 @@ struct np_fault {
 	unsigned int first;
 	unsigned int npages;
 	unsigned int flags;
-	bool no_memory;			/* said the last attempt to pin */
 	struct np_hold *hold;
 	struct np_pin *pin;
+	bool no_memory;
+	bool split_write;
+	bool huge;
 	unsigned long *pfns;
 	phys_addr_t *read;
 	phys_addr_t *write;
@@ -168,6 +180,21 @@ static void np_slot_fill(struct np_chunk *chunk, struct np_slot *slot,
 	WARN_ON_ONCE(np_window_fill(&region->read, va, end - first, inval));
 }
 
+static void np_slot_set_huge(struct np_region *region, struct np_slot *slot,
+			     bool huge)
+{
+	if (slot->huge == huge)
+		return;
+	WRITE_ONCE(slot->huge, huge);
+	atomic64_add(huge ? 1 : -1, &region->count.huge);
+}
+
+/* There may be no table any more. Pairs with the acquire in np_fault_try() */
+static void np_slot_merged(struct np_slot *slot)
+{
+	smp_store_release(&slot->merges, slot->merges + 1);
+}
+
 /* One store for 512 pages, and the tables are free again */
 static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 			  struct iommu_inval *inval)
@@ -175,10 +202,12 @@ static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 	unsigned long va = np_slot_va(chunk, slot);
 	struct np_region *region = chunk->region;
 
-	WARN_ON_ONCE(np_window_merge(&region->write, va, inval));
-	WARN_ON_ONCE(np_window_merge(&region->read, va, inval));
-	/* Pairs with the acquire in np_fault_try() */
-	smp_store_release(&slot->merges, slot->merges + 1);
+	WARN_ON_ONCE(np_window_merge(&region->write, va, region->write.absent,
+				     inval));
+	WARN_ON_ONCE(np_window_merge(&region->read, va, region->read.absent,
+				     inval));
+	np_slot_set_huge(region, slot, false);
+	np_slot_merged(slot);
 }
 
 /* The word of a held page becomes absent, its leaves stay */
@@ -207,6 +236,10 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 	if (!slot->resident && !(slot->held && how == NP_ABSENT_ALL) &&
 	    how != NP_ABSENT_UNDO)
 		return 0;
+	if (slot->huge) {
+		first = 0;
+		end = NP_SLOT_PAGES;
+	}
 
 	for (i = first; i < end; i++) {
 		if (!(slot->words[i] & NP_WORD_READABLE))
@@ -256,6 +289,10 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 	lockdep_assert_held(&chunk->lock);
 	if (!slot->writable)
 		return 0;
+	if (slot->huge) {
+		first = 0;
+		end = NP_SLOT_PAGES;
+	}
 
 	for (i = first; i < end; i++) {
 		if (!(slot->words[i] & NP_WORD_WRITABLE))
@@ -576,6 +613,7 @@ void np_region_age(struct np_region *region, unsigned long va,
 		atomic64_add(out, &region->count.pages_aged);
 	}
 }
+EXPORT_SYMBOL_IF_KUNIT(np_region_age);
 
 /**
  * np_region_free_chunks() - free what is known about residency
@@ -654,7 +692,9 @@ static int np_slot_prepare(struct np_fault *f)
 		if (ret)
 			return ret;
 	}
-	if (f->flags & NP_FAULT_WRITE) {
+	f->split_write = np_window_exists(&region->write) &&
+			 (f->flags & NP_FAULT_WRITE || READ_ONCE(slot->huge));
+	if (f->split_write) {
 		ret = np_window_split(&region->write, f->va);
 		if (ret)
 			return ret;
@@ -737,6 +777,39 @@ static int np_fault_look(struct np_fault *f, unsigned long seq)
 	return ret;
 }
 
+/* The first page of the slot, as HMM sees it */
+static unsigned long np_fault_slot_pfn(const struct np_fault *f)
+{
+	return (f->pfns[0] & ~HMM_PFN_FLAGS) - f->first;
+}
+
+/*
+ * Does one entry of the CPU's page table map the whole slot, and may one leaf do so,
+ * too? Not under a hold, which keeps pages where an invalidation takes others.
+ */
+static bool np_fault_is_huge(const struct np_fault *f)
+{
+	unsigned long want = HMM_PFN_VALID |
+			     (f->flags & NP_FAULT_WRITE ? HMM_PFN_WRITE : 0);
+	unsigned long va = ALIGN_DOWN(f->va, NP_SLOT_SIZE);
+	struct np_region *region = f->region;
+	unsigned long pfn = np_fault_slot_pfn(f);
+	unsigned int i;
+
+	/* The notifier speaks of the region's pages only */
+	if (f->hold || READ_ONCE(f->slot->held) ||
+	    va < (region->start & PAGE_MASK) ||
+	    va + NP_SLOT_SIZE > PAGE_ALIGN(region->start + region->length) ||
+	    !IS_ALIGNED(pfn, NP_SLOT_PAGES))
+		return false;
+	for (i = 0; i < f->npages; i++)
+		if ((f->pfns[i] & want) != want ||
+		    (f->pfns[i] & ~HMM_PFN_FLAGS) != pfn + f->first + i ||
+		    hmm_pfn_to_map_order(f->pfns[i]) < NP_SLOT_ORDER)
+			return false;
+	return true;
+}
+
 /* Do holds keep a leaf of the page that says something else than @pfn? */
 static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
 			       unsigned long pfn)
@@ -800,6 +873,32 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 	return work;
 }
 
+/* Likewise, if one leaf shall map the slot */
+static int np_fault_plan_huge(struct np_fault *f, struct page **undirty)
+{
+	bool write = f->flags & NP_FAULT_WRITE;
+	unsigned long pfn = np_fault_slot_pfn(f);
+	struct page *page;
+	unsigned int i;
+
+	if (f->slot->held)
+		return -EBUSY;
+	for (i = 0; i < f->npages; i++)
+		if (np_slot_lacks(f->slot, f->first + i, write))
+			break;
+	if (i == f->npages)
+		return 0;
+	if (!np_page_is_memory(pfn))
+		return -EFAULT;
+	page = pfn_to_page(pfn);
+	if (write && !np_page_make_dirty(page)) {
+		*undirty = page;
+		get_page(page);
+		return -EBUSY;
+	}
+	return 1;
+}
+
 /* Is there an entry that is not IOMMU_LEAF_KEEP? */
 static bool np_paddrs_any(const phys_addr_t *paddrs, unsigned int npages)
 {
@@ -858,6 +957,49 @@ static int np_fault_map(struct np_fault *f)
 	trace_np_residency(region->id, region->public_rkey, f->va, in,
 			   f->flags & NP_FAULT_WRITE ? NP_WORD_RIGHTS :
 						       NP_WORD_READABLE);
+	return in;
+}
+
+/* Steps 1 to 3 with one leaf for 512 pages */
+static int np_fault_map_huge(struct np_fault *f)
+{
+	u64 rights = NP_WORD_READABLE |
+		     (f->flags & NP_FAULT_WRITE ? NP_WORD_WRITABLE : 0);
+	phys_addr_t paddr = PFN_PHYS(np_fault_slot_pfn(f));
+	unsigned long va = np_slot_va(f->chunk, f->slot);
+	struct np_region *region = f->region;
+	struct np_slot *slot = f->slot;
+	struct iommu_inval inval;
+	unsigned int i, in = 0;
+	int ret = 0;
+
+	/* Whatever happens, a table that a fault has made for itself may be gone */
+	np_slot_set_huge(region, slot, true);
+	np_slot_merged(slot);
+
+	iommu_inval_init(&inval);
+	if (rights & NP_WORD_WRITABLE)
+		ret = np_window_merge(&region->write, va, paddr, &inval);
+	if (!ret)
+		ret = np_window_merge(&region->read, va, paddr, &inval);
+	if (ret)
+		np_slot_absent(f->chunk, slot, 0, NP_SLOT_PAGES, NP_ABSENT_UNDO,
+			       &inval);
+	iommu_inval_sync(region->read.domain, &inval);
+	if (ret)
+		return ret;
+
+	/* 3 after 2, as in np_fault_map() */
+	dma_wmb();
+	for (i = 0; i < NP_SLOT_PAGES; i++) {
+		u64 has = slot->words[i] & NP_WORD_RIGHTS;
+
+		if ((has & rights) == rights)
+			continue;
+		np_word_set(region, slot, i, has | rights);
+		in++;
+	}
+	trace_np_residency(region->id, region->public_rkey, va, in, rights);
 	return in;
 }
 
@@ -964,6 +1106,18 @@ static void np_fault_unpin(struct np_fault *f)
 	f->pin = NULL;
 }
 
+/* Under the lock: is the split undone? If it is not, there is no large leaf */
+static bool np_fault_has_tables(struct np_fault *f, unsigned int merges)
+{
+	if (f->slot->merges != merges)
+		return false;
+	if (f->slot->huge && np_window_exists(&f->region->write) &&
+	    !f->split_write)
+		return false;
+	np_slot_set_huge(f->region, f->slot, false);
+	return true;
+}
+
 /* One attempt. -EBUSY: memory changed meanwhile, look again */
 static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 {
@@ -978,27 +1132,33 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 		if (ret)
 			return ret;
 	}
-	/* Before the split, so that a merge that undoes it is noticed */
-	merges = smp_load_acquire(&slot->merges);
-	ret = np_slot_prepare(f);
-	if (ret)
-		return ret;
-
 	seq = mmu_interval_read_begin(&f->chunk->notifier);
 	ret = np_fault_look(f, seq);
 	if (ret)
 		return ret;
 
+	/* Before the split, so that a merge that undoes it is noticed */
+	merges = smp_load_acquire(&slot->merges);
+	f->huge = np_fault_is_huge(f);
+	if (!f->huge) {
+		ret = np_slot_prepare(f);
+		if (ret)
+			return ret;
+	}
+
 	mutex_lock(&f->chunk->lock);
 	if (f->chunk->dead)
 		ret = -ENXIO;
-	else if (slot->merges != merges ||
-		 mmu_interval_read_retry(&f->chunk->notifier, seq))
+	else if (mmu_interval_read_retry(&f->chunk->notifier, seq))
+		ret = -EBUSY;
+	else if (f->huge)
+		ret = np_fault_plan_huge(f, &undirty);
+	else if (!np_fault_has_tables(f, merges))
 		ret = -EBUSY;
 	else
 		ret = np_fault_plan(f, &undirty);
 	if (ret > 0)
-		ret = np_fault_map(f);
+		ret = f->huge ? np_fault_map_huge(f) : np_fault_map(f);
 	if (ret >= 0) {
 		if (f->pin)
 			np_fault_take_hold(f);
@@ -1129,7 +1289,9 @@ static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words
 	major = min_t(unsigned long, ret, current->maj_flt - maj_flt);
 	atomic64_add(major, &count->faults_major);
 	atomic64_add(ret - major, &count->faults_minor);
-	atomic64_add(f->npages - ret, &count->faults_noop);
+	/* One leaf may bring more than was asked for */
+	atomic64_add(f->npages - min_t(unsigned int, ret, f->npages),
+		     &count->faults_noop);
 	return 0;
 }
 

@@ -86,6 +86,7 @@ struct np_grant {
  * @resident: pages mapped in the read window now
  * @writable: of these, mapped in the write window too
  * @held: pages under at least one hold now
+ * @huge: slots of which peers reach the owner's memory through leaves of 2 MiB now
  * @faults_minor: pages that became resident without I/O
  * @faults_major: pages that had to be read first
  * @faults_noop: pages asked for that were resident already
@@ -101,6 +102,7 @@ struct np_stats {
 	u64 resident;
 	u64 writable;
 	u64 held;
+	u64 huge;
 	u64 faults_minor;
 	u64 faults_major;
 	u64 faults_noop;

@@ -141,18 +141,21 @@ struct np_slot_holds {
  *	anew would let a peer prove a WRITE that was lost
  * @holds: NULL until a page of the slot is first held
  * @merges: how often the slot was merged; tells a fault that its split is undone
+ * @huge: a leaf of 2 MiB may map the owner's memory: all of the slot becomes absent
+ *	at once, because a split allocates; then no page of it is held
  * @resident: pages with NP_WORD_READABLE
  * @writable: pages with NP_WORD_WRITABLE
  * @held: pages with a hold
  *
  * Protected by the chunk's lock.  @words and @holds change once, and are published
- * with release ordering; a fault looks at them, at words and at @merges without the
- * lock first.
+ * with release ordering; a fault looks at them, at words, @merges, @huge and @held
+ * without the lock first.
  */
 struct np_slot {
 	u64 *words;
 	struct np_slot_holds *holds;
 	unsigned int merges;
+	bool huge;
 	u16 resident;
 	u16 writable;
 	u16 held;
@@ -183,6 +186,7 @@ struct np_counters {
 	atomic64_t resident;
 	atomic64_t writable;
 	atomic64_t held;
+	atomic64_t huge;
 	atomic64_t faults_minor;
 	atomic64_t faults_major;
 	atomic64_t faults_noop;
@@ -331,7 +335,7 @@ int np_window_map(struct np_window *win, struct device *dev,
 void np_window_unmap(struct np_window *win);
 int np_window_fill(struct np_window *win, unsigned long va, unsigned long npages,
 		   struct iommu_inval *inval);
-int np_window_merge(struct np_window *win, unsigned long va,
+int np_window_merge(struct np_window *win, unsigned long va, phys_addr_t paddr,
 		    struct iommu_inval *inval);
 int np_window_pages(struct np_window *win, unsigned long va, unsigned int npages,
 		    const phys_addr_t *paddrs, struct iommu_inval *inval);

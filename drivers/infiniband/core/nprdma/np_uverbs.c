@@ -321,6 +321,7 @@ static int UVERBS_HANDLER(NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *attrs)
 	info.pages_invalidated = stats.pages_invalidated;
 	info.holds = stats.holds;
 	info.table_pages = stats.table_pages;
+	info.huge_leaves = stats.huge;
 	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_QUERY_MR_RESP,
 					     &info, sizeof(info));
 }

@@ -300,6 +300,7 @@ void np_region_stats(struct np_region *region, struct np_stats *stats)
 		.resident = atomic64_read(&count->resident),
 		.writable = atomic64_read(&count->writable),
 		.held = atomic64_read(&count->held),
+		.huge = atomic64_read(&count->huge),
 		.faults_minor = atomic64_read(&count->faults_minor),
 		.faults_major = atomic64_read(&count->faults_major),
 		.faults_noop = atomic64_read(&count->faults_noop),

@@ -33,7 +33,8 @@ int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 	    rdma_nl_put_driver_u64(msg, "region", np_region_id(mr->np)) ||
 	    rdma_nl_put_driver_u64(msg, "resident", stats.resident) ||
 	    rdma_nl_put_driver_u64(msg, "writable", stats.writable) ||
-	    rdma_nl_put_driver_u64(msg, "held", stats.held)) {
+	    rdma_nl_put_driver_u64(msg, "held", stats.held) ||
+	    rdma_nl_put_driver_u64(msg, "huge", stats.huge)) {
 		nla_nest_cancel(msg, table);
 		return -EMSGSIZE;
 	}

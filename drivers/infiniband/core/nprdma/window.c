@@ -139,21 +139,22 @@ int np_window_fill(struct np_window *win, unsigned long va, unsigned long npages
 }
 
 /**
- * np_window_merge() - make a slot one absent leaf
+ * np_window_merge() - make a slot one leaf
  * @win: window
  * @va: of the slot
+ * @paddr: 2 MiB that it shall map to: the owner's, or np_window.absent
  * @inval: what to iommu_inval_sync()
  *
  * Context: under the lock of the chunk. Never allocates.
  * Return: 0, or what the IOMMU driver says: a bug of ours.
  */
-int np_window_merge(struct np_window *win, unsigned long va,
+int np_window_merge(struct np_window *win, unsigned long va, phys_addr_t paddr,
 		    struct iommu_inval *inval)
 {
 	if (!np_window_exists(win))
 		return 0;
-	return iommu_merge_leaves(win->domain, np_window_iova(win, va), win->absent,
-			   win->prot, inval);
+	return iommu_merge_leaves(win->domain, np_window_iova(win, va), paddr,
+				  win->prot, inval);
 }
 
 /**

@@ -563,17 +563,73 @@ TEST_F(residency, owners_store_after_fork_reaches_the_peer)
 	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
 }
 
+/* The pair's data in huge pages. */
+static int map_huge(struct np_pair *pair)
+{
+	/* Where there were small pages there is a table, and no room for a huge one. */
+	if (mmap(pair->data, NP_DATA_LEN, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != pair->data ||
+	    madvise(pair->data, NP_DATA_LEN, MADV_HUGEPAGE))
+		return -errno;
+	for (size_t i = 0; i < NP_DATA_PAGES; i++)
+		np_fill(pair->data + i * PAGE, PAGE, i);
+	return 0;
+}
+
+static long huge_leaves(struct np_pair *pair)
+{
+	struct np_mr_info info;
+
+	return np_query_mr(pair->mr, &info) ?: (long)info.huge_leaves;
+}
+
+TEST_F(residency, huge_page_is_one_leaf)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+	struct np_mr_info info;
+	uint64_t word;
+
+	ASSERT_EQ(0, map_huge(pair));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 9 * PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
+	EXPECT_EQ(1, info.huge_leaves);
+	EXPECT_EQ(512, info.resident_pages);
+	EXPECT_EQ(512, info.writable_pages);
+	/* With one fault. */
+	ASSERT_EQ(0, np_pair_read(pair, 0, HUGE_PAGE));
+	for (size_t i = 0; i < 512; i++) {
+		ASSERT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, i));
+	}
+	np_fill(pair->peer.buf, PAGE, 77);
+	ASSERT_EQ(0, np_word(&pair->peer, &pair->info, 300 * PAGE, &word));
+	ASSERT_EQ(1, np_write_try(&pair->peer, &pair->info, 0, 300 * PAGE, PAGE,
+				  word, NULL));
+	EXPECT_EQ(-1, np_differs(pair->data + 300 * PAGE, PAGE, 77));
+
+	/* What is held is a page of its own. */
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 5 * PAGE, PAGE, NP_FAULT_HOLD, &event));
+	EXPECT_EQ(0, huge_leaves(pair));
+	ASSERT_EQ(0, np_pair_read(pair, 0, HUGE_PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf + 300 * PAGE, PAGE, 77));
+	ASSERT_EQ(0, madvise(pair->data, HUGE_PAGE, MADV_DONTNEED));
+	ASSERT_EQ(0, np_pair_read(pair, 0, HUGE_PAGE));
+	for (size_t i = 0; i < 512; i++) {
+		if (i == 5) {
+			EXPECT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, i));
+		} else {
+			ASSERT_TRUE(np_all(pair->peer.buf + i * PAGE, PAGE, pair->info.signature));
+		}
+	}
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+}
+
 TEST_F(residency, part_of_a_huge_page_can_go)
 {
 	struct np_pair *pair = &self->pair;
 	struct np_event event;
 
-	/* Where there were small pages there is a table, and no room for a huge one. */
-	ASSERT_EQ(pair->data, mmap(pair->data, NP_DATA_LEN, PROT_READ | PROT_WRITE,
-				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
-	ASSERT_EQ(0, madvise(pair->data, NP_DATA_LEN, MADV_HUGEPAGE));
-	for (size_t i = 0; i < NP_DATA_PAGES; i++)
-		np_fill(pair->data + i * PAGE, PAGE, i);
+	ASSERT_EQ(0, map_huge(pair));
 	EXPECT_LT(0, np_vmstat("thp_fault_alloc"));
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, NP_FAULT_WRITE, &event));
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, HUGE_PAGE, NP_FAULT_WRITE, &event));
@@ -581,7 +637,9 @@ TEST_F(residency, part_of_a_huge_page_can_go)
 	for (size_t i = 0; i < NP_DATA_PAGES; i++) {
 		ASSERT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, i));
 	}
+	EXPECT_EQ(2, huge_leaves(pair));
 	ASSERT_EQ(0, madvise(pair->data + 5 * PAGE, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(1, huge_leaves(pair));
 	ASSERT_EQ(0, np_pair_read(pair, 5 * PAGE, PAGE));
 	EXPECT_TRUE(np_signed(pair, PAGE));
 	for (size_t i = 0; i < NP_DATA_PAGES; i++) {
@@ -613,6 +671,7 @@ TEST_F(residency, collapse_into_a_huge_page_loses_nothing)
 		ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, i * PAGE, PAGE));
 		ASSERT_EQ(-1, np_differs(pair->peer.buf, PAGE, i == 7 ? 77 : i));
 	}
+	EXPECT_EQ(1, huge_leaves(pair));
 }
 
 TEST_F(residency, merged_pages_are_separated_before_a_write)

@@ -69,6 +69,7 @@ TEST_F(show, resource_says_what_is_resident_and_held)
 	EXPECT_EQ(7, value_of(line, "drv_resident"));
 	EXPECT_EQ(3, value_of(line, "drv_writable"));
 	EXPECT_EQ(2, value_of(line, "drv_held"));
+	EXPECT_EQ(0, value_of(line, "drv_huge"));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	/* A pinned region is what it always was. */
 	ASSERT_TRUE(find_line("rdma resource show mr -dd", NP_PEER_DEV, line, sizeof(line)));

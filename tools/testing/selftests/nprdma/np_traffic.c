@@ -51,6 +51,7 @@ struct traffic {
 	atomic_ulong minimum[PAGES];	/* older versions are gone */
 	unsigned long expected[PAGES];	/* last proven WRITE */
 	atomic_ulong churns;
+	atomic_ulong huge;		/* leaves of 2 MiB that were seen */
 	atomic_ulong ops;		/* READs and WRITEs, for the churner's pace */
 	unsigned long reads, writes, suspicious, faults, unproven;
 	unsigned long stale, torn, foreign;
@@ -141,6 +142,20 @@ static int write_file(const char *path, const char *text)
 	return fclose(f) ? -errno : 0;
 }
 
+/* Somebody needs a page of it, and with that comes all of it. */
+static void wait_for_huge_leaf(struct traffic *t)
+{
+	unsigned long ops = atomic_load(&t->ops) + 100;
+	struct np_mr_info info = {};
+
+	do {
+		if (np_query_mr(t->pair->mr, &info))
+			FAIL(t, errno);
+	} while (!info.huge_leaves && !atomic_load(&t->stop) && atomic_load(&t->ops) < ops);
+	if (info.huge_leaves)
+		atomic_fetch_add(&t->huge, 1);
+}
+
 static void churn_keep(struct traffic *t, enum churn how, unsigned int *seed)
 {
 	unsigned int page = next_random(seed) % PAGES;
@@ -167,7 +182,8 @@ static void churn_keep(struct traffic *t, enum churn how, unsigned int *seed)
 		break;
 	case CHURN_COLLAPSE:
 		/* Fails if somebody holds a page just now. */
-		madvise(t->pair->data, HUGE_PAGE, MADV_COLLAPSE);
+		if (!madvise(t->pair->data, HUGE_PAGE, MADV_COLLAPSE))
+			wait_for_huge_leaf(t);
 		/* Take it apart again. */
 		__attribute__((fallthrough));
 	case CHURN_PROTECT:
@@ -466,6 +482,8 @@ static bool enough(struct traffic *t, enum churn how)
 		return false;
 	if (how < CHURN_PAGEOUT)
 		return t->suspicious > 10 && t->faults > 10;
+	if (how == CHURN_COLLAPSE && atomic_load(&t->huge) < 3)
+		return false;
 	/* Whether compaction moves pages of ours is up to it: memory may be compact */
 	return t->writes > t->unproven + 30 && t->faults > (how == CHURN_COMPACT ? 0 : 3);
 }
@@ -490,8 +508,9 @@ TEST_F(traffic, reaches_the_right_page_or_none)
 		ASSERT_EQ(0, pthread_join(thread[i], NULL));
 	}
 
-	TH_LOG("%lu READs, %lu WRITEs, %lu changes of memory, %lu suspicious pages, %lu faults",
-	       t->reads, t->writes, atomic_load(&t->churns), t->suspicious, t->faults);
+	TH_LOG("%lu READs, %lu WRITEs, %lu changes of memory, %lu suspicious pages, %lu faults, %lu huge leaves seen",
+	       t->reads, t->writes, atomic_load(&t->churns), t->suspicious, t->faults,
+	       atomic_load(&t->huge));
 	EXPECT_EQ(0, atomic_load(&t->failed))
 		TH_LOG("line %d: error %d", atomic_load(&t->failed), atomic_load(&t->error));
 	EXPECT_EQ(0, t->stale)

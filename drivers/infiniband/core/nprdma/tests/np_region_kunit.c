@@ -161,6 +161,22 @@ static void fake_set(struct fake_iommu *fake, unsigned long iova, u64 *leaf,
 	fake->changes++;
 }
 
+static void fake_set_whole(struct fake_iommu *fake, unsigned long iova,
+			   struct fake_slot *slot, u64 new)
+{
+	u64 leaf;
+	int i;
+
+	if (slot->whole == new)
+		return;
+	for (i = 0; i < NP_SLOT_PAGES; i++) {
+		leaf = slot->whole + ((u64)i << PAGE_SHIFT);
+		fake_set(fake, iova + (i << PAGE_SHIFT), &leaf,
+			 new + ((u64)i << PAGE_SHIFT));
+	}
+	slot->whole = new;
+}
+
 static int fake_split(struct iommu_domain *domain, unsigned long iova, gfp_t gfp)
 {
 	struct fake_iommu *fake = to_fake(domain);
@@ -195,8 +211,14 @@ static int fake_merge(struct iommu_domain *domain, unsigned long iova,
 
 	if (!slot)
 		return -ENOENT;
-	if (!slot->leaf)
-		return slot->whole == fake_make(paddr, prot) ? 0 : -EINVAL;
+	if (fake->read_pages_error && !(prot & IOMMU_WRITE) &&
+	    fake->region && paddr != fake->region->read.absent)
+		return fake->read_pages_error;
+	if (!slot->leaf) {
+		fake_set_whole(fake, iova, slot, fake_make(paddr, prot));
+		iommu_inval_add(inval, iova, NP_SLOT_SIZE, false);
+		return 0;
+	}
 	for (i = 0; i < NP_SLOT_PAGES; i++)
 		fake_set(fake, iova + (i << PAGE_SHIFT), &slot->leaf[i],
 			 fake_make(paddr + (i << PAGE_SHIFT), prot));
@@ -254,11 +276,20 @@ static int fake_replace_fill(struct iommu_domain *domain, unsigned long iova,
 			     struct iommu_inval *inval)
 {
 	unsigned long end = iova + len;
+	struct fake_slot *slot;
 	int ret;
 
 	for (; iova < end; iova += PAGE_SIZE) {
 		u64 want = fake_make(paddr + (iova & (NP_SLOT_SIZE - 1)), prot);
 
+		slot = fake_slot(to_fake(domain), iova);
+		if (slot && !slot->leaf && IS_ALIGNED(iova, NP_SLOT_SIZE) &&
+		    end - iova >= NP_SLOT_SIZE) {
+			fake_set_whole(to_fake(domain), iova, slot, want);
+			iommu_inval_add(inval, iova, NP_SLOT_SIZE, false);
+			iova += NP_SLOT_SIZE - PAGE_SIZE;
+			continue;
+		}
 		if (fake_leaf(to_fake(domain), iova) == want)
 			continue;
 		ret = fake_replace(domain, iova, PAGE_SIZE, fake_paddr(want),
@@ -970,12 +1001,14 @@ static void np_generation_survives_a_merge(struct kunit *test)
 }
 
 /* Runs in the fault, so that what follows is as if another CPU had done it */
-static void np_unmap_other_page(struct fake_iommu *fake)
+static void np_age_other_page(struct fake_iommu *fake)
 {
 	struct np_test *t = container_of(fake, struct np_test, fake);
+	DECLARE_BITMAP(pages, NP_SLOT_PAGES) = {};
 
 	fake->on_split = NULL;
-	np_test_unmap(t, 3, 1);
+	__set_bit(3, pages);
+	np_region_age(t->region, t->va, pages);
 }
 
 /* The table that the fault has just made is merged away before it takes the lock */
@@ -986,8 +1019,8 @@ static void np_fault_notices_that_its_split_is_undone(struct kunit *test)
 	struct np_stats stats;
 
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, NP_FAULT_WRITE), 0);
-	/* In the split of the read window, which comes last */
-	t->fake.on_split = np_unmap_other_page;
+	/* In the split of the read window, which comes last; the notifier is silent */
+	t->fake.on_split = np_age_other_page;
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
@@ -1303,6 +1336,228 @@ static void np_end_of_region_ends_holds(struct kunit *test)
 	np_region_put(region);
 }
 
+/* --- huge pages ------------------------------------------------------------------------------- */
+
+/* Region of @npages pages, @first pages behind the beginning of huge pages */
+static struct np_region *np_test_huge(struct kunit *test, unsigned int first,
+				      unsigned int npages)
+{
+	struct np_test *t = test->priv;
+	unsigned int i;
+
+	np_test_map(test, PROT_READ | PROT_WRITE);
+	mmap_write_lock(current->mm);
+	vm_flags_set(vma_lookup(current->mm, t->va), VM_HUGEPAGE);
+	mmap_write_unlock(current->mm);
+	for (i = 0; i < 3; i++) {
+		unsigned long va = t->va + i * NP_SLOT_SIZE;
+
+		np_touch(test, va, i);
+		KUNIT_ASSERT_GE(test, compound_order(np_page_at(test, va)),
+				NP_SLOT_ORDER);
+	}
+	return np_test_region_at(test, first, npages, NP_TEST_ACCESS);
+}
+
+static bool np_test_is_whole(struct np_test *t, const struct np_window *win,
+			     unsigned int slot)
+{
+	return !fake_slot(&t->fake, win->iova + slot * NP_SLOT_SIZE)->leaf;
+}
+
+static u64 np_test_huge_leaves(struct np_region *region)
+{
+	struct np_stats stats;
+
+	np_region_stats(region, &stats);
+	return stats.huge;
+}
+
+/* All pages of the first slot have this word */
+static void np_test_words(struct kunit *test, struct np_region *region, u64 word)
+{
+	unsigned int i, other = 0;
+
+	for (i = 0; i < NP_SLOT_PAGES; i++)
+		other += np_word(region, i) != word;
+	KUNIT_EXPECT_EQ_MSG(test, other, 0, "word is not %llx", word);
+	np_test_settled(test);
+}
+
+static void np_huge_page_is_one_leaf(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, 2 * NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	phys_addr_t paddr = page_to_phys(np_page_at(test, t->va));
+	struct np_stats stats;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 7, 1, 0), 0);
+	np_test_words(test, region, NP_WORD_GENERATION | NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 511), paddr + 511 * PAGE_SIZE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 512), 0);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.huge, 1);
+	KUNIT_EXPECT_EQ(test, stats.resident, 512);
+	KUNIT_EXPECT_EQ(test, stats.faults_minor, 512);
+	KUNIT_EXPECT_EQ(test, stats.faults_noop, 0);
+
+	folio_clear_dirty_for_io(page_folio(pfn_to_page(PHYS_PFN(paddr))));
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 9, 1, NP_FAULT_WRITE), 0);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 511), paddr + 511 * PAGE_SIZE);
+	KUNIT_EXPECT_TRUE(test, PageDirty(pfn_to_page(PHYS_PFN(paddr))));
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
+	/* Of the residency table's page */
+	KUNIT_EXPECT_EQ(test, t->fake.splits, 1);
+	KUNIT_EXPECT_TRUE(test, np_test_is_whole(t, &region->read, 0));
+	KUNIT_EXPECT_TRUE(test, np_test_is_whole(t, &region->write, 0));
+}
+
+/* A split allocates, and the notifier may not */
+static void np_huge_leaf_goes_as_a_whole(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, 2 * NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1024, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 2);
+	np_test_invalidate(t, 3, 1);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 512), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+	np_test_invalidate(t, 512, 512);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
+	np_test_settled(test);
+}
+
+static void np_huge_leaf_is_protected_as_a_whole(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 100, 1);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION | NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_words(test, region, 3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
+}
+
+static void np_huge_leaf_is_aged_as_a_whole(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_age_other_page(&t->fake);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+}
+
+/* What is pinned stays when its neighbours go */
+static void np_hold_cuts_a_huge_leaf(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	phys_addr_t paddr;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	/* For read: the write window's leaf has to be cut, too */
+	hold = np_test_hold(test, region, 5, 1, 0);
+	np_test_words(test, region, NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
+	KUNIT_EXPECT_FALSE(test, np_test_is_whole(t, &region->read, 0));
+	KUNIT_EXPECT_FALSE(test, np_test_is_whole(t, &region->write, 0));
+	paddr = np_read_paddr(region, 5);
+	np_test_invalidate(t, 4, 3);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 3), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 6), 0);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 5), paddr);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+
+	/* As long as it is there, single pages come back */
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 6, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 6), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 4), 0);
+	np_test_settled(test);
+	np_hold_release(hold);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 5), region->read.absent +
+			5 * PAGE_SIZE);
+	np_test_settled(test);
+
+	/* What was resident has not changed */
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 4, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
+	KUNIT_EXPECT_EQ(test, np_word(region, 3),
+			NP_WORD_GENERATION | NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 5), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_TRUE(test, np_test_is_whole(t, &region->write, 0));
+	np_test_settled(test);
+}
+
+/* Pages of the owner's that are not the region's stay out of it */
+static void np_huge_leaf_lies_within_the_region(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 1, 3 * NP_SLOT_PAGES - 2);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 3 * NP_SLOT_PAGES - 2, 0),
+			0);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
+	KUNIT_EXPECT_FALSE(test, np_test_is_whole(t, &region->read, 0));
+	KUNIT_EXPECT_TRUE(test, np_test_is_whole(t, &region->read, 1));
+	KUNIT_EXPECT_FALSE(test, np_test_is_whole(t, &region->read, 2));
+	np_test_settled(test);
+}
+
+static void np_read_other_page(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+
+	fake->on_split = NULL;
+	KUNIT_EXPECT_EQ(fake->test, np_test_fault(t->region, 8, 1, 0), 0);
+	KUNIT_EXPECT_EQ(fake->test, np_test_huge_leaves(t->region), 1);
+}
+
+/* The table that a hold has just made gives way to a large leaf */
+static void np_hold_notices_a_new_huge_leaf(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	struct np_stats stats;
+
+	/* So that only the slot's own splits are seen */
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	np_test_invalidate(t, 0, 1);
+	t->fake.on_split = np_read_other_page;
+	hold = np_test_hold(test, region, 0, 1, 0);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_GE(test, stats.retries, 1);
+	KUNIT_EXPECT_EQ(test, stats.huge, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+	np_test_invalidate(t, 1, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 2), NP_WORD_READABLE);
+	np_test_settled(test);
+	np_hold_release(hold);
+}
+
+static void np_failed_huge_leaf_is_undone(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+
+	t->fake.read_pages_error = -EINVAL;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), -EINVAL);
+	np_test_words(test, region, 0);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
+}
+
 /* --- refusals ----------------------------------------------------------------------------------- */
 
 static void np_reg_check_refuses(struct kunit *test)
@@ -1400,6 +1655,14 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_protection_of_readable_pages_costs_no_flush),
 	KUNIT_CASE(np_protection_of_what_is_not_readable_makes_absent),
 	KUNIT_CASE(np_neighbours_of_the_region_do_not_matter),
+	KUNIT_CASE(np_huge_page_is_one_leaf),
+	KUNIT_CASE(np_huge_leaf_goes_as_a_whole),
+	KUNIT_CASE(np_huge_leaf_is_protected_as_a_whole),
+	KUNIT_CASE(np_huge_leaf_is_aged_as_a_whole),
+	KUNIT_CASE(np_hold_cuts_a_huge_leaf),
+	KUNIT_CASE(np_huge_leaf_lies_within_the_region),
+	KUNIT_CASE(np_hold_notices_a_new_huge_leaf),
+	KUNIT_CASE(np_failed_huge_leaf_is_undone),
 	KUNIT_CASE(np_hold_pins_what_is_mapped),
 	KUNIT_CASE(np_held_leaf_outlives_the_mapping),
 	KUNIT_CASE(np_stale_page_is_refreshed_if_it_is_the_same),
