@@ -113,6 +113,9 @@ struct request {
 	std::vector<std::uint8_t> expected; /* of those that bring something */
 };
 
+/* All ends before the owner has connected, and then it does not any more. */
+struct not_needed {};
+
 class peer
 {
 public:
@@ -179,6 +182,8 @@ peer::peer(cell &c)
 			fail(c_, "the owner does not connect");
 		if (c_.owner_is_gone)
 			throw disconnected_now{};
+		if (c_.stop)
+			throw not_needed{};
 		np_pause();
 	}
 	main_.attach(device_, c_.owner_main, c_.relaxed ? static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) : 0);
@@ -717,6 +722,8 @@ int run_peer(cell &c)
 {
 	try {
 		return peer(c).run();
+	} catch (const not_needed &) {
+		return done;
 	} catch (const std::exception &e) {
 		if (c.owner_is_gone)
 			return disconnected;
