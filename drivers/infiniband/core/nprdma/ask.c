@@ -784,8 +784,13 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 		return;
 	}
 	list_del_init(&trans->entry);
-	/* Making keys takes long, and says nothing about FAULT */
-	if (trans->tries == 1 && msg->type != NP_MSG_RESOLVE)
+	/*
+	 * Only the first time it goes the quick way, and so the answer to that comes. If
+	 * it was sent again for nothing, this is what has to be learned: else a peer
+	 * that is slow gets each request twice, and the second time by MAD.
+	 * Making keys takes long, and says nothing about FAULT.
+	 */
+	if ((trans->tries == 1 || msg->quick) && msg->type != NP_MSG_RESOLVE)
 		np_rtt_sample(&peer->rtt, (ktime_get_ns() - trans->sent) /
 					  NSEC_PER_USEC);
 	spin_unlock(&peer->lock);

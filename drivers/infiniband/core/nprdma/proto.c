@@ -354,7 +354,7 @@ int np_status_to_errno(u32 status)
 EXPORT_SYMBOL_IF_KUNIT(np_status_to_errno);
 
 /**
- * np_rtt_sample - Learn from a request that was sent once and answered
+ * np_rtt_sample - Learn from a request of which it is known which copy was answered
  * @rtt: the estimate
  * @us: microseconds it took
  */

@@ -625,8 +625,28 @@ static void np_fault_working_is_not_given_up(struct kunit *test)
 	np_answer_to(test, 0, NP_OK, 0);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
-	/* A round trip that was repeated teaches nothing */
+	/* Which copy was answered is not known: it teaches nothing */
 	KUNIT_EXPECT_EQ(test, t->peer.rtt.srtt_us, 1);
+}
+
+static void np_fault_repeated_too_early_teaches(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg answer = {
+		.type = NP_MSG_FAULT, .answer = true, .status = NP_BUSY,
+		.quick = true,
+	};
+
+	np_rtt_sample(&t->peer.rtt, 1);
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
+						    READ_ONCE(t->nr_sent) >= 2,
+						    30 * HZ));
+	/* To the first copy: the other one did not go the quick way */
+	answer.tid = t->sent[0].tid;
+	np_peer_answered(&t->peer, &answer);
+	KUNIT_EXPECT_GE(test, t->peer.rtt.srtt_us, NP_RTO_MIN_US / 8);
 }
 
 static void np_hold_is_kept_and_given_back_once(struct kunit *test)
@@ -786,6 +806,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_fault_dies_with_the_qp),
 	KUNIT_CASE_SLOW(np_fault_is_repeated_then_given_up),
 	KUNIT_CASE_SLOW(np_fault_working_is_not_given_up),
+	KUNIT_CASE(np_fault_repeated_too_early_teaches),
 	KUNIT_CASE(np_hold_is_kept_and_given_back_once),
 	KUNIT_CASE(np_hold_nobody_learns_of_is_given_back),
 	KUNIT_CASE(np_gone_waits_for_forget),
