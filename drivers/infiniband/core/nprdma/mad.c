@@ -134,17 +134,19 @@ bool np_hca_begin(struct np_hca *hca, bool stranger)
  * np_hca_begin_fault - Count a FAULT that is to be served
  * @hca: the device
  * @region: whose
+ * @depth: FAULTs of its QP that are under way, with this one
  *
  * Return: false if it is over a bound, or the device is going; else
  * np_region_served() and np_hca_end() must follow
  */
-bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region)
+bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
+			unsigned int depth)
 {
 	bool ok;
 
 	xa_lock_irq(&hca->peers);
 	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
-	     np_region_may_serve(region, NP_SERVE_DEVICE - hca->serving);
+	     np_region_may_serve(region, NP_SERVE_DEVICE - hca->serving, depth);
 	hca->serving += ok;
 	xa_unlock_irq(&hca->peers);
 	return ok;

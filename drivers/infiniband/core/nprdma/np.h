@@ -160,13 +160,26 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold,
 		    u64 *words, unsigned int nr_words);
 
+/**
+ * struct np_job - a FAULT of a peer that waits for its turn
+ * @entry: in the queue of the region's owner
+ * @serve: serves it
+ */
+struct np_job {
+	struct list_head entry;
+	void (*serve)(struct np_job *job);
+};
+
 /*
  * A peer's FAULT of the region is to be served, of which @free more may be under
- * way on the device: false if there is no room for it.  Then @work is queued with
- * what waits for the same owner's memory, and np_region_served() follows.
+ * way on the device, and @depth of the same QP are, with this one: false if there is
+ * no room for it.  Then @job waits with what waits for the same owner's memory, and
+ * np_region_served() follows.
  */
-bool np_region_may_serve(struct np_region *region, unsigned int free);
-void np_region_serve(struct np_region *region, struct work_struct *work);
+bool np_region_may_serve(struct np_region *region, unsigned int free,
+			 unsigned int depth);
+void np_region_serve(struct np_region *region, struct np_job *job,
+		     unsigned int depth);
 void np_region_served(struct np_region *region);
 
 /*

@@ -375,7 +375,8 @@ struct np_hca {
 
 /*
  * Requests that may wait or be served at once: for all of a device (and of the FAULTs
- * among them, one owner's as many as it leaves free: np_region_may_serve()); of these,
+ * among them, one owner's as many as it leaves free, the last of which are not for QPs
+ * that have others: np_region_may_serve()); of these,
  * from QPs that are no peers yet; other than FAULT (which has its lanes) of one
  * peer.  Beyond that the answer is BUSY.
  */
@@ -393,7 +394,8 @@ struct np_hca *np_hca_get(struct ib_device *ibdev);
 void np_hca_put(struct np_hca *hca);
 u64 np_incarnation(void);
 bool np_hca_begin(struct np_hca *hca, bool stranger);
-bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region);
+bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
+			unsigned int depth);
 void np_hca_end(struct np_hca *hca, bool stranger);
 void np_ud_open(struct np_port *port);
 void np_ud_close(struct np_port *port);
@@ -436,6 +438,7 @@ struct np_channel;
  * @rtt: to it
  * @active: requests of the other end being served, but for FAULTs
  * @control: of these, other than FAULT
+ * @faulting: FAULTs of the other end under way here
  * @resolving: RESOLVEs of ours under way
  * @trans: struct np_trans under way
  * @lanes: those in which a FAULT of ours is under way
@@ -474,6 +477,7 @@ struct np_peer {
 	struct np_rtt rtt;
 	unsigned int active;
 	unsigned int control;
+	unsigned int faulting;
 	unsigned int resolving;
 	struct list_head trans;
 	DECLARE_BITMAP(lanes, NP_LANES);

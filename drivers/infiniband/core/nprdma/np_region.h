@@ -35,6 +35,8 @@
 
 #include "np.h"
 
+struct np_owner;
+
 #define NP_SLOT_SHIFT		21
 #define NP_SLOT_SIZE		BIT(NP_SLOT_SHIFT)
 #define NP_SLOT_PAGES		(NP_SLOT_SIZE >> PAGE_SHIFT)
@@ -197,28 +199,6 @@ struct np_counters {
 	atomic64_t pages_aged;
 	atomic64_t holds;
 	atomic64_t table_pages;
-};
-
-/**
- * struct np_owner - an address space, for what its regions may take of the host
- * @node: in the list of all
- * @refs: its regions', under the lock of that list
- * @mm: compare only; the regions keep it
- * @wq: serves the FAULTs of peers on its regions
- * @serving: these, queued or at work
- * @free: ends @wq, which its last work cannot do
- *
- * Memory can make a fault wait for as long as somebody likes who is neither we nor
- * the peer: a file system in user space, a server that does not answer.  So each
- * owner's faults have a queue of their own, where they keep nobody else's waiting.
- */
-struct np_owner {
-	struct list_head node;
-	unsigned int refs;
-	struct mm_struct *mm;
-	struct workqueue_struct *wq;
-	atomic_t serving;
-	struct work_struct free;
 };
 
 /**

@@ -16,6 +16,7 @@
  * writes to the scratch page; it never reaches another region.
  */
 #include <kunit/visibility.h>
+#include <linux/log2.h>
 #include <linux/overflow.h>
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
@@ -29,11 +30,120 @@ static atomic64_t np_region_last_id;
 
 /* --- owners ---------------------------------------------------------------- */
 
-/* FAULTs of one owner's regions that may be at work at once, on one node */
+/* FAULTs of one owner's regions that may be at work at once */
 #define NP_OWNER_ACTIVE		128
+/* Classes of FAULTs that wait: 1 of a QP under way, 2 to 3, 4 to 7, ..., 32 */
+#define NP_OWNER_DEPTHS		6
+/* What is left for QPs that have nothing else under way */
+#define NP_OWNER_SPARSE		32
+
+/**
+ * struct np_server - serves the FAULTs of an owner, one at a time
+ * @work: serves one, whichever is next by then
+ * @owner: the owner
+ */
+struct np_server {
+	struct work_struct work;
+	struct np_owner *owner;
+};
+
+/**
+ * struct np_owner - an address space, for what its regions may take of the host
+ * @node: in the list of all
+ * @refs: its regions', under the lock of that list
+ * @mm: compare only; the regions keep it
+ * @wq: serves the FAULTs of peers on its regions
+ * @serving: these, queued or at work
+ * @free: ends @wq, which its last work cannot do
+ * @lock: protects what follows
+ * @waiting: struct np_job by class
+ * @nr_waiting: their number
+ * @turn: counts FAULTs that were taken from @waiting
+ * @starting: a server is queued and has not taken its FAULT
+ * @busy: servers that are queued or at work
+ * @servers: the servers
+ *
+ * Memory can make a fault wait for as long as somebody likes who is neither we nor
+ * the peer: a file system in user space, a server that does not answer.  So each
+ * owner's faults have a queue of their own, where they keep nobody else's waiting.
+ *
+ * There, who asks for little is served before who asks for much.  A QP that has
+ * nothing else under way waits for at most one FAULT of those that have more, and
+ * so gets at least half of what is served, whatever the others do; those with few
+ * under way get a quarter, and so on.  Whatever a class leaves goes to the first.
+ *
+ * Which FAULT is next is decided when a CPU is there for it, and only one server
+ * at a time waits for that: what is queued in workqueues is served in its order.
+ * A server that has begun may sleep, so it is then that the next one is started.
+ */
+struct np_owner {
+	struct list_head node;
+	unsigned int refs;
+	struct mm_struct *mm;
+	struct workqueue_struct *wq;
+	atomic_t serving;
+	struct work_struct free;
+
+	spinlock_t lock; /* of what follows */
+	struct list_head waiting[NP_OWNER_DEPTHS];
+	unsigned int nr_waiting;
+	unsigned int turn;
+	bool starting;
+	DECLARE_BITMAP(busy, NP_OWNER_ACTIVE);
+	struct np_server servers[NP_OWNER_ACTIVE];
+};
 
 static LIST_HEAD(np_owners);
 static DEFINE_MUTEX(np_owners_lock);
+
+/* Under the owner's lock, with something waiting: of each two, one of the first class. */
+static struct np_job *np_owner_next(struct np_owner *owner)
+{
+	unsigned int class = __ffs(++owner->turn | BIT(NP_OWNER_DEPTHS - 1));
+	struct np_job *job;
+
+	lockdep_assert_held(&owner->lock);
+	if (list_empty(&owner->waiting[class]))
+		for (class = 0; list_empty(&owner->waiting[class]); class++)
+			;
+	job = list_first_entry(&owner->waiting[class], struct np_job, entry);
+	list_del(&job->entry);
+	owner->nr_waiting--;
+	return job;
+}
+
+/* Under the owner's lock. */
+static void np_owner_start(struct np_owner *owner)
+{
+	unsigned int nr = find_first_zero_bit(owner->busy, NP_OWNER_ACTIVE);
+
+	lockdep_assert_held(&owner->lock);
+	if (owner->starting || !owner->nr_waiting || nr == NP_OWNER_ACTIVE)
+		return;
+	owner->starting = true;
+	__set_bit(nr, owner->busy);
+	queue_work(owner->wq, &owner->servers[nr].work);
+}
+
+static void np_server_work(struct work_struct *work)
+{
+	struct np_server *server = container_of(work, struct np_server, work);
+	struct np_owner *owner = server->owner;
+	struct np_job *job;
+
+	spin_lock(&owner->lock);
+	job = np_owner_next(owner);
+	owner->starting = false;
+	np_owner_start(owner);
+	spin_unlock(&owner->lock);
+
+	job->serve(job);
+
+	spin_lock(&owner->lock);
+	__clear_bit(server - owner->servers, owner->busy);
+	np_owner_start(owner);
+	spin_unlock(&owner->lock);
+}
 
 static void np_owner_free(struct work_struct *work)
 {
@@ -46,6 +156,7 @@ static void np_owner_free(struct work_struct *work)
 static struct np_owner *np_owner_get(struct mm_struct *mm)
 {
 	struct np_owner *owner;
+	unsigned int i;
 
 	guard(mutex)(&np_owners_lock);
 	list_for_each_entry(owner, &np_owners, node) {
@@ -72,6 +183,13 @@ static struct np_owner *np_owner_get(struct mm_struct *mm)
 	owner->refs = 1;
 	owner->mm = mm;
 	INIT_WORK(&owner->free, np_owner_free);
+	spin_lock_init(&owner->lock);
+	for (i = 0; i < NP_OWNER_DEPTHS; i++)
+		INIT_LIST_HEAD(&owner->waiting[i]);
+	for (i = 0; i < NP_OWNER_ACTIVE; i++) {
+		INIT_WORK(&owner->servers[i].work, np_server_work);
+		owner->servers[i].owner = owner;
+	}
 	list_add(&owner->node, &np_owners);
 	return owner;
 }
@@ -93,33 +211,46 @@ static void np_owner_put(struct np_owner *owner)
  * np_region_may_serve() - admit a FAULT of a peer
  * @region: region that was granted
  * @free: how many more FAULTs may be under way on the device
+ * @depth: how many of the same QP are under way, with this one
  *
  * An owner may have as many under way as it leaves free for others. So one whose
  * memory hangs takes half of what there is, a second one half of the rest, and there is
- * always something left; an owner that is alone has enough.
+ * always something left; an owner that is alone has enough. The last ones are for QPs
+ * that have no other, so that those that have many do not keep them out.
  *
  * Context: any, that is not an interrupt.
  * Return: true, then np_region_serve() and np_region_served() follow; false if it
  * is over its share.
  */
-bool np_region_may_serve(struct np_region *region, unsigned int free)
+bool np_region_may_serve(struct np_region *region, unsigned int free,
+			 unsigned int depth)
 {
 	struct np_owner *owner = region->owner;
+	int most = depth > 1 ? (int)free - NP_OWNER_SPARSE : free;
 
-	if (atomic_inc_return(&owner->serving) <= free)
+	if (atomic_inc_return(&owner->serving) <= most)
 		return true;
 	atomic_dec(&owner->serving);
 	return false;
 }
 
 /**
- * np_region_serve() - queue a FAULT that was admitted
+ * np_region_serve() - serve a FAULT that was admitted, in its turn
  * @region: region
- * @work: has a reference to @region
+ * @job: has a reference to @region
+ * @depth: as it was admitted with
  */
-void np_region_serve(struct np_region *region, struct work_struct *work)
+void np_region_serve(struct np_region *region, struct np_job *job,
+		     unsigned int depth)
 {
-	queue_work(region->owner->wq, work);
+	unsigned int class = min(ilog2(depth), NP_OWNER_DEPTHS - 1);
+	struct np_owner *owner = region->owner;
+
+	spin_lock(&owner->lock);
+	list_add_tail(&job->entry, &owner->waiting[class]);
+	owner->nr_waiting++;
+	np_owner_start(owner);
+	spin_unlock(&owner->lock);
 }
 
 /**

@@ -74,14 +74,14 @@ struct np_pgrant {
 /**
  * struct np_serve_lane - a lane of the other end
  * @lane: what was answered in it
- * @work: serves the FAULT
+ * @job: serves the FAULT
  * @peer: reference while it is served
  * @region: reference while it is served
  * @msg: the FAULT
  */
 struct np_serve_lane {
 	struct np_lane lane;
-	struct work_struct work;
+	struct np_job job;
 	struct np_peer *peer;
 	struct np_region *region;
 	struct np_msg msg;
@@ -383,6 +383,7 @@ static void np_fault_served(struct np_serve_lane *sl, struct np_msg *answer,
 			     sl->msg.fault.region_id, queued, answer->status);
 	spin_lock(&peer->lock);
 	np_lane_answer(&sl->lane, answer);
+	peer->faulting--;
 	spin_unlock(&peer->lock);
 	/* The lane may be used again from here on */
 	np_answer_peer(peer, answer);
@@ -414,10 +415,9 @@ static void np_fault_neighbours(struct np_region *region,
 			NULL, 0);
 }
 
-static void np_fault_work(struct work_struct *work)
+static void np_fault_job(struct np_job *job)
 {
-	struct np_serve_lane *sl = container_of(work, struct np_serve_lane,
-						work);
+	struct np_serve_lane *sl = container_of(job, struct np_serve_lane, job);
 	struct np_hca *hca = sl->peer->hca;
 	struct np_region *region = sl->region;
 	struct np_range ranges[NP_MAX_RANGES];
@@ -473,6 +473,7 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 {
 	enum np_lane_verdict verdict;
 	struct np_serve_lane *sl;
+	unsigned int depth;
 	struct np_msg answer;
 
 	spin_lock(&peer->lock);
@@ -485,6 +486,8 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	verdict = np_lane_arrive(&sl->lane, msg);
 	if (verdict == NP_LANE_REPLAY)
 		answer = sl->lane.answer;
+	peer->faulting += verdict == NP_LANE_NEW;
+	depth = peer->faulting;
 	spin_unlock(&peer->lock);
 
 	switch (verdict) {
@@ -509,8 +512,8 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	sl->peer = peer;
 	sl->msg = *msg;
 	sl->region = np_granted_region(peer, msg->fault.region_id);
-	if (sl->region && np_hca_begin_fault(peer->hca, sl->region)) {
-		np_region_serve(sl->region, &sl->work);
+	if (sl->region && np_hca_begin_fault(peer->hca, sl->region, depth)) {
+		np_region_serve(sl->region, &sl->job, depth);
 		return;
 	}
 	np_answer_init(&answer, msg, sl->region ? NP_BUSY : NP_GONE);
@@ -629,7 +632,7 @@ static int np_serve_alloc(struct np_peer *peer)
 	if (!serve)
 		return -ENOMEM;
 	for (i = 0; i < NP_LANES; i++)
-		INIT_WORK(&serve->lanes[i].work, np_fault_work);
+		serve->lanes[i].job.serve = np_fault_job;
 	spin_lock(&peer->lock);
 	peer->serve = serve;
 	spin_unlock(&peer->lock);

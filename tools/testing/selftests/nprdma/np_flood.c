@@ -32,7 +32,12 @@ struct stuck_file {
 	int dev;		/* of the file system */
 	int fd;			/* of its only file */
 	pthread_t server;
-	atomic_int waiting;	/* requests for pages that are not answered */
+	atomic_int waiting;	/* requests for pages, ever */
+	struct stuck_read {
+		uint64_t unique;
+		unsigned int page;
+		bool brought;
+	} reads[NP_DATA_PAGES];	/* these; none is asked for twice */
 };
 
 static void fuse_reply(int dev, uint64_t unique, const void *data, size_t len)
@@ -72,9 +77,15 @@ static void *fuse_serve(void *arg)
 		case FUSE_OPEN:
 			fuse_reply(file->dev, in->unique, &opened, sizeof(opened));
 			break;
-		case FUSE_READ:
-			atomic_fetch_add(&file->waiting, 1);
+		case FUSE_READ: {
+			const struct fuse_read_in *want = (void *)(in + 1);
+			int nr = atomic_load(&file->waiting);
+
+			file->reads[nr % NP_DATA_PAGES].unique = in->unique;
+			file->reads[nr % NP_DATA_PAGES].page = want->offset / PAGE;
+			atomic_store(&file->waiting, nr + 1);
 			break;
+		}
 		default:
 			fuse_reply(file->dev, in->unique, NULL, 0);
 		}
@@ -114,14 +125,26 @@ static uint8_t *stuck_map(struct stuck_file *file)
 	return data;
 }
 
+/* Brings the page of the request number @nr, or of the oldest one from there on. */
+static void stuck_bring(struct stuck_file *file, int nr)
+{
+	static const uint8_t page[PAGE];
+	struct stuck_read *read = &file->reads[nr];
+
+	while (read->brought)
+		read++;
+	read->brought = true;
+	fuse_reply(file->dev, read->unique, page, PAGE);
+}
+
 /* --- somebody with many QPs --------------------------------------------------------------- */
 
 #define MANY	16
 
 struct many {
 	struct np_pair pair;
-	struct ibv_qp *owner_qp[MANY];
-	struct ibv_qp *peer_qp[MANY];
+	struct ibv_qp *owner_qp[MANY + 1];
+	struct ibv_qp *peer_qp[MANY + 1];
 	unsigned int nr;
 };
 
@@ -161,7 +184,7 @@ static int many_open(struct many *many, unsigned int nr, uint8_t *data)
 	return 0;
 }
 
-/* One FAULT of page @page on QP @i, which may be refused. */
+/* One FAULT of page @page on QP @i, which may be refused; @page is its cookie. */
 static int many_fault(struct many *many, unsigned int i, unsigned int page, unsigned int pages)
 {
 	struct np_range range = {
@@ -172,7 +195,7 @@ static int many_fault(struct many *many, unsigned int i, unsigned int page, unsi
 	int ret;
 
 	many->pair.peer.qp = many->peer_qp[i];
-	ret = np_fault_start(&many->pair.peer, many->pair.info.region_id, 0, i, &range, 1);
+	ret = np_fault_start(&many->pair.peer, many->pair.info.region_id, 0, page, &range, 1);
 	many->pair.peer.qp = own;
 	return ret;
 }
@@ -205,8 +228,11 @@ FIXTURE_TEARDOWN_PARENT(stuck)
 		NP_CHECK_USAGE(&self->pair.before);
 }
 
-/* What one device serves at once; an owner gets as much as it leaves free. */
-#define SERVE_DEVICE	512
+/*
+ * What one device serves at once, without what is kept for QPs that have nothing else
+ * under way; an owner gets as much as it leaves free.
+ */
+#define SERVE_DEVICE	(512 - 32)
 
 /*
  * Never returns. Waits until no more than @share FAULTs are under way because all
@@ -305,6 +331,92 @@ TEST_F(stuck, faults_of_others_go_on_while_an_owners_memory_never_comes)
 		ASSERT_EQ(0, kill(child[i], SIGKILL));
 		EXPECT_EQ(child[i], waitpid(child[i], NULL, 0));
 	}
+}
+
+/* --- order among those that wait for one owner ------------------------------------------------ */
+
+#define OWNER_ACTIVE	128	/* FAULTs of an owner that may be at work at once */
+#define TURNS		64
+
+FIXTURE(order) {
+	struct np_usage before;
+};
+
+FIXTURE_SETUP(order)
+{
+	if (access("/dev/fuse", R_OK | W_OK))
+		SKIP(return, "the kernel has no FUSE");
+	ASSERT_EQ(0, np_usage_start(&self->before));
+}
+
+FIXTURE_TEARDOWN_PARENT(order)
+{
+	NP_CHECK_USAGE(&self->before);
+}
+
+/* Waits until the FAULT of page @want was answered, or @nr of page @first or later refused. */
+static int order_wait(struct many *many, unsigned int want, unsigned int first, unsigned int nr)
+{
+	struct np_event event;
+
+	for (unsigned int refused = 0; refused < nr;) {
+		if (np_next_event(&many->pair.peer, &event, NP_WAIT_MS) != 1)
+			return -ETIMEDOUT;
+		if (event.cookie == want)
+			return event.status == NP_OK ? 0 : -EBUSY;
+		if (event.status != NP_OK && event.status != NP_BUSY)
+			return -EIO;
+		refused += event.status == NP_BUSY && event.cookie >= first;
+	}
+	return 1;
+}
+
+/*
+ * The flood's QPs have as many FAULTs under way as they may. The owner's memory is such
+ * that a FAULT is at work until we bring its page, one page after the other; the next
+ * FAULT at work then shows by the page it asks for. So it is the order in which the
+ * kernel serves that is counted, and how fast anything is does not matter.
+ */
+TEST_F(order, qp_that_waits_for_each_fault_gets_half_beside_many_that_do_not)
+{
+	unsigned int page = 0, between = 0;
+	static struct stuck_file file;
+	static struct many many;
+	uint8_t *data = stuck_map(&file);
+	int at_work = OWNER_ACTIVE;
+
+	ASSERT_NE(NULL, data);
+	ASSERT_EQ(0, many_open(&many, MANY + 1, data));
+
+	for (; page < MANY * LANES; page++)
+		ASSERT_EQ(0, many_fault(&many, page % MANY, page, 1));
+	ASSERT_EQ(1, order_wait(&many, page, 0, MANY * LANES - SERVE_DEVICE / 2));
+	ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) == at_work));
+
+	for (unsigned int turn = 0, more = 2; turn < TURNS; turn++) {
+		unsigned int want = page++, first = page;
+
+		ASSERT_EQ(0, many_fault(&many, MANY, want, 1));
+		/* The flood takes what is free again; its refusal says that all that arrived. */
+		for (; more; more--, page++)
+			ASSERT_EQ(0, many_fault(&many, page % MANY, page, 1));
+		ASSERT_GE(NP_DATA_PAGES, page);
+		ASSERT_EQ(1, order_wait(&many, want, first, 1));
+
+		/* Each page that is brought ends one FAULT, and the next one begins. */
+		for (more = 2;; more++, between++) {
+			ASSERT_GE(TURNS, between) TH_LOG("in turn %u", turn);
+			stuck_bring(&file, 0);
+			ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) > at_work));
+			if (file.reads[at_work++].page == want)
+				break;
+		}
+		stuck_bring(&file, at_work - 1);
+		ASSERT_EQ(0, order_wait(&many, want, first, ~0U));
+		ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) > at_work));
+		at_work++;
+	}
+	TH_LOG("%u of others came before %u of one QP", between, TURNS);
 }
 
 /* --- peers that ask without end -------------------------------------------------------------- */
