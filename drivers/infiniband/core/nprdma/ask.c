@@ -79,11 +79,33 @@ static void np_trans_finish(struct np_trans *trans, u32 status,
 	np_trans_unref(trans);
 }
 
+/*
+ * Under the peer's lock: jiffies until a request may be sent again. What holds up one
+ * answer holds up all that are under way, and to ask for all of them again, by MAD,
+ * would cost both ends more than to answer. So there is one place for each time-out,
+ * and who comes too late for it takes the next, unless that is too far away: those
+ * before it may have been answered meanwhile.
+ */
+static unsigned long np_again_wait(struct np_peer *peer)
+{
+	unsigned long now = jiffies, at = peer->again;
+	unsigned long last = now + usecs_to_jiffies(NP_RTO_MAX_US);
+
+	lockdep_assert_held(&peer->lock);
+	if (time_before(at, now))
+		at = now;
+	if (time_after(at, last))
+		at = last;
+	peer->again = at + usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 1));
+	return at - now;
+}
+
 static void np_trans_work(struct work_struct *work)
 {
 	struct np_trans *trans = container_of(to_delayed_work(work),
 					      struct np_trans, work);
 	struct np_peer *peer = trans->peer;
+	unsigned long wait = 0;
 	bool expired;
 
 	spin_lock(&peer->lock);
@@ -98,20 +120,26 @@ static void np_trans_work(struct work_struct *work)
 	if (expired) {
 		list_del_init(&trans->entry);
 	} else {
-		trans->unheard++;
-		if (trans->tries < 2 * NP_TRIES)
-			trans->tries++;
+		if (!trans->placed)
+			wait = np_again_wait(peer);
+		trans->placed = wait;
+		if (!wait) {
+			trans->unheard++;
+			if (trans->tries < 2 * NP_TRIES)
+				trans->tries++;
+			trans->msg.quick = false;
+		}
 		/* Who takes it off the list may cancel that, but not us */
 		kref_get(&trans->ref);
 		kref_get(&peer->ref);
-		queue_delayed_work(np_wq, &trans->work, np_trans_delay(trans));
-		trans->msg.quick = false;
+		queue_delayed_work(np_wq, &trans->work,
+				   wait ?: np_trans_delay(trans));
 	}
 	spin_unlock(&peer->lock);
 
 	if (expired)
 		np_trans_finish(trans, NP_TIMEOUT, NULL);
-	else
+	else if (!wait)
 		np_trans_send(trans);
 	np_trans_unref(trans);
 }

@@ -436,6 +436,7 @@ struct np_channel;
  * @dead: the QP left the connected states; nothing new begins
  * @heard: the other kernel did answer once
  * @rtt: to it
+ * @again: jiffies: when the next request may be sent again
  * @active: requests of the other end being served, but for FAULTs
  * @control: of these, other than FAULT
  * @faulting: FAULTs of the other end under way here
@@ -475,6 +476,7 @@ struct np_peer {
 	bool dead;
 	bool heard;
 	struct np_rtt rtt;
+	unsigned long again;
 	unsigned int active;
 	unsigned int control;
 	unsigned int faulting;
@@ -509,6 +511,7 @@ struct np_peer {
  * @tries: times it was sent
  * @unheard: times it was sent since the peer last said anything about it
  * @forever: is never given up
+ * @placed: is sent again when @work runs next, whatever else is
  * @done: called once, in process context, without locks
  * @release: frees the structure around it; NULL: its owner does
  */
@@ -523,6 +526,7 @@ struct np_trans {
 	unsigned int tries;
 	unsigned int unheard;
 	bool forever;
+	bool placed;
 	void (*done)(struct np_trans *trans, u32 status,
 		     const struct np_msg *answer);
 	void (*release)(struct np_trans *trans);

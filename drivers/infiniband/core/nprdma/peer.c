@@ -165,6 +165,7 @@ static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
 	peer->qp = qp;
 	peer->pd = qp->pd;
 	peer->qpn = qp->qp_num;
+	peer->again = jiffies;
 	kref_init(&peer->ref);
 	spin_lock_init(&peer->lock);
 	INIT_LIST_HEAD(&peer->trans);

@@ -418,6 +418,7 @@ static int np_ask_init_test(struct kunit *test)
 	peer->port = &t->port;
 	t->port.send = np_test_send;
 	peer->qpn = 1;
+	peer->again = jiffies;
 	peer->remote_qpn = 2;
 	kref_init(&peer->ref);
 	spin_lock_init(&peer->lock);
@@ -649,6 +650,27 @@ static void np_fault_repeated_too_early_teaches(struct kunit *test)
 	KUNIT_EXPECT_GE(test, t->peer.rtt.srtt_us, NP_RTO_MIN_US / 8);
 }
 
+static void np_fault_is_not_repeated_out_of_place(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	unsigned long place = jiffies + HZ / 2;
+
+	np_rtt_sample(&t->peer.rtt, 1);
+	np_bind(test, 7, 1);
+	/* Others have all places before */
+	t->peer.again = place;
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
+						    READ_ONCE(t->nr_sent) >= 2,
+						    30 * HZ));
+	KUNIT_EXPECT_TRUE(test, time_after_eq(jiffies, place));
+	/* The one that comes next is behind it */
+	KUNIT_EXPECT_TRUE(test, time_after(READ_ONCE(t->peer.again), place));
+	KUNIT_EXPECT_MEMEQ(test, &t->sent[1].fault, &t->sent[0].fault,
+			   sizeof(t->sent[0].fault));
+	np_answer_to(test, 0, NP_OK, 0);
+}
+
 static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -807,6 +829,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE_SLOW(np_fault_is_repeated_then_given_up),
 	KUNIT_CASE_SLOW(np_fault_working_is_not_given_up),
 	KUNIT_CASE(np_fault_repeated_too_early_teaches),
+	KUNIT_CASE_SLOW(np_fault_is_not_repeated_out_of_place),
 	KUNIT_CASE(np_hold_is_kept_and_given_back_once),
 	KUNIT_CASE(np_hold_nobody_learns_of_is_given_back),
 	KUNIT_CASE(np_gone_waits_for_forget),
