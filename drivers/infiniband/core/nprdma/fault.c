@@ -189,9 +189,10 @@ static void np_slot_set_huge(struct np_region *region, struct np_slot *slot,
 	atomic64_add(huge ? 1 : -1, &region->count.huge);
 }
 
-/* There may be no table any more. Pairs with the acquire in np_fault_try() */
+/* There may be no table any more */
 static void np_slot_merged(struct np_slot *slot)
 {
+	/* Pairs with the acquire in np_fault_try() */
 	smp_store_release(&slot->merges, slot->merges + 1);
 }
 

@@ -1522,7 +1522,43 @@ static void np_read_other_page(struct fake_iommu *fake)
 	KUNIT_EXPECT_EQ(fake->test, np_test_huge_leaves(t->region), 1);
 }
 
-/* The table that a hold has just made gives way to a large leaf */
+static void np_write_other_page(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+
+	fake->on_split = NULL;
+	KUNIT_EXPECT_EQ(fake->test,
+			np_test_fault(t->region, 8, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(fake->test, np_test_huge_leaves(t->region), 1);
+}
+
+static void np_let_one_split_pass(struct fake_iommu *fake)
+{
+	fake->on_split = np_write_other_page;
+}
+
+/* The tables that a hold has just made, of both windows, give way to large leaves */
+static void np_hold_for_write_notices_new_huge_leaves(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	np_test_invalidate(t, 0, 1);
+	t->fake.on_split = np_let_one_split_pass;
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+	np_test_invalidate(t, 1, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+	np_test_settled(test);
+	np_hold_release(hold);
+}
+
+/* The same of one window, when the other one's has not been split */
 static void np_hold_notices_a_new_huge_leaf(struct kunit *test)
 {
 	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
@@ -1662,6 +1698,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_hold_cuts_a_huge_leaf),
 	KUNIT_CASE(np_huge_leaf_lies_within_the_region),
 	KUNIT_CASE(np_hold_notices_a_new_huge_leaf),
+	KUNIT_CASE(np_hold_for_write_notices_new_huge_leaves),
 	KUNIT_CASE(np_failed_huge_leaf_is_undone),
 	KUNIT_CASE(np_hold_pins_what_is_mapped),
 	KUNIT_CASE(np_held_leaf_outlives_the_mapping),
