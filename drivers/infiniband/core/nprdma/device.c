@@ -12,6 +12,7 @@
  * protection domain and read by them only, so nothing leaks between two.
  */
 #include <kunit/visibility.h>
+#include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
 #include <linux/iommu.h>
@@ -104,6 +105,46 @@ void np_device_put(struct np_device *npdev)
 	if (refcount_dec_and_test(&npdev->users))
 		complete(&npdev->idle);
 }
+
+/**
+ * np_device_take_iova() - let a region have IOVA space
+ * @npdev: device
+ * @domain: its domain
+ * @size: bytes
+ *
+ * IOVA space costs next to nothing, and all who use the device live from it. A
+ * quarter is not for regions, so that pinned memory and the driver find room,
+ * whatever somebody registers.
+ *
+ * Context: any.
+ * Return: 0, then np_device_give_iova() follows; or -ENOSPC.
+ */
+int np_device_take_iova(struct np_device *npdev, struct iommu_domain *domain,
+			size_t size)
+{
+	u64 space = min_t(u64, dma_get_mask(npdev->ibdev->dma_device),
+			  domain->geometry.aperture_end);
+
+	if (atomic64_add_return(size, &npdev->iova) <= space / 4 * 3)
+		return 0;
+	atomic64_sub(size, &npdev->iova);
+	dev_warn_ratelimited(&npdev->ibdev->dev,
+			     "unpinned memory region refused: %zu MiB of DMA addresses are more than others leave; deregister something\n",
+			     size >> 20);
+	return -ENOSPC;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_device_take_iova);
+
+/**
+ * np_device_give_iova() - the end of what np_device_take_iova() gave
+ * @npdev: device
+ * @size: bytes
+ */
+void np_device_give_iova(struct np_device *npdev, size_t size)
+{
+	atomic64_sub(size, &npdev->iova);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_device_give_iova);
 
 /**
  * np_device_pd() - the protection domain of the public keys

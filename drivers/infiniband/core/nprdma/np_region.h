@@ -79,6 +79,7 @@ struct np_host {
  * @lock: protects @pd and the making of scratch pages
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
  * @rkeys: live regions by public rkey
+ * @iova: bytes of IOVA space that regions take
  * @users: 1 while the client is there, and 1 for each region
  * @idle: @users became 0
  */
@@ -87,6 +88,7 @@ struct np_device {
 	struct mutex lock;
 	struct ib_pd *pd;
 	struct xarray rkeys;
+	atomic64_t iova;
 	refcount_t users;
 	struct completion idle;
 };
@@ -213,6 +215,7 @@ struct np_counters {
  * @length: bytes
  * @base: the application's remote address of @start
  * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED
+ * @iova_size: what was taken from np_device.iova
  * @scratch: of @pd; NULL: no write window
  * @read: read window and residency table
  * @write: write window; no slots: nobody may write
@@ -248,6 +251,7 @@ struct np_region {
 	size_t length;
 	u64 base;
 	u32 access;
+	size_t iova_size;
 	struct np_scratch *scratch;
 	struct np_window read;
 	struct np_window write;
@@ -299,6 +303,9 @@ struct np_device *np_device_get(struct ib_device *ibdev);
 void np_device_put(struct np_device *npdev);
 struct ib_pd *np_device_pd(struct np_device *npdev);
 struct iommu_domain *np_device_domain(struct ib_device *ibdev);
+int np_device_take_iova(struct np_device *npdev, struct iommu_domain *domain,
+			size_t size);
+void np_device_give_iova(struct np_device *npdev, size_t size);
 int np_host_pages(void);
 struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd);
 void np_scratch_put(struct np_scratch *scratch);
@@ -309,6 +316,7 @@ int np_iova_reserve(struct device *dev, size_t size, size_t align,
 		    size_t offset, dma_addr_t *iova);
 void np_iova_release(struct device *dev, dma_addr_t iova, size_t size);
 #endif
+size_t np_window_size(unsigned long start, size_t length, bool table);
 int np_window_map(struct np_window *win, struct device *dev,
 		  struct iommu_domain *domain, unsigned long start,
 		  size_t length, bool table, phys_addr_t absent, int prot);

@@ -275,6 +275,7 @@ static void np_region_free(struct kref *ref)
 	if (!region->leaked) {
 		np_window_unmap(&region->write);
 		np_window_unmap(&region->read);
+		np_device_give_iova(region->npdev, region->iova_size);
 		np_region_free_chunks(region);
 		if (region->scratch)
 			np_scratch_put(region->scratch);
@@ -622,6 +623,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	struct np_region *region;
 	struct ib_pd *public_pd;
 	struct ib_mr *mr;
+	size_t size;
 	int ret;
 
 	ret = np_reg_check(ibdev, start, length, hca_va, access);
@@ -635,16 +637,25 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 		return ERR_PTR(-ENODEV);
 	public_pd = np_device_pd(npdev);
 	if (IS_ERR(public_pd)) {
-		np_device_put(npdev);
-		return ERR_CAST(public_pd);
+		ret = PTR_ERR(public_pd);
+		goto put;
 	}
+
+	size = np_window_size(start, length, true);
+	if (access & IB_ACCESS_LOCAL_WRITE)
+		size += np_window_size(start, length, false);
+	ret = np_device_take_iova(npdev, domain, size);
+	if (ret)
+		goto put;
 
 	region = np_region_create(npdev, pd, ibdev->dma_device, domain, start,
 				  length, hca_va, access);
 	if (IS_ERR(region)) {
-		np_device_put(npdev);
-		return ERR_CAST(region);
+		ret = PTR_ERR(region);
+		np_device_give_iova(npdev, size);
+		goto put;
 	}
+	region->iova_size = size;
 
 	/* A name needs no translation: one page whatever the region's length */
 	mr = np_umem_reg_mr(region, public_pd, region->read.iova, PAGE_SIZE,
@@ -666,6 +677,10 @@ dereg:
 close:
 	np_region_close(region);
 	np_region_put(region);
+	return ERR_PTR(ret);
+
+put:
+	np_device_put(npdev);
 	return ERR_PTR(ret);
 }
 EXPORT_SYMBOL_GPL(np_reg_user_mr);

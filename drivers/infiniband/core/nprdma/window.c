@@ -39,6 +39,30 @@ EXPORT_SYMBOL_IF_KUNIT(np_iova_release);
 
 #define NP_TABLE_PROT	(IOMMU_READ | IOMMU_CACHE)
 
+static size_t np_window_slots_size(unsigned long start, size_t length)
+{
+	return ALIGN(start + length, NP_SLOT_SIZE) -
+	       ALIGN_DOWN(start, NP_SLOT_SIZE);
+}
+
+/**
+ * np_window_size() - how much IOVA space does np_window_map() take?
+ * @start: first va
+ * @length: bytes; not 0, checked against wrapping
+ * @table: with a residency table behind it
+ *
+ * Return: bytes.
+ */
+size_t np_window_size(unsigned long start, size_t length, bool table)
+{
+	size_t size = np_window_slots_size(start, length);
+
+	if (table)
+		size += ALIGN(size >> NP_SLOT_SHIFT << PAGE_SHIFT,
+			      NP_SLOT_SIZE);
+	return size;
+}
+
 /**
  * np_window_map() - reserve a window and map all of it absent
  * @win: what to fill in, zeroed
@@ -60,15 +84,13 @@ int np_window_map(struct np_window *win, struct device *dev,
 		  struct iommu_domain *domain, unsigned long start,
 		  size_t length, bool table, phys_addr_t absent, int prot)
 {
-	size_t slots_size, table_size = 0, align;
+	size_t slots_size = np_window_slots_size(start, length);
+	size_t align;
 	int ret;
 
 	win->va = ALIGN_DOWN(start, NP_SLOT_SIZE);
-	slots_size = ALIGN(start + length, NP_SLOT_SIZE) - win->va;
 	win->slots = slots_size >> NP_SLOT_SHIFT;
-	if (table)
-		table_size = ALIGN(win->slots << PAGE_SHIFT, NP_SLOT_SIZE);
-	win->size = slots_size + table_size;
+	win->size = np_window_size(start, length, table);
 	win->dev = dev;
 	win->domain = domain;
 	win->absent = absent;
@@ -86,7 +108,8 @@ int np_window_map(struct np_window *win, struct device *dev,
 	if (ret)
 		goto release;
 	if (table) {
-		ret = iommu_map_fill(domain, win->iova + slots_size, table_size,
+		ret = iommu_map_fill(domain, win->iova + slots_size,
+				     win->size - slots_size,
 				     page_to_phys(np_host.zero_page),
 				     NP_TABLE_PROT, GFP_KERNEL_ACCOUNT);
 		if (ret)

@@ -15,6 +15,7 @@
  */
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
+#include <linux/dma-mapping.h>
 #include <linux/iommu.h>
 #include <linux/mman.h>
 #include <linux/module.h>
@@ -1641,6 +1642,44 @@ static void np_reg_check_refuses(struct kunit *test)
 					   IB_ACCESS_UNPINNED), -EINVAL);
 }
 
+/* Pinned memory and the driver need addresses, too */
+static void np_regions_leave_a_quarter_of_the_addresses(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct device *dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
+	u64 mask = DMA_BIT_MASK(48);
+
+	KUNIT_ASSERT_NOT_NULL(test, dev);
+	dev->dma_mask = &mask;
+	t->ibdev->dma_device = dev;
+	t->fake.domain.geometry.aperture_end = SZ_1T - 1;
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_1T), -ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_1T / 2), 0);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_1T / 4), -ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_1T / 4 - NP_SLOT_SIZE), 0);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  NP_SLOT_SIZE), -ENOSPC);
+	np_device_give_iova(&t->npdev, SZ_1T / 2);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_1T / 2), 0);
+	np_device_give_iova(&t->npdev, SZ_1T / 2);
+	np_device_give_iova(&t->npdev, SZ_1T / 4 - NP_SLOT_SIZE);
+
+	/* What the device cannot address is nobody's */
+	mask = DMA_BIT_MASK(32);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_4G / 4 * 3), -ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+						  SZ_4G / 2), 0);
+	np_device_give_iova(&t->npdev, SZ_4G / 2);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&t->npdev.iova), 0);
+	t->ibdev->dma_device = NULL;
+}
+
 static void np_umem_get_refuses_other_objects(struct kunit *test)
 {
 	struct np_test *t = test->priv;
@@ -1708,6 +1747,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_end_of_region_ends_holds),
 	KUNIT_CASE(np_reg_check_refuses),
+	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
 	KUNIT_CASE(np_umem_get_refuses_other_objects),
 	KUNIT_CASE(np_device_without_iommu_is_refused),
 	{}
