@@ -1293,6 +1293,42 @@ static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* Runs in the fault, after it has looked */
+static void np_replace_first_page(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+
+	fake->on_split = NULL;
+	KUNIT_EXPECT_EQ(fake->test, t->va,
+			vm_mmap(NULL, t->va, PAGE_SIZE, PROT_READ | PROT_WRITE,
+				MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE, 0));
+}
+
+/* What it has seen is not the owner's any more. A hold keeps the slot from a merge */
+static void np_fault_looks_again_after_an_invalidation(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	struct np_stats stats;
+	struct page *old;
+
+	hold = np_test_hold(test, region, 3, 1, 0);
+	np_touch(test, t->va, 1);
+	old = np_page_at(test, t->va);
+	get_page(old);	/* or it might come again */
+	t->fake.on_split = np_replace_first_page;
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_GE(test, stats.retries, 1);
+	KUNIT_EXPECT_PTR_NE(test, np_page_at(test, t->va), old);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0),
+			page_to_phys(np_page_at(test, t->va)));
+	np_test_settled(test);
+	put_page(old);
+	np_hold_release(hold);
+}
+
 static void np_page_stays_until_its_last_hold(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -1744,6 +1780,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_stale_page_is_refreshed_if_it_is_the_same),
 	KUNIT_CASE(np_held_page_is_protected_for_all_but_its_holder),
 	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
+	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_end_of_region_ends_holds),
 	KUNIT_CASE(np_reg_check_refuses),
