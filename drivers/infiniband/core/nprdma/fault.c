@@ -89,7 +89,7 @@ struct np_pin {
  * @flags: NP_FAULT_*
  * @hold: or NULL
  * @pin: pages pinned for @hold, not yet on it
- * @no_memory: said the last attempt to pin, if there was one
+ * @no_memory: said the last attempt to pin
  * @split_write: the write window's slot was split
  * @huge: what the CPU maps with one entry becomes one leaf
  * @pfns: for HMM
@@ -1066,12 +1066,11 @@ static long np_pin_pages(struct np_fault *f, struct page **pages)
  *
  * Pages that must not be pinned where they are have to move first, and if somebody
  * else has one in his hands just then, that is -ENOMEM, too.  Most likely he wants to
- * pin it as well, so the second time, and from then on, we do that one after the
- * other: who tried the first way again would be in the way of the one whose turn it is.
+ * pin it as well, so the second time nobody else pins anything of the region.
  */
 static int np_fault_pin(struct np_fault *f)
 {
-	struct mutex *lock = &f->region->pin_lock;
+	struct rw_semaphore *lock = &f->region->pin_lock;
 	struct np_pin *pin;
 	long ret;
 
@@ -1080,12 +1079,16 @@ static int np_fault_pin(struct np_fault *f)
 		return -ENOMEM;
 	pin->npages = f->npages;
 
-	ret = f->no_memory ? -ENOMEM : np_pin_pages(f, pin->pages);
+	ret = down_read_killable(lock);
+	if (!ret) {
+		ret = np_pin_pages(f, pin->pages);
+		up_read(lock);
+	}
 	if (ret == -ENOMEM) {
-		ret = mutex_lock_killable(lock);
+		ret = down_write_killable(lock);
 		if (!ret) {
 			ret = np_pin_pages(f, pin->pages);
-			mutex_unlock(lock);
+			up_write(lock);
 		}
 	}
 	f->no_memory = ret == -ENOMEM;

@@ -9,7 +9,7 @@
  *     np_region.chunk_lock	which chunks exist; held across notifier insertion
  *       mmap_lock
  *       np_aging.lock	regions of an owner; held while pages are aged
- *     np_region.pin_lock	holds whose pages have to be moved first
+ *     np_region.pin_lock	shared by holds that pin; alone: pages have to move first
  *       mmap_lock
  *     np_region.table_lock	pages of the residency table; held across iommu_split()
  *     np_chunk.lock		residency: words and leaves.  Taken by the notifier,
@@ -29,6 +29,7 @@
 #include <linux/iommu.h>
 #include <linux/mmu_notifier.h>
 #include <linux/refcount.h>
+#include <linux/rwsem.h>
 #include <linux/sizes.h>
 #include <linux/xarray.h>
 #include <rdma/ib_umem.h>
@@ -235,7 +236,7 @@ struct np_counters {
  * @aging: of @mm; NULL until the first chunk is made
  * @aging_node: in its list
  * @table_lock: serialises changes of the residency table's leaves
- * @pin_lock: taken by holds that could not pin at first
+ * @pin_lock: whoever pins pages for a hold has it; who could not at first, alone
  * @hold_lock: protects @holds and the lists of pins
  * @holds: of this region
  * @count: statistics
@@ -274,7 +275,7 @@ struct np_region {
 
 	struct mutex table_lock;
 
-	struct mutex pin_lock;
+	struct rw_semaphore pin_lock;
 	spinlock_t hold_lock;
 	struct list_head holds;
 

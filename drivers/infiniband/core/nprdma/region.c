@@ -490,7 +490,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	mutex_init(&region->chunk_lock);
 	xa_init(&region->chunks);
 	mutex_init(&region->table_lock);
-	mutex_init(&region->pin_lock);
+	init_rwsem(&region->pin_lock);
 	spin_lock_init(&region->hold_lock);
 	INIT_LIST_HEAD(&region->holds);
 
