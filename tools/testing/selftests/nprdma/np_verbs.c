@@ -108,17 +108,6 @@ static int area_open(struct area *area, struct side *s, bool pinned, int access)
 	return 0;
 }
 
-static int area_close(struct area *area, bool pinned)
-{
-	int ret = 0;
-
-	for (int k = 0; k < 2; k++) {
-		ret |= pinned || !k ? ibv_dereg_mr(area->mr[k]) : npr_dereg_mr(area->mr[k]);
-		ret |= munmap(area->mem[k], AREA);
-	}
-	return ret;
-}
-
 /* A QP of the variant's type in INIT, with a CQ for each direction. */
 static int side_start(struct side *s, const struct variant *v, bool pinned)
 {
