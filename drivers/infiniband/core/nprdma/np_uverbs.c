@@ -261,7 +261,8 @@ static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
 	 * The end of the region, of its keys above all, ends that. uverbs come round
 	 * again for what is busy.
 	 */
-	if (why != RDMA_REMOVE_DESTROY && np_local_is_needed(uobj->object))
+	if (why != RDMA_REMOVE_DESTROY && why != RDMA_REMOVE_ABORT &&
+	    np_local_is_needed(uobj->object))
 		return -EBUSY;
 	np_local_release(uobj->object);
 	return 0;

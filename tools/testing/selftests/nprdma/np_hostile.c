@@ -81,7 +81,7 @@ static const struct method methods[NR_METHODS] = {
 		{ NP_ATTR_FORGET_REGION, IN, sizeof(uint64_t) } } },
 	[QUERY_MR] = { "QUERY_MR", UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY_MR, 2, {
 		{ NP_ATTR_QUERY_MR_HANDLE, HANDLE },
-		{ NP_ATTR_QUERY_MR_RESP, OUT, offsetof(struct np_mr_info, reserved) + 32 } } },
+		{ NP_ATTR_QUERY_MR_RESP, OUT, sizeof(struct np_mr_info) } } },
 	[CHANNEL] = { "CHANNEL_ALLOC", UVERBS_OBJECT_NP_CHANNEL, NP_METHOD_CHANNEL_ALLOC, 1, {
 		{ NP_ATTR_CHANNEL_FD, NEW } } },
 	[HOLD] = { "HOLD_ALLOC", UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_ALLOC, 4, {

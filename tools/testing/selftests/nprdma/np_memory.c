@@ -1066,7 +1066,9 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
 	/* Both are asked about; when the second has gone, so has had the first its turn. */
 	ASSERT_EQ(0, set_idle(frame_of(self->data)));
 	ASSERT_EQ(0, set_idle(frame_of(self->data + PAGE)));
-	ASSERT_TRUE(np_wait_until(resident(pair->mr) == 1));
+	ASSERT_TRUE(np_wait_until(!(np_pair_word(pair, off + PAGE) & NP_WORD_READABLE)));
+	EXPECT_EQ(1, resident(pair->mr));
+	EXPECT_NE(0, np_pair_word(pair, off) & NP_WORD_READABLE);
 	ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
