@@ -514,8 +514,8 @@ static bool until_compared(void *arg)
 {
 	struct victim *victim = arg;
 
-	return atomic_load(&victim->answered) < 200 * LANES ||
-	       atomic_load(&victim->shared->answered) - victim->begin < 200 * LANES;
+	return atomic_load(&victim->answered) < 1000 * LANES ||
+	       atomic_load(&victim->shared->answered) - victim->begin < 1000 * LANES;
 }
 
 /*
