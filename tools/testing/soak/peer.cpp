@@ -536,12 +536,13 @@ void peer::main_loop()
 		if (random_.one_in(500))
 			shake();
 		if (c_.events && under_way_.size() == window) {
-			if (main_.cq->req_notify() && !c_.owner_is_gone)
-				fail(c_, "npr_req_notify_cq");
+			if (const int error = main_.cq->req_notify(); error && !c_.owner_is_gone)
+				fail(c_, fmt::format("npr_req_notify_cq: {}", std::strerror(-error)));
 			poll();
-			/* Not for longer than it takes to notice that all has ended. */
-			if (under_way_.size() == window && main_.cq->wait(100) < 0)
-				fail(c_, "npr_wait_cq");
+			/* Not for longer than it takes to notice that all has ended; a device that is gone wakes all. */
+			if (under_way_.size() == window)
+				if (const int n = main_.cq->wait(100); n < 0 && !c_.owner_is_gone)
+					fail(c_, fmt::format("npr_wait_cq: {}", std::strerror(-n)));
 		}
 		poll();
 		if (under_way_.empty() || under_way_.front().id != before) {
