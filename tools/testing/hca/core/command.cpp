@@ -140,7 +140,7 @@ void device::caps(uint16_t type, bytes c) noexcept
 		{cap_umr_modify_entity_size_disabled, 0}, {cap_umr_extended_translation_offset, 1},
 		{cap_umr_modify_atomic_disabled, 0}, {cap_umr_indirect_mkey_disabled, 1}, {cap_atomic, 1},
 		{cap_cq_oi, 1}, {cap_cq_resize, 1}, {cap_cq_moderation, 1}, {cap_block_lb_mc, 1}, {cap_pkv, 1}, {cap_qkv, 1},
-		{cap_imaicl, 0}, {cap_vport_counters, 0},
+		{cap_imaicl, 1}, {cap_vport_counters, 0},
 	};
 	for (const auto &v : values)
 		set(c, v.f, v.value);

@@ -258,8 +258,11 @@ static void stuck_process(int sock, int share)
 	while (sent - busy > share) {
 		if (np_next_event(&many.pair.peer, &event, NP_WAIT_MS) != 1)
 			_exit(3);
-		if (event.status != NP_BUSY)
+		if (event.status != NP_BUSY) {
+			fprintf(stderr, "FAULT %llu ended with status %u\n", event.cookie,
+				event.status);
 			_exit(4);
+		}
 		busy++;
 	}
 	/* And at least one that we know of is waiting for us. */
@@ -478,8 +481,11 @@ static int flood(struct many *many, unsigned int pages, bool drop, atomic_ulong 
 		if (np_next_event(&many->pair.peer, &event, NP_WAIT_MS) != 1)
 			return -ETIMEDOUT;
 		do {
-			if (event.status != NP_OK && event.status != NP_BUSY)
+			if (event.status != NP_OK && event.status != NP_BUSY) {
+				fprintf(stderr, "FAULT %llu ended with status %u, after %lu\n",
+					event.cookie, event.status, atomic_load(answered));
 				return -EIO;
+			}
 			under_way--;
 			atomic_fetch_add(answered, event.status == NP_OK);
 		} while (np_next_event(&many->pair.peer, &event, 0) == 1);

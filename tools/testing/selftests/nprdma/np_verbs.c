@@ -278,6 +278,12 @@ static int post_ex(struct ibv_qp_ex *q, struct ibv_send_wr *wr)
 			ibv_wr_atomic_fetch_add(q, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr,
 						wr->wr.atomic.compare_add);
 			break;
+		case IBV_WR_BIND_MW:
+			ibv_wr_bind_mw(q, wr->bind_mw.mw, wr->bind_mw.rkey, &wr->bind_mw.bind_info);
+			continue;
+		case IBV_WR_LOCAL_INV:
+			ibv_wr_local_inv(q, wr->invalidate_rkey);
+			continue;
 		default:
 			ibv_wr_abort(q);
 			return -EINVAL;
@@ -1218,6 +1224,123 @@ TEST_F(verbs, shared_queue_of_two_pairs)
 	}
 	ASSERT_EQ(0, npr_query_mr(w->sink.mr[1], &attr));
 	EXPECT_EQ(0UL, attr.held_pages);
+}
+
+/* --- keys that come and go with work requests --------------------------------------------- */
+
+/* The completion of one work request of @s. */
+#define ASSERT_DONE(s, wr, ex, want)						\
+	do {									\
+		struct ibv_wc wc;						\
+		ASSERT_EQ(0, post_send(s, wr, ex));				\
+		ASSERT_TRUE(np_wait_until(poll_one(s, 0, ex, &wc)));		\
+		ASSERT_EQ((wr)->wr_id, wc.wr_id);				\
+		ASSERT_EQ(want, wc.status);					\
+		if (!wc.status)							\
+			EXPECT_EQ(completion((wr)->opcode), (int)wc.opcode);	\
+	} while (0)
+
+static int completion(enum ibv_wr_opcode op)
+{
+	switch (op) {
+	case IBV_WR_BIND_MW:
+		return IBV_WC_BIND_MW;
+	case IBV_WR_LOCAL_INV:
+		return IBV_WC_LOCAL_INV;
+	case IBV_WR_RDMA_READ:
+		return IBV_WC_RDMA_READ;
+	default:
+		return IBV_WC_SEND;
+	}
+}
+
+/*
+ * A window on pinned memory is of use until its owner, or a peer's SEND, invalidates it,
+ * and everything else in these requests is in unpinned memory.
+ */
+TEST_F(verbs, window_is_of_use_until_it_is_invalidated)
+{
+	struct world *worlds[] = { self->pinned, self->unpinned };
+	uint8_t *data = np_map(PAGE);
+
+	ASSERT_NE(NULL, data);
+	np_fill(data, PAGE, 0);
+	for (unsigned int i = 0; i < 8; i++) {
+		const bool pinned = i & 1, local = i & 2, ex = !pinned && i & 4;
+		const struct variant v = { .type = IBV_QPT_RC, .ex = ex };
+		struct world *w = worlds[!pinned];
+		struct ibv_mr *mr = ibv_reg_mr(w->b.pd, data, PAGE, NP_RIGHTS | IBV_ACCESS_MW_BIND);
+		struct ibv_mw *mw = ibv_alloc_mw(w->b.pd, IBV_MW_TYPE_2);
+		struct ibv_sge here = { (uintptr_t)w->here.mem[1], 2 * PAGE, w->here.mr[1]->lkey };
+		struct ibv_sge sink = { (uintptr_t)w->sink.mem[1], SLOT, w->sink.mr[1]->lkey };
+		struct ibv_recv_wr recv = { .wr_id = 7, .sg_list = &sink, .num_sge = 1 };
+		struct ibv_send_wr bind = {
+			.wr_id = 1, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED,
+		};
+		struct ibv_send_wr invalidate = {
+			.wr_id = 2, .send_flags = IBV_SEND_SIGNALED,
+			.opcode = local ? IBV_WR_LOCAL_INV : IBV_WR_SEND_WITH_INV,
+		};
+		struct ibv_send_wr look = {
+			.wr_id = 3, .sg_list = &here, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+			.send_flags = IBV_SEND_SIGNALED,
+		};
+		struct ibv_wc wc;
+		uint32_t rkey;
+
+		ASSERT_NE(NULL, mr);
+		ASSERT_NE(NULL, mw) TH_LOG("no memory windows: %s", strerror(errno));
+		fill(w);
+		ASSERT_EQ(0, side_start(&w->a, &v, pinned));
+		ASSERT_EQ(0, side_start(&w->b, &v, pinned));
+		ASSERT_EQ(0, side_connect(&w->a, &w->b, 7));
+		ASSERT_EQ(0, side_connect(&w->b, &w->a, 7));
+		rkey = ibv_inc_rkey(mw->rkey);
+		bind.bind_mw.mw = mw;
+		bind.bind_mw.rkey = rkey;
+		bind.bind_mw.bind_info = (struct ibv_mw_bind_info){
+			mr, (uintptr_t)data + 8, PAGE - 8, IBV_ACCESS_REMOTE_READ
+		};
+		ASSERT_DONE(&w->b, &bind, ex, IBV_WC_SUCCESS);
+
+		here.length = PAGE - 8;
+		look.wr.rdma.remote_addr = (uintptr_t)data + 8;
+		look.wr.rdma.rkey = rkey;
+		ASSERT_DONE(&w->a, &look, ex, IBV_WC_SUCCESS);
+		EXPECT_EQ(0, memcmp(w->here.mem[1], data + 8, PAGE - 8));
+
+		ASSERT_EQ(0, post_recv(&w->b, &recv));
+		invalidate.invalidate_rkey = rkey;
+		if (local) {
+			ASSERT_DONE(&w->b, &invalidate, ex, IBV_WC_SUCCESS);
+		} else {
+			here.addr += SLOT;
+			here.length = SLOT - 3;
+			invalidate.sg_list = &here;
+			invalidate.num_sge = 1;
+			ASSERT_DONE(&w->a, &invalidate, ex, IBV_WC_SUCCESS);
+			ASSERT_TRUE(np_wait_until(poll_one(&w->b, 1, false, &wc)));
+			ASSERT_EQ(IBV_WC_SUCCESS, wc.status);
+			EXPECT_EQ(IBV_WC_RECV, wc.opcode);
+			EXPECT_EQ(IBV_WC_WITH_INV, wc.wc_flags);
+			EXPECT_EQ(rkey, wc.invalidated_rkey);
+			EXPECT_EQ(SLOT - 3, wc.byte_len);
+			EXPECT_EQ(0, memcmp(w->sink.mem[1], w->here.mem[1] + SLOT, SLOT - 3));
+			here.length = 8;
+		}
+		/* It can be bound again, by another name. */
+		bind.bind_mw.rkey = ibv_inc_rkey(rkey);
+		ASSERT_DONE(&w->b, &bind, ex, IBV_WC_SUCCESS);
+		look.wr.rdma.rkey = bind.bind_mw.rkey;
+		ASSERT_DONE(&w->a, &look, ex, IBV_WC_SUCCESS);
+		look.wr.rdma.rkey = rkey;
+		ASSERT_DONE(&w->a, &look, ex, IBV_WC_REM_ACCESS_ERR);
+		EXPECT_EQ(IBV_QPS_ERR, np_qp_state(w->a.qp));
+		ASSERT_EQ(0, side_end(&w->a));
+		ASSERT_EQ(0, side_end(&w->b));
+		ASSERT_EQ(0, ibv_dealloc_mw(mw));
+		ASSERT_EQ(0, ibv_dereg_mr(mr));
+	}
 }
 
 /* --- what is refused ------------------------------------------------------------------ */
