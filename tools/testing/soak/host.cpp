@@ -212,12 +212,15 @@ void host::remove_device(void (*between)(void *), void *arg)
 	const char *dev = random_.one_in(2) ? NP_OWNER_DEV : NP_PEER_DEV;
 	char function[NP_FUNCTION_LEN];
 
-	events_["unbind"]++;
-	if (int error = np_device_remove(dev, function))
-		throw std::runtime_error(fmt::format("unbind of {}: {}", dev, std::strerror(-error)));
+	const bool unplug = random_.one_in(2);
+	const char *what = unplug ? "unplug" : "unbind";
+
+	events_[what]++;
+	if (int error = np_device_remove(dev, unplug, function))
+		throw std::runtime_error(fmt::format("{} of {}: {}", what, dev, std::strerror(-error)));
 	between(arg);
 	if (int error = np_device_return(dev, function))
-		throw std::runtime_error(fmt::format("bind of {}: {}", dev, std::strerror(-error)));
+		throw std::runtime_error(fmt::format("return after {} of {}: {}", what, dev, std::strerror(-error)));
 }
 
 } // namespace soak

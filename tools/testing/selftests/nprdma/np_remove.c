@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A device is taken away from its driver under everybody who uses it: regions,
- * holds, connected queue pairs, FAULTs under way. When the driver has let go,
- * nothing of it is left; memory is as it was; the other end hears of it; and the
+ * A device is taken away from its driver, or from the host, under everybody who uses
+ * it: regions, holds, connected queue pairs, FAULTs under way. When the driver has let
+ * go, nothing of it is left; memory is as it was; the other end hears of it; and the
  * device can come back.
  */
 #include "np_harness.h"
@@ -16,6 +16,13 @@ FIXTURE(remove) {
 	long peer_pinned;
 	char function[NP_FUNCTION_LEN];	/* of the device that is away */
 };
+
+FIXTURE_VARIANT(remove) {
+	bool unplug;
+};
+
+FIXTURE_VARIANT_ADD(remove, from_its_driver) { .unplug = false };
+FIXTURE_VARIANT_ADD(remove, from_the_host) { .unplug = true };
 
 static int join_pair(struct np_pair *pair)
 {
@@ -96,7 +103,7 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 	int ret;
 
 	ASSERT_EQ(0, start_faults(pair));
-	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, self->function));
+	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, variant->unplug, self->function));
 	/* At once: the driver is gone, so nobody is left who could give back later. */
 	EXPECT_EQ(self->pinned + self->peer_pinned, np_pinned());
 	EXPECT_TRUE(memory_is_intact(pair));
@@ -125,7 +132,7 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 	struct np_event event;
 
 	ASSERT_EQ(0, start_faults(pair));
-	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, self->function));
+	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->unplug, self->function));
 	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned + self->owner_pinned));
 	EXPECT_TRUE(memory_is_intact(pair));
 	EXPECT_EQ(-EIO, np_pair_fault(pair, 0, PAGE, 0, &event));
@@ -145,7 +152,7 @@ TEST_F(remove, device_can_come_and_go)
 		const char *dev = i % 2 ? NP_PEER_DEV : NP_OWNER_DEV;
 		struct np_pair again = {};
 
-		ASSERT_EQ(0, np_device_remove(dev, self->function));
+		ASSERT_EQ(0, np_device_remove(dev, variant->unplug, self->function));
 		ASSERT_EQ(0, np_device_return(dev, self->function));
 		ASSERT_EQ(0, open_pair(&again));
 		ASSERT_EQ(NP_OK, np_pair_fault(&again, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,

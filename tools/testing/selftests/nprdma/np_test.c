@@ -970,7 +970,9 @@ static void np_warm_up(void)
 
 #define NP_DRIVER "/sys/bus/pci/drivers/mlx5_core"
 
-int np_device_remove(const char *dev, char function[NP_FUNCTION_LEN])
+#define NP_PCI "/sys/bus/pci"
+
+int np_device_remove(const char *dev, bool unplug, char function[NP_FUNCTION_LEN])
 {
 	char path[128], target[PATH_MAX] = {};
 
@@ -978,7 +980,10 @@ int np_device_remove(const char *dev, char function[NP_FUNCTION_LEN])
 	if (readlink(path, target, sizeof(target) - 1) < 0)
 		return -errno;
 	snprintf(function, NP_FUNCTION_LEN, "%s", basename(target));
-	return np_write_file(NP_DRIVER, "unbind", function);
+	if (!unplug)
+		return np_write_file(NP_DRIVER, "unbind", function);
+	snprintf(path, sizeof(path), NP_PCI "/devices/%s", function);
+	return np_write_file(path, "remove", "1");
 }
 
 static bool np_port_active(const char *dev)
@@ -996,8 +1001,12 @@ static bool np_port_active(const char *dev)
 
 int np_device_return(const char *dev, const char *function)
 {
-	int ret = np_write_file(NP_DRIVER, "bind", function);
+	char path[128];
+	int ret;
 
+	snprintf(path, sizeof(path), NP_PCI "/devices/%s", function);
+	ret = access(path, F_OK) ? np_write_file(NP_PCI, "rescan", "1") :
+				   np_write_file(NP_DRIVER, "bind", function);
 	if (ret)
 		return ret;
 	if (!np_wait_until(np_port_active(dev)))

@@ -206,11 +206,12 @@ int np_hca_get(const char *dev, unsigned int reg, uint64_t *value);
 int np_hca_set(const char *dev, unsigned int reg, uint64_t value);
 
 /*
- * Takes a device away from its driver, under all who use it, and says which PCI
- * function it was; gives one back and waits for its port.
+ * Takes a device away, under all who use it, and says which PCI function it was: from
+ * its driver, or from the host, as a hot-unplug does, with its IOMMU domain. Gives it
+ * back and waits for its port.
  */
 #define NP_FUNCTION_LEN 32
-int np_device_remove(const char *dev, char function[NP_FUNCTION_LEN]);
+int np_device_remove(const char *dev, bool unplug, char function[NP_FUNCTION_LEN]);
 int np_device_return(const char *dev, const char *function);
 
 /*
