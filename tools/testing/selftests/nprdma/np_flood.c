@@ -424,6 +424,57 @@ TEST_F(order, qp_that_waits_for_each_fault_gets_half_beside_many_that_do_not)
 	TH_LOG("%u of others came before %u of one QP", between, TURNS);
 }
 
+#define FILLERS		(OWNER_ACTIVE / LANES)	/* QPs whose FAULTs are all that is at work */
+#define DEEPEST		32			/* of so many turns one is for the last class */
+
+/*
+ * The other way round: there is always somebody who waits for a single FAULT, and who has
+ * many under way is served all the same.
+ */
+TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_fault)
+{
+	unsigned int owner[NP_DATA_PAGES], page = 0, deep = 0;
+	static struct stuck_file file;
+	static struct many many;
+	uint8_t *data = stuck_map(&file);
+	int at_work = OWNER_ACTIVE;
+	struct np_event event;
+
+	ASSERT_NE(NULL, data);
+	ASSERT_EQ(0, many_open(&many, MANY + 1, data));
+
+	for (; page < OWNER_ACTIVE; page++)
+		ASSERT_EQ(0, many_fault(&many, owner[page] = page % FILLERS, page, 1));
+	ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) == at_work));
+	for (unsigned int lane = 0; lane < LANES; lane++, page++)
+		ASSERT_EQ(0, many_fault(&many, owner[page] = FILLERS, page, 1));
+	for (unsigned int i = FILLERS + 1; i <= MANY; i++, page++)
+		ASSERT_EQ(0, many_fault(&many, owner[page] = i, page, 1));
+
+	/* One place at work becomes free, and is then handed on from turn to turn. */
+	stuck_bring(&file, 0);
+	for (unsigned int turn = 0; turn < 8 * DEEPEST; turn++) {
+		unsigned int next;
+
+		ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) > at_work));
+		next = file.reads[at_work].page;
+		ASSERT_LE(OWNER_ACTIVE, next);
+		deep += owner[next] == FILLERS;
+		stuck_bring(&file, at_work++);
+		/* Who was served asks again. */
+		do {
+			ASSERT_EQ(1, np_next_event(&many.pair.peer, &event, NP_WAIT_MS));
+			ASSERT_EQ(NP_OK, event.status);
+		} while (event.cookie != next);
+		ASSERT_GT(NP_DATA_PAGES, page);
+		ASSERT_EQ(0, many_fault(&many, owner[page] = owner[next], page, 1));
+		page++;
+	}
+	TH_LOG("%u of %u turns were for the QP with %u under way", deep, 8 * DEEPEST, LANES);
+	/* 31 by the rule: 1, 2, 4 and 8 of the first classes, and 8 of each of the last two. */
+	EXPECT_LE(16U, deep);
+}
+
 /* --- peers that ask without end -------------------------------------------------------------- */
 
 struct shared {
