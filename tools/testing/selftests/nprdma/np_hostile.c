@@ -665,6 +665,7 @@ TEST_F(edges, fault_reaches_the_region_and_nothing_else)
 	struct np_pair *pair = &self->pair;
 	uint64_t edges[NR_EDGES], start = pair->info.base;
 	unsigned int nr = make_edges(start, NP_DATA_LEN, edges), granted = 0;
+	struct np_mr_info before = {}, after;
 
 	for (unsigned int a = 0; a < nr; a++) {
 		for (unsigned int l = 0; l < nr; l++) {
@@ -681,6 +682,12 @@ TEST_F(edges, fault_reaches_the_region_and_nothing_else)
 				want = NP_OK;
 			EXPECT_EQ(want, ret) TH_LOG("%#lx + %#lx", addr, len);
 			granted += ret == NP_OK;
+			/* Not a part of it either, when some of it is none of the region's. */
+			ASSERT_EQ(0, np_query_mr(pair->mr, &after));
+			if (ret != NP_OK)
+				EXPECT_EQ(before.resident_pages, after.resident_pages)
+					TH_LOG("%#lx + %#lx", addr, len);
+			before = after;
 		}
 	}
 	EXPECT_LT(0, granted);
