@@ -247,13 +247,7 @@ cmd_status device::cmd_eq(uint16_t op, const_bytes in, bytes out)
 			e->mask[i] = load64(mask.data() + 8 * i);
 		/* Completion events go where their queue says. */
 		e->mask[0] &= ~1ull;
-		eq *p = e.get();
-		const uint32_t n = eqs.add(std::move(e));
-		if (!n)
-			return cmd_status::no_resource;
-		p->eqn = n;
-		set(out, cmd_out_eqn, n);
-		return cmd_status::ok;
+		return enlist(eqs, std::move(e), &eq::eqn, out, cmd_out_eqn);
 	}
 	const uint32_t n = get32(in, field{0x58, 8});
 	eq *e = eqs.find(n);
@@ -295,13 +289,7 @@ cmd_status device::cmd_cq(uint16_t op, const_bytes in, bytes out)
 			return cmd_status::bad_param;
 		if (!cq_buffer(c->buffer, ctx, part(in, cmd_in_pas), c->log_size, c->stride))
 			return cmd_status::bad_in_len;
-		cq *p = c.get();
-		const uint32_t n = cqs.add(std::move(c));
-		if (!n)
-			return cmd_status::no_resource;
-		p->cqn = n;
-		set(out, cmd_object, n);
-		return cmd_status::ok;
+		return enlist(cqs, std::move(c), &cq::cqn, out);
 	}
 
 	const uint32_t n = get32(in, cmd_object);
@@ -381,13 +369,7 @@ cmd_status device::cmd_srq(uint16_t op, const_bytes in, bytes out)
 		if (!s->buffer.set(part(in, cmd_in_pas), log_page, get32(ctx, srqc_page_offset),
 				   1ull << (s->log_size + s->log_stride)))
 			return cmd_status::bad_in_len;
-		srq *p = s.get();
-		const uint32_t n = srqs.add(std::move(s));
-		if (!n)
-			return cmd_status::no_resource;
-		p->srqn = n;
-		set(out, cmd_object, n);
-		return cmd_status::ok;
+		return enlist(srqs, std::move(s), &srq::srqn, out);
 	}
 	const uint32_t n = get32(in, cmd_object);
 	srq *s = srqs.find(n);
@@ -438,13 +420,7 @@ cmd_status device::cmd_rmp(uint16_t op, const_bytes in, bytes out)
 		if (!s->buffer.set(part(in, cmd_in_pas), log_page, get32(wq, wq_page_offset),
 				   1ull << (s->log_size + s->log_stride)))
 			return cmd_status::bad_in_len;
-		srq *p = s.get();
-		const uint32_t n = srqs.add(std::move(s));
-		if (!n)
-			return cmd_status::no_resource;
-		p->srqn = n;
-		set(out, cmd_object, n);
-		return cmd_status::ok;
+		return enlist(srqs, std::move(s), &srq::srqn, out);
 	}
 	const uint32_t n = get32(in, cmd_object);
 	srq *s = srqs.find(n);

@@ -61,16 +61,18 @@ bool device::knob_set(uint32_t k, uint64_t value) noexcept
 	return true;
 }
 
-bool device::dma_read(uint64_t iova, void *buf, size_t len) noexcept
+/* One request after the other, none of which crosses a boundary of their size. */
+template <class P>
+bool device::dma(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept
 {
-	auto *p = static_cast<uint8_t *>(buf);
+	auto *p = static_cast<std::conditional_t<std::is_const_v<P>, const uint8_t, uint8_t> *>(buf);
 	const size_t request = knob(NPHCA_DMA_REQUEST_SIZE);
 	const uint64_t pause = knob(NPHCA_DMA_DELAY_NS);
 
 	while (len) {
 		const size_t n = std::min(len, request - (iova & (request - 1)));
 		count(NPHCA_DMA_REQUESTS);
-		if (ops_.dma_read(host_, iova, p, n)) {
+		if (op(host_, iova, p, n)) {
 			count(NPHCA_DMA_FAULTS);
 			return false;
 		}
@@ -83,26 +85,14 @@ bool device::dma_read(uint64_t iova, void *buf, size_t len) noexcept
 	return true;
 }
 
+bool device::dma_read(uint64_t iova, void *buf, size_t len) noexcept
+{
+	return dma(ops_.dma_read, iova, buf, len);
+}
+
 bool device::dma_write(uint64_t iova, const void *buf, size_t len) noexcept
 {
-	auto *p = static_cast<const uint8_t *>(buf);
-	const size_t request = knob(NPHCA_DMA_REQUEST_SIZE);
-	const uint64_t pause = knob(NPHCA_DMA_DELAY_NS);
-
-	while (len) {
-		const size_t n = std::min(len, request - (iova & (request - 1)));
-		count(NPHCA_DMA_REQUESTS);
-		if (ops_.dma_write(host_, iova, p, n)) {
-			count(NPHCA_DMA_FAULTS);
-			return false;
-		}
-		iova += n;
-		p += n;
-		len -= n;
-		if (pause)
-			ops_.delay(host_, pause);
-	}
-	return true;
+	return dma(ops_.dma_write, iova, buf, len);
 }
 
 /* The init segment's words are big-endian; a bus reads it as bytes. */

@@ -85,6 +85,20 @@ private:
 	uint32_t count_ = 0;
 };
 
+/* Into the table with @object: it learns its number, and so does the command's answer. */
+template <class T>
+cmd_status enlist(table<T> &all, std::unique_ptr<T> object, uint32_t T::*number, bytes out, field at = cmd_object)
+{
+	T *p = object.get();
+	const uint32_t n = all.add(std::move(object));
+
+	if (!n)
+		return cmd_status::no_resource;
+	p->*number = n;
+	set(out, at, n);
+	return cmd_status::ok;
+}
+
 /* Objects that have a number and users, and nothing else. */
 struct plain_object {
 	uint32_t users = 0;
@@ -157,6 +171,9 @@ public:
 	size_t xlt_words = 0; /* of all mkeys */
 
 private:
+	template <class P>
+	bool dma(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept;
+
 	/* command.cpp */
 	void run_commands(uint32_t doorbell) noexcept;
 	bool run_command(uint32_t slot) noexcept;

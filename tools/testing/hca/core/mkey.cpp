@@ -260,14 +260,10 @@ cmd_status device::cmd_mkey(uint16_t op, const_bytes in, bytes out)
 		m->xlt.resize(words);
 		for (size_t i = 0; i < words; ++i)
 			m->xlt[i] = load64(xlt.data() + 8 * i);
-		mkey *p = m.get();
-		const uint32_t n = mkeys.add(std::move(m));
-		if (!n)
-			return cmd_status::no_resource;
-		p->index = n;
-		xlt_words += words;
-		set(out, cmd_object, n);
-		return cmd_status::ok;
+		const cmd_status status = enlist(mkeys, std::move(m), &mkey::index, out);
+		if (status == cmd_status::ok)
+			xlt_words += words;
+		return status;
 	}
 
 	mkey *m = mkeys.find(number);

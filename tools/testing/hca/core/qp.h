@@ -142,6 +142,7 @@ private:
 	void rewind(uint32_t psn);
 	void acknowledged(uint32_t psn);
 	void handle_ack(packet &p);
+	send_wqe *awaiting(const packet &p, uint32_t *into);
 	void handle_read_response(packet &p);
 	void handle_atomic_response(packet &p);
 	void fail_at(uint32_t psn, wc_error error, uint8_t vendor);

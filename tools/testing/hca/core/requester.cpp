@@ -684,52 +684,61 @@ void qp::handle_ack(packet &p)
 		dev.fab.ready(*this);
 }
 
-void qp::handle_read_response(packet &p)
+/*
+ * The request that a response with data belongs to, and which of its packets it is; or
+ * null: it is an old one, or one before it has been lost and is asked for again.
+ */
+send_wqe *qp::awaiting(const packet &p, uint32_t *into)
 {
-	if (state != qp_state::rts)
-		return;
 	for (send_wqe &w : inflight_) {
 		if (w.done || !w.packets)
 			continue;
-		const int32_t into = psn_diff(p.psn, w.first_psn);
-		if (into < 0)
-			return; /* old */
-		if (into >= static_cast<int32_t>(w.packets)) {
-			if (!w.wants_response()) {
-				/* Executed before the READ was. */
-				w.done = true;
-				continue;
-			}
+		const int32_t diff = psn_diff(p.psn, w.first_psn);
+		if (diff < 0)
+			return nullptr;
+		*into = static_cast<uint32_t>(diff);
+		if (*into < w.packets)
+			return &w;
+		if (w.wants_response()) {
 			ask_again((w.first_psn + w.received) & psn_mask);
-			return;
+			return nullptr;
 		}
-		if (w.opcode != WQE_READ || static_cast<uint32_t>(into) != w.received) {
-			if (w.opcode == WQE_READ && static_cast<uint32_t>(into) > w.received)
-				ask_again((w.first_psn + w.received) & psn_mask);
-			return;
-		}
-		const uint32_t at = w.received * mtu;
-		wc_error error = wc_error::none;
-		if (p.size != std::min(mtu, w.length - at))
-			error = wc_error::bad_response;
-		else if (const mem_result r = scatter(w.sgl, at, p.data.data(), p.size, self()); r != mem_result::ok)
-			error = local_error(r);
-		if (error != wc_error::none) {
-			if (outstanding_)
-				--outstanding_;
-			fail(w, error, vendor_of(error));
-			break;
-		}
-		++w.received;
+		/* Executed before the READ or atomic was. */
+		w.done = true;
+	}
+	retire();
+	if (state == qp_state::rts)
+		dev.fab.ready(*this);
+	return nullptr;
+}
+
+void qp::handle_read_response(packet &p)
+{
+	uint32_t into = 0;
+	send_wqe *w = state == qp_state::rts ? awaiting(p, &into) : nullptr;
+
+	if (!w || w->opcode != WQE_READ || into < w->received)
+		return;
+	if (into > w->received) {
+		ask_again((w->first_psn + w->received) & psn_mask);
+		return;
+	}
+	const uint32_t at = w->received * mtu;
+	wc_error error = wc_error::none;
+	if (p.size != std::min(mtu, w->length - at))
+		error = wc_error::bad_response;
+	else if (const mem_result r = scatter(w->sgl, at, p.data.data(), p.size, self()); r != mem_result::ok)
+		error = local_error(r);
+	if (error == wc_error::none) {
+		++w->received;
 		acked_psn_ = (p.psn + 1) & psn_mask;
 		progress();
-		if (w.received == w.packets) {
-			w.done = true;
-			if (outstanding_)
-				--outstanding_;
-		}
-		break;
+		w->done = w->received == w->packets;
 	}
+	if ((w->done || error != wc_error::none) && outstanding_)
+		--outstanding_;
+	if (error != wc_error::none)
+		fail(*w, error, vendor_of(error));
 	retire();
 	if (state == qp_state::rts)
 		dev.fab.ready(*this);
@@ -737,39 +746,24 @@ void qp::handle_read_response(packet &p)
 
 void qp::handle_atomic_response(packet &p)
 {
-	if (state != qp_state::rts)
+	uint32_t into = 0;
+	send_wqe *w = state == qp_state::rts ? awaiting(p, &into) : nullptr;
+
+	if (!w || (w->opcode != WQE_CAS && w->opcode != WQE_FAA))
 		return;
-	for (send_wqe &w : inflight_) {
-		if (w.done || !w.packets)
-			continue;
-		const int32_t into = psn_diff(p.psn, w.first_psn);
-		if (into < 0)
-			return;
-		if (into >= static_cast<int32_t>(w.packets)) {
-			if (!w.wants_response()) {
-				w.done = true;
-				continue;
-			}
-			ask_again((w.first_psn + w.received) & psn_mask);
-			return;
-		}
-		if (w.opcode != WQE_CAS && w.opcode != WQE_FAA)
-			return;
-		/* In host order, as the driver asks of its requesters. */
-		std::array<uint8_t, 8> value;
-		std::memcpy(value.data(), &p.operand, value.size());
-		const mem_result r = scatter(w.sgl, 0, value.data(), 8, self());
-		if (outstanding_)
-			--outstanding_;
-		w.received = 1;
-		acked_psn_ = (p.psn + 1) & psn_mask;
-		progress();
-		if (r != mem_result::ok)
-			fail(w, local_error(r), vendor_of(local_error(r)));
-		else
-			w.done = true;
-		break;
-	}
+	/* In host order, as the driver asks of its requesters. */
+	std::array<uint8_t, 8> value;
+	std::memcpy(value.data(), &p.operand, value.size());
+	const mem_result r = scatter(w->sgl, 0, value.data(), 8, self());
+	if (outstanding_)
+		--outstanding_;
+	w->received = 1;
+	acked_psn_ = (p.psn + 1) & psn_mask;
+	progress();
+	if (r != mem_result::ok)
+		fail(*w, local_error(r), vendor_of(local_error(r)));
+	else
+		w->done = true;
 	retire();
 	if (state == qp_state::rts)
 		dev.fab.ready(*this);
