@@ -84,7 +84,7 @@ static void np_trans_finish(struct np_trans *trans, u32 status,
  * answer holds up all that are under way, and to ask for all of them again, by MAD,
  * would cost both ends more than to answer. So there is one place for each time-out,
  * and who comes too late for it takes the next, unless that is too far away: those
- * before it may have been answered meanwhile.
+ * before it may have been answered meanwhile. An answer hastens the next.
  */
 static unsigned long np_again_wait(struct np_peer *peer)
 {
@@ -98,6 +98,28 @@ static unsigned long np_again_wait(struct np_peer *peer)
 		at = last;
 	peer->again = at + usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 1));
 	return at - now;
+}
+
+/*
+ * Under the peer's lock, when the answer came to what was sent again: the peer is
+ * there, and the next of those that wait for a place goes now.  So what was lost
+ * together is asked for one by one, as fast as the peer answers.
+ */
+static void np_again_hasten(struct np_peer *peer)
+{
+	struct np_trans *trans;
+
+	lockdep_assert_held(&peer->lock);
+	list_for_each_entry(trans, &peer->trans, entry) {
+		if (!trans->placed)
+			continue;
+		kref_get(&trans->ref);
+		kref_get(&peer->ref);
+		/* Its timer had these references already, unless it is running */
+		if (mod_delayed_work(np_wq, &trans->work, 0))
+			np_trans_unref(trans);
+		return;
+	}
 }
 
 static void np_trans_work(struct work_struct *work)
@@ -132,8 +154,10 @@ static void np_trans_work(struct work_struct *work)
 		/* Who takes it off the list may cancel that, but not us */
 		kref_get(&trans->ref);
 		kref_get(&peer->ref);
-		queue_delayed_work(np_wq, &trans->work,
-				   wait ?: np_trans_delay(trans));
+		/* Hastened while it waited for the lock: that has its own references */
+		if (!queue_delayed_work(np_wq, &trans->work,
+					wait ?: np_trans_delay(trans)))
+			np_trans_unref(trans);
 	}
 	spin_unlock(&peer->lock);
 
@@ -821,6 +845,8 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 	if ((trans->tries == 1 || msg->quick) && msg->type != NP_MSG_RESOLVE)
 		np_rtt_sample(&peer->rtt, (ktime_get_ns() - trans->sent) /
 					  NSEC_PER_USEC);
+	if (trans->tries > 1)
+		np_again_hasten(peer);
 	spin_unlock(&peer->lock);
 
 	np_trans_finish(trans, msg->status, msg);
