@@ -1110,8 +1110,8 @@ static void np_fault_unpin(struct np_fault *f)
 	f->pin = NULL;
 }
 
-/* Under the lock: is the split undone? If it is not, there is no large leaf */
-static bool np_fault_has_tables(struct np_fault *f, unsigned int merges)
+/* Under the lock: the slot has tables and no large leaf now. False: the split was undone */
+static bool np_fault_take_tables(struct np_fault *f, unsigned int merges)
 {
 	if (f->slot->merges != merges)
 		return false;
@@ -1157,7 +1157,7 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 		ret = -EBUSY;
 	else if (f->huge)
 		ret = np_fault_plan_huge(f, &undirty);
-	else if (!np_fault_has_tables(f, merges))
+	else if (!np_fault_take_tables(f, merges))
 		ret = -EBUSY;
 	else
 		ret = np_fault_plan(f, &undirty);
