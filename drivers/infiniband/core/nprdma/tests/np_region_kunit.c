@@ -1427,6 +1427,7 @@ static void np_huge_page_is_one_leaf(struct kunit *test)
 	struct np_test *t = test->priv;
 	phys_addr_t paddr = page_to_phys(np_page_at(test, t->va));
 	struct np_stats stats;
+	struct folio *folio;
 
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 7, 1, 0), 0);
 	np_test_words(test, region, NP_WORD_GENERATION | NP_WORD_READABLE);
@@ -1439,7 +1440,10 @@ static void np_huge_page_is_one_leaf(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, stats.faults_minor, 512);
 	KUNIT_EXPECT_EQ(test, stats.faults_noop, 0);
 
-	folio_clear_dirty_for_io(page_folio(pfn_to_page(PHYS_PFN(paddr))));
+	folio = page_folio(pfn_to_page(PHYS_PFN(paddr)));
+	folio_lock(folio);
+	folio_clear_dirty_for_io(folio);
+	folio_unlock(folio);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 9, 1, NP_FAULT_WRITE), 0);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 511), paddr + 511 * PAGE_SIZE);
