@@ -259,7 +259,8 @@ static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
 	 * When a process ends or a device goes, the youngest objects go first, and
 	 * that is the hold: older QPs may still execute what was posted under it.
 	 * The end of the region, of its keys above all, ends that. uverbs come round
-	 * again for what is busy.
+	 * again for what is busy. Nothing was posted under a hold that is given up
+	 * while it is made, and that must not be busy.
 	 */
 	if (why != RDMA_REMOVE_DESTROY && why != RDMA_REMOVE_ABORT &&
 	    np_local_is_needed(uobj->object))

@@ -466,7 +466,7 @@ TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_faul
 		while (!ended[next]) {
 			ASSERT_EQ(1, np_next_event(&many.pair.peer, &event, NP_WAIT_MS));
 			ASSERT_TRUE(event.status == NP_OK || event.status == NP_TIMEOUT)
-				TH_LOG("FAULT %lu ended with %u", event.cookie, event.status);
+				TH_LOG("FAULT %llu ended with %u", event.cookie, event.status);
 			ended[event.cookie] = true;
 		}
 		ASSERT_GT(NP_DATA_PAGES, page);

@@ -1236,8 +1236,9 @@ TEST_F(verbs, shared_queue_of_two_pairs)
 		ASSERT_TRUE(np_wait_until(poll_one(s, 0, ex, &wc)));		\
 		ASSERT_EQ((wr)->wr_id, wc.wr_id);				\
 		ASSERT_EQ(want, wc.status);					\
-		if (!wc.status)							\
+		if (!wc.status) {						\
 			EXPECT_EQ(completion((wr)->opcode), (int)wc.opcode);	\
+		}								\
 	} while (0)
 
 static int completion(enum ibv_wr_opcode op)
