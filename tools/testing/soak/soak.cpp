@@ -16,6 +16,8 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <vector>
@@ -73,6 +75,23 @@ struct totals {
 			n[i] += more[i];
 	}
 };
+
+/* Where the threads of a process are, for whom has to find out why it does not end. */
+void show_threads(pid_t pid)
+{
+	std::error_code error;
+
+	for (const auto &task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), error)) {
+		fmt::print("soak: thread {}\n", task.path().string());
+		for (const char *name : {"stat", "syscall", "stack"}) {
+			std::ifstream file(task.path() / name);
+
+			for (std::string line; std::getline(file, line);)
+				fmt::print("\t{}\n", line);
+		}
+	}
+	std::fflush(stdout);
+}
 
 class slot
 {
@@ -182,8 +201,12 @@ private:
 		int status;
 
 		while (waitpid(pid, &status, WNOHANG) != pid) {
-			if (np_now_ms() > until)
-				throw std::runtime_error(fmt::format("{} of a cell in {} does not end", who, name_of(c_->kind)));
+			if (np_now_ms() > until) {
+				show_threads(pid);
+				throw std::runtime_error(fmt::format("the {} of a cell in {}, seed {}, does not end: {}", who,
+								     name_of(c_->kind), c_->seed,
+								     c_->why[0] ? c_->why : "it said nothing"));
+			}
 			np_pause();
 		}
 		if (!WIFEXITED(status) || WEXITSTATUS(status) != wanted)
