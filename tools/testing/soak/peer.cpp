@@ -533,6 +533,9 @@ void peer::main_loop()
 	while (!c_.stop || !under_way_.empty()) {
 		if (!c_.stop && under_way_.size() < window && !random_.one_in(4))
 			post_chain();
+		/* All it left may be pages on their way and no credits: then nothing is posted that could fail. */
+		if (c_.owner_is_gone && under_way_.empty())
+			throw disconnected_now{};
 		if (random_.one_in(500))
 			shake();
 		if (c_.events && under_way_.size() == window) {
