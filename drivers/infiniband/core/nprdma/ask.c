@@ -277,7 +277,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_trans_cancel);
  * @ev: the event that tells its end
  * @channel: for @ev
  * @kept: in np_peer.kept, under the peer's lock
- * @hold_id: while in there
+ * @hold_id: of the hold; 0: brought none
  */
 struct np_fault {
 	struct np_trans trans;
@@ -321,6 +321,35 @@ static void np_release_send(struct np_peer *peer, u64 hold_id)
 	};
 
 	np_send(peer->port, peer->ah, peer->pkey_index, peer, &msg);
+}
+
+static void np_answer_late(struct np_peer *peer, const struct np_msg *msg)
+{
+	/* A hold for a request that was given up: nobody else will release it */
+	if (msg->type == NP_MSG_FAULT && !msg->status && msg->faulted.hold_id)
+		np_release_send(peer, msg->faulted.hold_id);
+}
+
+/*
+ * Under the lock under which @trans was taken off its list: whoever brings a copy of
+ * the answer, at the same time on another CPU, finds it in one list or the other, and
+ * does not release what is in use.  What was not asked for is not kept: it would
+ * count in no bound.
+ */
+static void np_fault_keep(struct np_trans *trans, const struct np_msg *answer)
+{
+	struct np_fault *fault = container_of(trans, struct np_fault, trans);
+	struct np_peer *peer = trans->peer;
+
+	lockdep_assert_held(&peer->lock);
+	if (answer->status || !answer->faulted.hold_id || peer->dead)
+		return;
+	if (!(trans->msg.fault.flags & NP_FAULT_HOLD))
+		return;
+	fault->hold_id = answer->faulted.hold_id;
+	kref_get(&trans->ref);
+	list_add_tail(&fault->kept, &peer->kept);
+	peer->nr_kept++;
 }
 
 static struct np_fault *np_kept_take(struct np_peer *peer, u64 hold_id)
@@ -380,41 +409,33 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	struct np_fault *fault = container_of(trans, struct np_fault, trans);
 	struct np_peer *peer = trans->peer;
 	struct np_event *ev = &fault->ev.ev;
-	bool keep = false;
 
 	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid,
 				status, trans->tries,
 				ktime_get_ns() - trans->sent);
 
+	spin_lock(&peer->lock);
+	clear_bit(trans->msg.fault.lane, peer->lanes);
+	/* A hold dies with the QP pair, also one that was kept just now */
+	if (!status && peer->dead && trans->msg.fault.flags & NP_FAULT_HOLD)
+		status = NP_QP;
+	spin_unlock(&peer->lock);
+
 	if (!status) {
 		ev->nr_words = answer->faulted.nr_words;
 		memcpy(ev->words, answer->faulted.words,
 		       ev->nr_words * sizeof(ev->words[0]));
-		keep = answer->faulted.hold_id;
-	}
-
-	spin_lock(&peer->lock);
-	clear_bit(trans->msg.fault.lane, peer->lanes);
-	if (keep && peer->dead) {
-		/* The hold died with the QP pair */
-		status = NP_QP;
-		ev->nr_words = 0;
-		keep = false;
-	} else if (keep) {
-		fault->hold_id = answer->faulted.hold_id;
 		ev->hold_id = fault->hold_id;
-		kref_get(&trans->ref);
-		list_add_tail(&fault->kept, &peer->kept);
-		peer->nr_kept++;
 	}
-	spin_unlock(&peer->lock);
+	if (answer && !fault->hold_id)
+		np_answer_late(peer, answer);
 
 	ev->status = status;
 	kref_get(&trans->ref);
 	if (!np_channel_post(fault->channel, &fault->ev)) {
 		/* Nobody will ever learn of the hold */
-		if (keep)
-			np_peer_release(peer, answer->faulted.hold_id);
+		if (fault->hold_id)
+			np_peer_release(peer, fault->hold_id);
 		np_trans_put(trans);
 	}
 }
@@ -789,13 +810,6 @@ EXPORT_SYMBOL_IF_KUNIT(np_peer_told_gone);
 
 /* --- answers ---------------------------------------------------------------------------- */
 
-static void np_answer_late(struct np_peer *peer, const struct np_msg *msg)
-{
-	/* A hold for a request that was given up: nobody else will release it */
-	if (msg->type == NP_MSG_FAULT && !msg->status && msg->faulted.hold_id)
-		np_release_send(peer, msg->faulted.hold_id);
-}
-
 /**
  * np_peer_answered - An answer came in
  * @peer: from whom
@@ -836,6 +850,8 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 		return;
 	}
 	list_del_init(&trans->entry);
+	if (msg->type == NP_MSG_FAULT)
+		np_fault_keep(trans, msg);
 	/*
 	 * Only the first time it goes the quick way, and so the answer to that comes. If
 	 * it was sent again for nothing, this is what has to be learned: else a peer

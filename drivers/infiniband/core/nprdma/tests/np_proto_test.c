@@ -370,6 +370,9 @@ struct np_ask_test {
 	struct ib_device ibdev;
 	struct np_channel channel;
 	bool released;
+	/* What a transaction does in the end, when a test has taken its place */
+	void (*done)(struct np_trans *trans, u32 status,
+		     const struct np_msg *answer);
 	spinlock_t lock; /* of what follows */
 	struct np_msg sent[NP_TEST_SENT];
 	unsigned int nr_sent;
@@ -445,6 +448,7 @@ static void np_ask_exit_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, kref_read(&t->peer.ref), 1);
 	KUNIT_EXPECT_EQ(test, t->channel.reserved, 0);
 	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->peer.lanes, NP_LANES));
+	KUNIT_EXPECT_EQ(test, t->peer.nr_kept, 0);
 }
 
 /* As if RESOLVE had been answered. */
@@ -726,6 +730,107 @@ static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 	np_answer_to(test, 1, NP_OK, 0);
 }
 
+static unsigned int np_released(struct np_ask_test *t)
+{
+	unsigned int i, nr = 0;
+
+	for (i = 0; i < min(t->nr_sent, NP_TEST_SENT); i++)
+		nr += t->sent[i].type == NP_MSG_RELEASE;
+	return nr;
+}
+
+/* Puts @done into the place of what ends the only transaction under way. */
+static void np_instead_of_done(struct kunit *test,
+			       void (*done)(struct np_trans *trans, u32 status,
+					    const struct np_msg *answer))
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_trans *trans;
+
+	spin_lock(&t->peer.lock);
+	trans = list_first_entry(&t->peer.trans, struct np_trans, entry);
+	t->done = trans->done;
+	trans->done = done;
+	spin_unlock(&t->peer.lock);
+}
+
+static void np_copy_then_done(struct np_trans *trans, u32 status,
+			      const struct np_msg *answer)
+{
+	struct np_ask_test *t = container_of(trans->peer, struct np_ask_test,
+					     peer);
+
+	np_peer_answered(trans->peer, answer);
+	t->done(trans, status, answer);
+}
+
+/* The copies of an answer come by two queues, each with a worker of its own. */
+static void np_hold_outlives_a_copy_beside_its_answer(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	np_instead_of_done(test, np_copy_then_done);
+	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.hold_id, 42);
+	KUNIT_EXPECT_EQ(test, np_released(t), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), 0);
+	KUNIT_EXPECT_EQ(test, np_released(t), 1);
+}
+
+static void np_kill_then_done(struct np_trans *trans, u32 status,
+			      const struct np_msg *answer)
+{
+	struct np_ask_test *t = container_of(trans->peer, struct np_ask_test,
+					     peer);
+
+	spin_lock(&trans->peer->lock);
+	trans->peer->dead = true;
+	spin_unlock(&trans->peer->lock);
+	np_ask_kill(trans->peer);
+	t->done(trans, status, answer);
+}
+
+static void np_hold_answered_while_its_qp_ends_is_none(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	np_instead_of_done(test, np_kill_then_done);
+	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_QP);
+	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
+	KUNIT_EXPECT_EQ(test, ev.nr_words, 0);
+	/* The other end's QP may live on */
+	KUNIT_EXPECT_EQ(test, np_released(t), 1);
+	KUNIT_EXPECT_EQ(test, t->peer.nr_kept, 0);
+}
+
+static void np_hold_not_asked_for_is_given_back(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+
+	np_bind(test, 7, 1);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_WRITE), 0);
+	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
+	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
+	KUNIT_EXPECT_EQ(test, t->peer.nr_kept, 0);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
+	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
+	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
+}
+
 static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -863,6 +968,9 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE_SLOW(np_fault_is_not_repeated_out_of_place),
 	KUNIT_CASE_SLOW(np_answer_to_a_repetition_hastens_the_next),
 	KUNIT_CASE(np_hold_is_kept_and_given_back_once),
+	KUNIT_CASE(np_hold_outlives_a_copy_beside_its_answer),
+	KUNIT_CASE(np_hold_answered_while_its_qp_ends_is_none),
+	KUNIT_CASE(np_hold_not_asked_for_is_given_back),
 	KUNIT_CASE(np_hold_nobody_learns_of_is_given_back),
 	KUNIT_CASE(np_gone_waits_for_forget),
 	KUNIT_CASE(np_gone_event_unread_at_forget_is_taken_back),
