@@ -78,7 +78,8 @@ enum np_query_attrs {
  * ENOTCONN      the QP is not RC, or neither RTR nor RTS
  * EHOSTUNREACH  the peer's kernel knows nothing of nprdma: it never answered
  * ETIMEDOUT     the peer answered before, but does not any more
- * EBUSY         the peer is over one of its bounds: try again
+ * EBUSY         the peer is over one of its bounds, or 64 threads wait for it
+ *               on this QP: try again
  * ENOSPC        this QP has resolved 65536 regions, those that are gone but
  *               not forgotten included: FORGET some
  *
@@ -95,7 +96,9 @@ enum np_resolve_attrs {
  * FAULT: ask the peer's kernel to make ranges of a region resident. Returns 0
  * once the request is under way; then exactly one NP_EVENT_FAULT follows on the
  * channel. EBUSY: max_outstanding requests of this QP, or unread events of
- * this channel, exist already. ENOENT: this QP did not resolve that region.
+ * this channel, or with NP_FAULT_HOLD 256 holds of this QP exist already, those
+ * included whose RELEASE the peer did not answer yet. ENOENT: this QP did not
+ * resolve that region.
  */
 enum np_fault_attrs {
 	NP_ATTR_FAULT_QP,		/* handle of a QP */

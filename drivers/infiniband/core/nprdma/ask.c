@@ -288,9 +288,18 @@ struct np_fault {
 	u64 hold_id;
 };
 
+static void np_kept_less(struct np_peer *peer)
+{
+	spin_lock(&peer->lock);
+	peer->nr_kept--;
+	spin_unlock(&peer->lock);
+}
+
+/* From here on another hold may be asked for: so RELEASEs are bounded as holds are. */
 static void np_release_done(struct np_trans *rel, u32 status,
 			    const struct np_msg *answer)
 {
+	np_kept_less(rel->peer);
 }
 
 static void np_release_free(struct np_trans *rel)
@@ -304,7 +313,8 @@ static void np_fault_give_back(struct np_peer *peer, struct np_fault *fault)
 	np_trans_init(&fault->rel, peer, NP_MSG_RELEASE, np_release_done,
 		      np_release_free);
 	fault->rel.msg.hold_id = fault->hold_id;
-	np_trans_start(&fault->rel);
+	if (np_trans_start(&fault->rel))
+		np_kept_less(peer);
 	np_trans_put(&fault->rel);
 }
 
@@ -360,7 +370,6 @@ static struct np_fault *np_kept_take(struct np_peer *peer, u64 hold_id)
 	list_for_each_entry(fault, &peer->kept, kept) {
 		if (fault->hold_id == hold_id) {
 			list_del_init(&fault->kept);
-			peer->nr_kept--;
 			spin_unlock(&peer->lock);
 			return fault;
 		}
@@ -621,7 +630,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	struct np_resolving *res;
 	int err;
 
-	res = kzalloc(sizeof(*res), GFP_KERNEL);
+	res = kzalloc(sizeof(*res), GFP_KERNEL_ACCOUNT);
 	if (!res)
 		return -ENOMEM;
 	res->binding = kzalloc(sizeof(*res->binding), GFP_KERNEL_ACCOUNT);
@@ -643,6 +652,8 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 		err = -ENOTCONN;
 	else if (peer->nr_bindings + peer->resolving >= NP_MAX_BINDINGS)
 		err = -ENOSPC;
+	else if (peer->resolving >= NP_MAX_ASKED)
+		err = -EBUSY;
 	else
 		err = 0;
 	if (!err) {
@@ -711,6 +722,11 @@ EXPORT_SYMBOL_GPL(np_peer_resolve);
 static void np_forget_done(struct np_trans *trans, u32 status,
 			   const struct np_msg *answer)
 {
+	struct np_peer *peer = trans->peer;
+
+	spin_lock(&peer->lock);
+	peer->forgetting--;
+	spin_unlock(&peer->lock);
 }
 
 static void np_forget_free(struct np_trans *trans)
@@ -723,7 +739,8 @@ static void np_forget_free(struct np_trans *trans)
  * @peer: the peer
  * @region_id: the region
  *
- * If the peer cannot be told now, it is when it asks: see np_peer_told_gone().
+ * If the peer cannot be told now, it is when it asks: see np_peer_told_gone().  So if
+ * too many are under way, because the peer answers none, this one is sent only once.
  *
  * Context: process context, does not wait for the peer
  * Return: 0; -ENOENT: was not resolved, or forgotten before; -ENOMEM
@@ -737,7 +754,7 @@ int np_peer_forget(struct np_peer *peer, u64 region_id)
 	HLIST_HEAD(list);
 	bool tell;
 
-	trans = kzalloc(sizeof(*trans), GFP_KERNEL);
+	trans = kzalloc(sizeof(*trans), GFP_KERNEL_ACCOUNT);
 	if (!trans)
 		return -ENOMEM;
 	np_trans_init(trans, peer, NP_MSG_FORGET, np_forget_done,
@@ -755,8 +772,10 @@ int np_peer_forget(struct np_peer *peer, u64 region_id)
 		err = 0;
 	}
 	tell = !err && !peer->dead;
-	if (tell)
+	if (tell && peer->forgetting < NP_MAX_ASKED) {
+		peer->forgetting++;
 		np_trans_list(trans);
+	}
 	spin_unlock(&peer->lock);
 
 	np_bindings_free(&list);
@@ -899,13 +918,13 @@ void np_ask_kill(struct np_peer *peer)
 	hash_for_each_safe(peer->bindings, bucket, after, binding, entry)
 		np_binding_take(peer, binding, &bindings);
 	list_splice_init(&peer->kept, &kept);
-	peer->nr_kept = 0;
 	spin_unlock(&peer->lock);
 
 	np_bindings_free(&bindings);
 	/* The other end's QP may live on, and should not die for our holds */
 	list_for_each_entry_safe(fault, next, &kept, kept) {
 		list_del_init(&fault->kept);
+		np_kept_less(peer);
 		np_release_send(peer, fault->hold_id);
 		np_trans_put(&fault->trans);
 	}

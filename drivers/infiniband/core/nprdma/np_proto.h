@@ -412,8 +412,19 @@ void np_mad_exit(void);
  */
 #define NP_MAX_BINDINGS		65536
 #define NP_BINDING_BITS		7
-/* Holds that one QP may have */
+/*
+ * Holds that one QP may have, when it asks for one more; those being given back
+ * count until the other end has answered.
+ */
 #define NP_MAX_KEPT		256
+/*
+ * RESOLVEs of one QP under way, and, apart from these, FORGETs: the other end
+ * serves no more than NP_SERVE_CONTROL of them.  With FAULTs, which have their
+ * lanes, and RELEASEs, of which there are no more than holds, these are all
+ * transactions of a peer but for GONE: one for each region of ours that died and
+ * that the other end has not forgotten, in memory that came with its grant.
+ */
+#define NP_MAX_ASKED		64
 
 struct np_serve;
 struct np_channel;
@@ -441,12 +452,13 @@ struct np_channel;
  * @control: of these, other than FAULT
  * @faulting: FAULTs of the other end under way here
  * @resolving: RESOLVEs of ours under way
+ * @forgetting: FORGETs of ours under way
  * @trans: struct np_trans under way
  * @lanes: those in which a FAULT of ours is under way
  * @bindings: struct np_binding by region id: keys we were given
  * @nr_bindings: their number
  * @kept: holds we were given: struct np_fault
- * @nr_kept: their number
+ * @nr_kept: their number, those being given back included
  * @serve: lanes of the other end; NULL until it resolved something
  * @holds: struct np_held: pages that the other end may keep
  * @held_pages: their number, those being granted included
@@ -481,6 +493,7 @@ struct np_peer {
 	unsigned int control;
 	unsigned int faulting;
 	unsigned int resolving;
+	unsigned int forgetting;
 	struct list_head trans;
 	DECLARE_BITMAP(lanes, NP_LANES);
 	DECLARE_HASHTABLE(bindings, NP_BINDING_BITS);

@@ -831,6 +831,35 @@ static void np_hold_not_asked_for_is_given_back(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
 }
 
+static void np_holds_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_event ev;
+	u64 id;
+
+	np_bind(test, 7, 1);
+	for (id = 1; id <= NP_MAX_KEPT; id++) {
+		t->nr_sent = 0;
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD),
+				0);
+		np_answer_to(test, 0, NP_OK, id);
+		KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	}
+	t->nr_sent = 0;
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+
+	/* One that is being given back counts until that was answered */
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 3), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
+	np_answer_to(test, 1, NP_WIRE_WORKING, 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
+	np_answer_to(test, 1, NP_OK, 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+}
+
 static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -940,6 +969,41 @@ static void np_resolved_regions_are_bounded(struct kunit *test)
 	t->peer.resolving = 0;
 }
 
+static void np_resolves_under_way_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_resolve info;
+
+	/* Asks again for a while, as if the peer had said so */
+	t->peer.resolving = NP_MAX_ASKED;
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->peer, &t->channel, 7, &info),
+			-EBUSY);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	t->peer.resolving = 0;
+}
+
+/* A peer that answers none of them, or only that it is at work. */
+static void np_forgets_under_way_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	u64 id;
+
+	for (id = 1; id <= 2 * NP_MAX_ASKED; id++) {
+		t->nr_sent = 0;
+		np_bind(test, id, id);
+		KUNIT_ASSERT_EQ(test, np_peer_forget(&t->peer, id), 0);
+		/* Each is sent */
+		KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
+		KUNIT_EXPECT_EQ(test, t->sent[0].forget.region_id, id);
+		np_answer_to(test, 0, NP_WIRE_WORKING, 0);
+	}
+	KUNIT_EXPECT_EQ(test, list_count_nodes(&t->peer.trans), NP_MAX_ASKED);
+	/* Also if the last one was lost, the peer is told when it asks */
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, id - 1), NP_OK);
+	np_ask_kill(&t->peer);
+	KUNIT_EXPECT_EQ(test, t->peer.forgetting, 0);
+}
+
 static struct kunit_case np_proto_cases[] = {
 	KUNIT_CASE(np_msg_length_must_fit_the_type),
 	KUNIT_CASE(np_msg_header_is_checked),
@@ -971,6 +1035,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_hold_outlives_a_copy_beside_its_answer),
 	KUNIT_CASE(np_hold_answered_while_its_qp_ends_is_none),
 	KUNIT_CASE(np_hold_not_asked_for_is_given_back),
+	KUNIT_CASE(np_holds_are_bounded),
 	KUNIT_CASE(np_hold_nobody_learns_of_is_given_back),
 	KUNIT_CASE(np_gone_waits_for_forget),
 	KUNIT_CASE(np_gone_event_unread_at_forget_is_taken_back),
@@ -978,6 +1043,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_gone_waits_for_resolve),
 	KUNIT_CASE(np_channel_is_bounded),
 	KUNIT_CASE(np_resolved_regions_are_bounded),
+	KUNIT_CASE_SLOW(np_resolves_under_way_are_bounded),
+	KUNIT_CASE(np_forgets_under_way_are_bounded),
 	{}
 };
 
