@@ -210,7 +210,10 @@ static void np_held_work(struct work_struct *work)
 	np_peer_put(peer);
 }
 
-/* The hold is granted: it counts from here on. */
+/*
+ * The hold is granted: it counts from here on, and belongs to the peer, who may be
+ * killed at once: it is not looked at any more, not even when this returns true.
+ */
 static bool np_held_add(struct np_peer *peer, struct np_held *held)
 {
 	held->expires = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms));
@@ -221,12 +224,12 @@ static bool np_held_add(struct np_peer *peer, struct np_held *held)
 		return false;
 	}
 	list_add_tail(&held->entry, &peer->holds);
+	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
+			    held->pages);
 	if (queue_delayed_work(system_unbound_wq, &peer->expire,
 			       msecs_to_jiffies(READ_ONCE(np_hold_ms)) + 1))
 		kref_get(&peer->ref);
 	spin_unlock(&peer->lock);
-	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
-			    held->pages);
 	return true;
 }
 
@@ -355,13 +358,13 @@ static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 	do
 		held->id = get_random_u64();
 	while (!held->id);
+	answer->faulted.hold_id = held->id;
 
 	err = np_fault_ranges(sl, held->hold, answer);
 	if (!err && !np_held_add(peer, held))
 		err = -ENOTCONN;
 	if (err)
 		goto err_release;
-	answer->faulted.hold_id = held->id;
 	return 0;
 
 err_release:
