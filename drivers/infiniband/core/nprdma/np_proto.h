@@ -578,6 +578,7 @@ struct np_binding {
 };
 
 extern struct workqueue_struct *np_wq;
+extern struct workqueue_struct *np_kill_wq;
 
 struct np_peer *np_peer_find(struct np_hca *hca, u32 qpn);
 struct np_peer *np_peer_get(struct ib_qp *qp);
@@ -586,6 +587,7 @@ void np_peer_put(struct np_peer *peer);
 bool np_peer_begin(struct np_peer *peer);
 void np_peer_end(struct np_peer *peer);
 void np_peer_fail(struct np_peer *peer);
+bool np_peer_queue_kill(struct work_struct *work);
 void np_peer_kill_device(struct np_hca *hca);
 
 /* --- asking (ask.c) ------------------------------------------------------------ */

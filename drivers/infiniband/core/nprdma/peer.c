@@ -34,6 +34,8 @@
 struct workqueue_struct *np_wq;
 EXPORT_SYMBOL_IF_KUNIT(np_wq);
 
+struct workqueue_struct *np_kill_wq;
+
 static bool np_state_connected(enum ib_qp_state state)
 {
 	return state == IB_QPS_RTR || state == IB_QPS_RTS || state == IB_QPS_SQD;
@@ -449,6 +451,19 @@ static bool np_qp_has_failed(unsigned long event)
 	       event == IB_EVENT_QP_ACCESS_ERR;
 }
 
+/**
+ * np_peer_queue_kill - Queue work that ends a peer, or waits for its end
+ * @work: the work
+ *
+ * Context: any
+ * Return: false if it was queued already
+ */
+bool np_peer_queue_kill(struct work_struct *work)
+{
+	return queue_work(np_kill_wq, work);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_queue_kill);
+
 /* In any context, so the peer's end is left to a worker. */
 static int np_qp_event(struct notifier_block *nb, unsigned long event,
 		       void *data)
@@ -470,7 +485,7 @@ static int np_qp_event(struct notifier_block *nb, unsigned long event,
 	/* While it is in the table, under its lock, the table's reference stays */
 	if (peer && peer->qp == qp) {
 		kref_get(&peer->ref);
-		if (!queue_work(np_wq, &peer->failed))
+		if (!np_peer_queue_kill(&peer->failed))
 			np_peer_put(peer);
 	}
 	xa_unlock_irqrestore(&hca->peers, flags);
@@ -504,15 +519,33 @@ int np_peer_init(void)
 	 * For the protocol itself; what may wait for user memory is served by the
 	 * queues of np_owner. Not dependent on new workers, because the peer's
 	 * memory pressure may wait for us.
+	 *
+	 * As many of its works as may run at once may be at work, so none may wait
+	 * for another one that is still queued, nor for who does. Transactions and
+	 * holds given back take spinlocks and the locks of residency. RESOLVE, FORGET
+	 * and GONE take np_peer.ctl as well, which is held by works that are running and
+	 * by who has waited for them before (np_serve_kill()), and np_region.lock. An
+	 * owner's end waits for its queue's last work, which is about to return. None
+	 * waits for the end of a peer.
 	 */
 	np_wq = alloc_workqueue("nprdma",
 				WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
 	if (!np_wq)
 		return -ENOMEM;
+	/*
+	 * For the end of peers, which waits for works of the other one. Pages under
+	 * hold are freed by it.
+	 */
+	np_kill_wq = alloc_workqueue("nprdma-kill",
+				     WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	if (!np_kill_wq) {
+		err = -ENOMEM;
+		goto err_wq;
+	}
 	np_ask_init();
 	err = ib_register_qp_notifier(&np_qp_nb);
 	if (err)
-		goto err_wq;
+		goto err_kill_wq;
 	err = ib_register_qp_event_notifier(&np_qp_event_nb);
 	if (err)
 		goto err_notifier;
@@ -525,6 +558,8 @@ err_event_notifier:
 	ib_unregister_qp_event_notifier(&np_qp_event_nb);
 err_notifier:
 	ib_unregister_qp_notifier(&np_qp_nb);
+err_kill_wq:
+	destroy_workqueue(np_kill_wq);
 err_wq:
 	destroy_workqueue(np_wq);
 	return err;
@@ -538,5 +573,7 @@ void np_peer_exit(void)
 	np_mad_exit();
 	ib_unregister_qp_event_notifier(&np_qp_event_nb);
 	ib_unregister_qp_notifier(&np_qp_nb);
+	/* No peers are left, but works that are about to return; these use np_wq */
+	destroy_workqueue(np_kill_wq);
 	destroy_workqueue(np_wq);
 }

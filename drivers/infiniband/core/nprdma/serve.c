@@ -226,7 +226,7 @@ static bool np_held_add(struct np_peer *peer, struct np_held *held)
 	list_add_tail(&held->entry, &peer->holds);
 	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
 			    held->pages);
-	if (queue_delayed_work(system_unbound_wq, &peer->expire,
+	if (queue_delayed_work(np_kill_wq, &peer->expire,
 			       msecs_to_jiffies(READ_ONCE(np_hold_ms)) + 1))
 		kref_get(&peer->ref);
 	spin_unlock(&peer->lock);
@@ -251,7 +251,7 @@ void np_serve_expire(struct work_struct *work)
 		if (expired)
 			trace_np_hold_expire(peer->hca->ibdev, peer->qpn,
 					     held->id, held->pages);
-		else if (queue_delayed_work(system_unbound_wq, &peer->expire,
+		else if (queue_delayed_work(np_kill_wq, &peer->expire,
 					    held->expires - jiffies + 1))
 			kref_get(&peer->ref);
 	}

@@ -1004,6 +1004,50 @@ static void np_forgets_under_way_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->peer.forgetting, 0);
 }
 
+/* More than may be at work at once */
+#define NP_TEST_KILLS	(WQ_DFL_ACTIVE + 1)
+
+struct np_kill_test {
+	struct completion served;
+	struct work_struct serve;
+	atomic_t waited;
+	struct work_struct kills[NP_TEST_KILLS];
+};
+
+static struct np_kill_test *np_kill_test;
+
+static void np_test_serve(struct work_struct *work)
+{
+	complete_all(&np_kill_test->served);
+}
+
+/* As np_peer_kill() waits for what is being served */
+static void np_test_kill(struct work_struct *work)
+{
+	if (wait_for_completion_timeout(&np_kill_test->served, 10 * HZ))
+		atomic_inc(&np_kill_test->waited);
+}
+
+static void np_peers_that_end_do_not_keep_out_what_they_wait_for(struct kunit *test)
+{
+	struct np_kill_test *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
+	unsigned int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, t);
+	np_kill_test = t;
+	init_completion(&t->served);
+	INIT_WORK(&t->serve, np_test_serve);
+	for (i = 0; i < NP_TEST_KILLS; i++) {
+		INIT_WORK(&t->kills[i], np_test_kill);
+		KUNIT_EXPECT_TRUE(test, np_peer_queue_kill(&t->kills[i]));
+	}
+	queue_work(np_wq, &t->serve);
+	flush_work(&t->serve);
+	for (i = 0; i < NP_TEST_KILLS; i++)
+		flush_work(&t->kills[i]);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->waited), NP_TEST_KILLS);
+}
+
 static struct kunit_case np_proto_cases[] = {
 	KUNIT_CASE(np_msg_length_must_fit_the_type),
 	KUNIT_CASE(np_msg_header_is_checked),
@@ -1014,6 +1058,7 @@ static struct kunit_case np_proto_cases[] = {
 	KUNIT_CASE(np_lane_forgets_an_earlier_boot),
 	KUNIT_CASE(np_rtt_stays_in_bounds),
 	KUNIT_CASE(np_addr_only_the_other_end),
+	KUNIT_CASE(np_peers_that_end_do_not_keep_out_what_they_wait_for),
 	{}
 };
 
