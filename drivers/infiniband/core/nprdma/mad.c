@@ -383,7 +383,6 @@ static void np_port_close(struct np_port *port)
 
 	if (!port->agent)
 		return;
-	np_ud_close(port);
 	spin_lock_irq(&port->lock);
 	port->closing = true;
 	list_splice_init(&port->pool, &pool);
@@ -394,6 +393,11 @@ static void np_port_close(struct np_port *port)
 	/* Waits for the handlers, and for buffers not yet sent */
 	ib_unregister_mad_agent(port->agent);
 	port->agent = NULL;
+	/*
+	 * Only now: handlers answer strangers up to the end, and tell them of the UD QP.
+	 * Its own answer peers only, of which there are none any more.
+	 */
+	np_ud_close(port);
 }
 
 static int np_port_open(struct np_port *port)

@@ -100,7 +100,7 @@ static void np_ud_sent(struct ib_cq *cq, struct ib_wc *wc)
  */
 int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
 {
-	struct np_ud *ud = peer->port->ud;
+	struct np_ud *ud = READ_ONCE(peer->port->ud);
 	u32 remote = READ_ONCE(peer->ud_qpn);
 	struct np_wire wire;
 	struct ib_sge sge = {
@@ -149,7 +149,8 @@ int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
  */
 u32 np_ud_qpn(const struct np_port *port)
 {
-	struct np_ud *ud = port->ud;
+	/* Pairs with smp_store_release() in np_ud_open() */
+	struct np_ud *ud = READ_ONCE(port->ud);
 
 	return ud && !READ_ONCE(ud->broken) ? ud->qp->qp_num : 0;
 }
@@ -221,9 +222,24 @@ static int np_ud_ready(struct np_ud *ud)
 	return ib_modify_qp(ud->qp, &attr, IB_QP_STATE | IB_QP_SQ_PSN);
 }
 
+static void np_ud_free(struct np_ud *ud)
+{
+	/*
+	 * Handlers post receives again, so they end first. Those of sends touch
+	 * only memory of ours, and a UD send queue cannot be drained: what
+	 * drivers post for that is an RDMA WRITE.
+	 */
+	ib_drain_rq(ud->qp);
+	ib_destroy_qp(ud->qp);
+	ib_free_cq(ud->cq);
+	dma_free_coherent(ud->port->hca->ibdev->dma_device,
+			  NP_UD_RECV * NP_UD_SIZE, ud->bufs, ud->dma);
+	kvfree(ud);
+}
+
 /**
  * np_ud_close - End the quick transport of a port
- * @port: has no peers any more
+ * @port: has neither peers nor a MAD agent any more: nobody looks at it
  */
 void np_ud_close(struct np_port *port)
 {
@@ -231,18 +247,8 @@ void np_ud_close(struct np_port *port)
 
 	if (!ud)
 		return;
-	/*
-	 * Handlers post receives again, so they end first. Those of sends touch
-	 * only memory of ours, and a UD send queue cannot be drained: what
-	 * drivers post for that is an RDMA WRITE.
-	 */
-	ib_drain_rq(ud->qp);
 	port->ud = NULL;
-	ib_destroy_qp(ud->qp);
-	ib_free_cq(ud->cq);
-	dma_free_coherent(port->hca->ibdev->dma_device, NP_UD_RECV * NP_UD_SIZE,
-			  ud->bufs, ud->dma);
-	kvfree(ud);
+	np_ud_free(ud);
 }
 
 static int np_ud_fill(struct np_ud *ud)
@@ -322,13 +328,13 @@ void np_ud_open(struct np_port *port)
 	if (!err)
 		err = np_ud_fill(ud);
 	if (err) {
-		/* As when the port closes: buffers may be posted */
-		port->ud = ud;
-		np_ud_close(port);
+		/* Buffers may be posted */
+		np_ud_free(ud);
 		ud = NULL;
 		goto err_free;
 	}
-	port->ud = ud;
+	/* Messages come already, and their answers tell of it: see np_ud_qpn() */
+	smp_store_release(&port->ud, ud);
 	return;
 
 err_cq:
