@@ -13,6 +13,7 @@
 #include <linux/fault-inject.h>
 #include <linux/random.h>
 #include <linux/slab.h>
+#include <kunit/visibility.h>
 
 #include "../mad_priv.h"
 #include "np_proto.h"
@@ -111,7 +112,7 @@ struct np_hca *np_hca_get(struct ib_device *ibdev)
 }
 
 /**
- * np_hca_begin - Count one more request that waits or is served
+ * np_hca_begin - Count one more RESOLVE or FORGET that waits or is served
  * @hca: the device
  * @stranger: it is not from a peer
  *
@@ -123,12 +124,37 @@ bool np_hca_begin(struct np_hca *hca, bool stranger)
 
 	xa_lock_irq(&hca->peers);
 	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
+	     hca->asked < NP_SERVE_ASKED &&
 	     (!stranger || hca->strangers < NP_SERVE_STRANGERS);
 	hca->serving += ok;
+	hca->asked += ok;
 	hca->strangers += ok && stranger;
 	xa_unlock_irq(&hca->peers);
 	return ok;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_hca_begin);
+
+/* Under the lock of @hca->peers */
+static void np_hca_served(struct np_hca *hca)
+{
+	if (!--hca->serving)
+		wake_up_all(&hca->idle);
+}
+
+/**
+ * np_hca_end - End what np_hca_begin() began
+ * @hca: the device
+ * @stranger: as then
+ */
+void np_hca_end(struct np_hca *hca, bool stranger)
+{
+	xa_lock_irq(&hca->peers);
+	hca->asked--;
+	hca->strangers -= stranger;
+	np_hca_served(hca);
+	xa_unlock_irq(&hca->peers);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_hca_end);
 
 /**
  * np_hca_begin_fault - Count a FAULT that is to be served
@@ -137,7 +163,7 @@ bool np_hca_begin(struct np_hca *hca, bool stranger)
  * @depth: FAULTs of its QP that are under way, with this one
  *
  * Return: false if it is over a bound, or the device is going; else
- * np_region_served() and np_hca_end() must follow
+ * np_region_served() and np_hca_end_fault() must follow
  */
 bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
 			unsigned int depth)
@@ -153,17 +179,13 @@ bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
 }
 
 /**
- * np_hca_end - End what np_hca_begin() or np_hca_begin_fault() began
+ * np_hca_end_fault - End what np_hca_begin_fault() began
  * @hca: the device
- * @stranger: as then; false for a FAULT
  */
-void np_hca_end(struct np_hca *hca, bool stranger)
+void np_hca_end_fault(struct np_hca *hca)
 {
 	xa_lock_irq(&hca->peers);
-	hca->serving--;
-	hca->strangers -= stranger;
-	if (!hca->serving)
-		wake_up_all(&hca->idle);
+	np_hca_served(hca);
 	xa_unlock_irq(&hca->peers);
 }
 

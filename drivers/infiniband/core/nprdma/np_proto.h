@@ -346,10 +346,11 @@ struct np_port {
  * @ref: the client's, one for each peer, and lookups
  * @rcu: for freeing
  * @peers: struct np_peer by local QPN; its lock also protects @modified,
- *         @serving, @strangers and @dying
+ *         @serving, @asked, @strangers and @dying
  * @modified: counts QP modifications, by QPN
  * @nr_peers: peers not yet freed
  * @serving: requests queued or being served; under the lock of @peers
+ * @asked: of these, other than FAULT
  * @strangers: of these, from QPs that are no peers yet
  * @held_pages: on behalf of all peers
  * @idle: woken when @nr_peers or @serving falls to 0
@@ -365,6 +366,7 @@ struct np_hca {
 	u32 modified[NP_MODIFY_BUCKETS];
 	atomic_t nr_peers;
 	unsigned int serving;
+	unsigned int asked;
 	unsigned int strangers;
 	atomic_long_t held_pages;
 	wait_queue_head_t idle;
@@ -376,11 +378,12 @@ struct np_hca {
 /*
  * Requests that may wait or be served at once: for all of a device (and of the FAULTs
  * among them, one owner's as many as it leaves free, the last of which are not for QPs
- * that have others: np_region_may_serve()); of these,
- * from QPs that are no peers yet; other than FAULT (which has its lanes) of one
- * peer.  Beyond that the answer is BUSY.
+ * that have others: np_region_may_serve()); of these, other than FAULT, so that these
+ * leave something to FAULTs; of these, from QPs that are no peers yet; other than FAULT
+ * (which has its lanes) of one peer.  Beyond that the answer is BUSY.
  */
 #define NP_SERVE_DEVICE		512
+#define NP_SERVE_ASKED		128
 #define NP_SERVE_STRANGERS	32
 #define NP_SERVE_CONTROL	8
 /* Pages under hold, on behalf of one QP and for all of a device */
@@ -394,9 +397,10 @@ struct np_hca *np_hca_get(struct ib_device *ibdev);
 void np_hca_put(struct np_hca *hca);
 u64 np_incarnation(void);
 bool np_hca_begin(struct np_hca *hca, bool stranger);
+void np_hca_end(struct np_hca *hca, bool stranger);
 bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
 			unsigned int depth);
-void np_hca_end(struct np_hca *hca, bool stranger);
+void np_hca_end_fault(struct np_hca *hca);
 void np_ud_open(struct np_port *port);
 void np_ud_close(struct np_port *port);
 int np_ud_send(struct np_peer *peer, const struct np_msg *msg);

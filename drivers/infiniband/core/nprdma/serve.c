@@ -16,6 +16,7 @@
 #include <linux/moduleparam.h>
 #include <linux/random.h>
 #include <linux/slab.h>
+#include <kunit/visibility.h>
 
 #include "../core_priv.h"
 #include "../restrack.h"
@@ -454,7 +455,7 @@ static void np_fault_job(struct np_job *job)
 	np_region_served(region);
 	np_region_put(region);
 	/* The device stays until then, because it waits for us */
-	np_hca_end(hca, false);
+	np_hca_end_fault(hca);
 }
 
 static struct np_region *np_granted_region(struct np_peer *peer, u64 id)
@@ -897,6 +898,7 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 	if (peer)
 		np_peer_put(peer);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_receive);
 
 /**
  * np_serve_kill - The QP is not connected any more: undo what we did for it

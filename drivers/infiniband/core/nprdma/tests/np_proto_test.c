@@ -428,7 +428,16 @@ static int np_ask_init_test(struct kunit *test)
 	INIT_LIST_HEAD(&peer->trans);
 	hash_init(peer->bindings);
 	INIT_LIST_HEAD(&peer->kept);
+	INIT_LIST_HEAD(&peer->holds);
+	init_waitqueue_head(&peer->idle);
+	mutex_init(&peer->ctl);
+	xa_init(&peer->grants);
 
+	t->port.hca = &t->hca;
+	xa_init_flags(&t->hca.peers, XA_FLAGS_LOCK_IRQ);
+	init_waitqueue_head(&t->hca.idle);
+	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&t->hca.peers, peer->qpn,
+						     peer, GFP_KERNEL)));
 	return 0;
 }
 
@@ -445,6 +454,10 @@ static void np_ask_exit_test(struct kunit *test)
 	np_channel_put(&t->channel);
 	flush_workqueue(np_wq);
 	KUNIT_EXPECT_TRUE(test, t->released);
+	xa_destroy(&t->hca.peers);
+	xa_destroy(&t->peer.grants);
+	KUNIT_EXPECT_EQ(test, t->hca.serving, 0);
+	KUNIT_EXPECT_EQ(test, t->peer.active, 0);
 	KUNIT_EXPECT_EQ(test, kref_read(&t->peer.ref), 1);
 	KUNIT_EXPECT_EQ(test, t->channel.reserved, 0);
 	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->peer.lanes, NP_LANES));
@@ -1004,6 +1017,67 @@ static void np_forgets_under_way_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->peer.forgetting, 0);
 }
 
+/* --- serving ------------------------------------------------------------------------- */
+
+static void np_requests_other_than_fault_are_bounded(struct kunit *test)
+{
+	struct np_hca *hca = &np_ask_test(test)->hca;
+	unsigned int nr, strangers;
+
+	for (strangers = 0; np_hca_begin(hca, true); strangers++)
+		KUNIT_ASSERT_LT(test, strangers, NP_SERVE_DEVICE);
+	KUNIT_EXPECT_EQ(test, strangers, NP_SERVE_STRANGERS);
+	for (nr = strangers; np_hca_begin(hca, false); nr++)
+		KUNIT_ASSERT_LT(test, nr, NP_SERVE_DEVICE);
+	KUNIT_EXPECT_EQ(test, nr, NP_SERVE_ASKED);
+	/* FAULTs have at least the rest */
+	KUNIT_EXPECT_LE(test, hca->serving, NP_SERVE_DEVICE / 2);
+
+	for (; nr > strangers; nr--)
+		np_hca_end(hca, false);
+	KUNIT_EXPECT_FALSE(test, np_hca_begin(hca, true));
+	for (; nr; nr--)
+		np_hca_end(hca, true);
+	KUNIT_EXPECT_TRUE(test, np_hca_begin(hca, true));
+	np_hca_end(hca, true);
+
+	hca->serving = NP_SERVE_DEVICE;
+	KUNIT_EXPECT_FALSE(test, np_hca_begin(hca, false));
+	hca->serving = 0;
+}
+
+/* FORGETs that cannot go on, because somebody else has the lock that they need. */
+static void np_requests_of_one_peer_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg msg = np_sample(NP_MSG_FORGET, false);
+	static const struct np_addr from;
+	unsigned int i;
+
+	msg.dst_qpn = t->peer.qpn;
+	msg.src_qpn = t->peer.remote_qpn;
+	mutex_lock(&t->peer.ctl);
+	for (i = 0; i < NP_SERVE_CONTROL; i++) {
+		msg.tid++;
+		np_receive(&t->port, &msg, false, &from, NULL);
+	}
+	KUNIT_EXPECT_EQ(test, READ_ONCE(t->nr_sent), 0);
+	msg.tid++;
+	np_receive(&t->port, &msg, false, &from, NULL);
+	KUNIT_EXPECT_EQ(test, READ_ONCE(t->nr_sent), 1);
+	KUNIT_EXPECT_EQ(test, t->sent[0].status, NP_BUSY);
+	KUNIT_EXPECT_EQ(test, t->sent[0].tid, msg.tid);
+	KUNIT_EXPECT_EQ(test, READ_ONCE(t->hca.serving), NP_SERVE_CONTROL);
+	mutex_unlock(&t->peer.ctl);
+	flush_workqueue(np_wq);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 1 + NP_SERVE_CONTROL);
+	for (i = 1; i <= NP_SERVE_CONTROL; i++)
+		KUNIT_EXPECT_EQ(test, t->sent[i].status, NP_OK);
+	KUNIT_EXPECT_EQ(test, t->peer.control, 0);
+}
+
+/* --- ends ---------------------------------------------------------------------------- */
+
 /* More than may be at work at once */
 #define NP_TEST_KILLS	(WQ_DFL_ACTIVE + 1)
 
@@ -1090,6 +1164,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_resolved_regions_are_bounded),
 	KUNIT_CASE_SLOW(np_resolves_under_way_are_bounded),
 	KUNIT_CASE(np_forgets_under_way_are_bounded),
+	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
+	KUNIT_CASE(np_requests_of_one_peer_are_bounded),
 	{}
 };
 
