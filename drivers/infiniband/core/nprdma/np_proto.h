@@ -339,6 +339,7 @@ struct np_port {
 
 /* Buckets of the counters that tell of QPs modified meanwhile */
 #define NP_MODIFY_BUCKETS	64
+#define NP_HOLDER_BITS		6
 
 /**
  * struct np_hca - the protocol's part of an IB device
@@ -346,13 +347,14 @@ struct np_port {
  * @ref: the client's, one for each peer, and lookups
  * @rcu: for freeing
  * @peers: struct np_peer by local QPN; its lock also protects @modified,
- *         @serving, @asked, @strangers and @dying
+ *         @serving, @asked, @strangers, @held_pages, @holders and @dying
  * @modified: counts QP modifications, by QPN
  * @nr_peers: peers not yet freed
  * @serving: requests queued or being served; under the lock of @peers
  * @asked: of these, other than FAULT
  * @strangers: of these, from QPs that are no peers yet
  * @held_pages: on behalf of all peers
+ * @holders: struct np_holder: whose memory these are
  * @idle: woken when @nr_peers or @serving falls to 0
  * @dying: no new peers
  * @nr_ports: ports
@@ -368,7 +370,8 @@ struct np_hca {
 	unsigned int serving;
 	unsigned int asked;
 	unsigned int strangers;
-	atomic_long_t held_pages;
+	unsigned long held_pages;
+	DECLARE_HASHTABLE(holders, NP_HOLDER_BITS);
 	wait_queue_head_t idle;
 	bool dying;
 	u32 nr_ports;
@@ -386,7 +389,10 @@ struct np_hca {
 #define NP_SERVE_ASKED		128
 #define NP_SERVE_STRANGERS	32
 #define NP_SERVE_CONTROL	8
-/* Pages under hold, on behalf of one QP and for all of a device */
+/*
+ * Pages under hold, on behalf of one QP and for all of a device; of these, one owner's
+ * as many as it leaves free
+ */
 #define NP_HELD_QP		(8 * NP_MAX_PAGES)
 #define NP_HELD_DEVICE		(256 * NP_MAX_PAGES)
 
@@ -620,6 +626,11 @@ void np_ask_init(void);
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 		const struct np_addr *from, struct ib_mad_recv_wc *recv);
 void np_serve_expire(struct work_struct *work);
+#if IS_ENABLED(CONFIG_KUNIT)
+int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);
+void np_held_unreserve(struct np_peer *peer, const void *owner,
+		       unsigned int pages);
+#endif
 void np_serve_kill(struct np_peer *peer);
 
 /* --- channels (channel.c) --------------------------------------------------------- */

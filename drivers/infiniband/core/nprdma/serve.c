@@ -21,6 +21,7 @@
 #include "../core_priv.h"
 #include "../restrack.h"
 #include "np_proto.h"
+#include "np_region.h"
 #include "trace.h"
 
 static unsigned int np_hold_ms = 5000;
@@ -163,10 +164,87 @@ static void np_answer_stranger(struct np_port *port,
 
 /* --- holds ------------------------------------------------------------------------ */
 
-static bool np_held_reserve(struct np_peer *peer, unsigned int pages)
+/**
+ * struct np_holder - pages under hold for peers, of one owner of regions
+ * @entry: in np_hca.holders
+ * @owner: compare only; one who comes to the place of one who has gone counts with
+ *	   what that one is just giving back
+ * @pages: their number
+ */
+struct np_holder {
+	struct hlist_node entry;
+	const void *owner;
+	unsigned long pages;
+};
+
+/* Under the lock of np_hca.peers. */
+static struct np_holder *np_holder_find(struct np_hca *hca, const void *owner)
 {
-	struct np_hca *hca = peer->hca;
+	struct np_holder *holder;
+
+	hash_for_each_possible(hca->holders, holder, entry,
+			       (unsigned long)owner) {
+		if (holder->owner == owner)
+			return holder;
+	}
+	return NULL;
+}
+
+/*
+ * An owner may have as much as it leaves free, as with FAULTs: so those that pin as
+ * much as they can, without end, leave something to the others.
+ */
+static int np_holder_take(struct np_hca *hca, const void *owner,
+			  unsigned int pages)
+{
+	struct np_holder *spare, *holder;
+	int err = -EBUSY;
+
+	spare = kzalloc(sizeof(*spare), GFP_KERNEL);
+	if (!spare)
+		return -ENOMEM;
+	spare->owner = owner;
+
+	xa_lock_irq(&hca->peers);
+	holder = np_holder_find(hca, owner) ?: spare;
+	if (holder->pages + pages + hca->held_pages <= NP_HELD_DEVICE) {
+		if (holder == spare) {
+			hash_add(hca->holders, &spare->entry,
+				 (unsigned long)owner);
+			spare = NULL;
+		}
+		holder->pages += pages;
+		hca->held_pages += pages;
+		err = 0;
+	}
+	xa_unlock_irq(&hca->peers);
+	kfree(spare);
+	return err;
+}
+
+static void np_holder_give(struct np_hca *hca, const void *owner,
+			   unsigned int pages)
+{
+	struct np_holder *holder;
+
+	xa_lock_irq(&hca->peers);
+	holder = np_holder_find(hca, owner);
+	holder->pages -= pages;
+	hca->held_pages -= pages;
+	if (holder->pages)
+		holder = NULL;
+	else
+		hash_del(&holder->entry);
+	xa_unlock_irq(&hca->peers);
+	kfree(holder);
+}
+
+/* @owner: whose memory it is. */
+VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, const void *owner,
+				     unsigned int pages)
+{
 	bool ok;
+	int err;
 
 	spin_lock(&peer->lock);
 	ok = !peer->dead && peer->held_pages + pages <= NP_HELD_QP;
@@ -174,30 +252,35 @@ static bool np_held_reserve(struct np_peer *peer, unsigned int pages)
 		peer->held_pages += pages;
 	spin_unlock(&peer->lock);
 	if (!ok)
-		return false;
-	if (atomic_long_add_return(pages, &hca->held_pages) <= NP_HELD_DEVICE)
-		return true;
-	atomic_long_sub(pages, &hca->held_pages);
-	spin_lock(&peer->lock);
-	peer->held_pages -= pages;
-	spin_unlock(&peer->lock);
-	return false;
+		return -EBUSY;
+	err = np_holder_take(peer->hca, owner, pages);
+	if (err) {
+		spin_lock(&peer->lock);
+		peer->held_pages -= pages;
+		spin_unlock(&peer->lock);
+	}
+	return err;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_held_reserve);
 
-static void np_held_unreserve(struct np_peer *peer, unsigned int pages)
+VISIBLE_IF_KUNIT void np_held_unreserve(struct np_peer *peer,
+					const void *owner, unsigned int pages)
 {
-	atomic_long_sub(pages, &peer->hca->held_pages);
+	np_holder_give(peer->hca, owner, pages);
 	spin_lock(&peer->lock);
 	peer->held_pages -= pages;
 	spin_unlock(&peer->lock);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_held_unreserve);
 
 static void np_held_free(struct np_peer *peer, struct np_held *held)
 {
+	const void *owner = held->hold->region->owner;
+
 	trace_np_hold_release(peer->hca->ibdev, peer->qpn, held->id,
 			      held->pages);
 	np_hold_release(held->hold);
-	np_held_unreserve(peer, held->pages);
+	np_held_unreserve(peer, owner, held->pages);
 	kfree(held);
 }
 
@@ -341,8 +424,9 @@ static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 	struct np_held *held;
 	int err;
 
-	if (!np_held_reserve(peer, pages))
-		return -EBUSY;
+	err = np_held_reserve(peer, sl->region->owner, pages);
+	if (err)
+		return err;
 	held = kzalloc(sizeof(*held), GFP_KERNEL);
 	if (!held) {
 		err = -ENOMEM;
@@ -373,7 +457,7 @@ err_release:
 err_free:
 	kfree(held);
 err_reserve:
-	np_held_unreserve(peer, pages);
+	np_held_unreserve(peer, sl->region->owner, pages);
 	return err;
 }
 

@@ -1076,6 +1076,62 @@ static void np_requests_of_one_peer_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->peer.control, 0);
 }
 
+/* As many as there are of @owner, in steps of a FAULT, each with a QP that has none. */
+static unsigned int np_hold_all(struct kunit *test, const char *owner)
+{
+	struct np_peer *peer = &np_ask_test(test)->peer;
+	unsigned int pages = 0;
+
+	while (!np_held_reserve(peer, owner, NP_MAX_PAGES)) {
+		pages += NP_MAX_PAGES;
+		KUNIT_ASSERT_LE(test, pages, NP_HELD_DEVICE);
+		peer->held_pages = 0;
+	}
+	KUNIT_EXPECT_EQ(test, peer->held_pages, 0);
+	return pages;
+}
+
+static void np_pages_under_hold_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->peer;
+	static const char owner[3];
+	unsigned int pages[3], i;
+
+	/* One QP */
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, NP_HELD_QP), 0);
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 1), -EBUSY);
+	KUNIT_EXPECT_EQ(test, peer->held_pages, NP_HELD_QP);
+	np_held_unreserve(peer, owner, 1);
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 2), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 1), 0);
+	np_held_unreserve(peer, owner, NP_HELD_QP);
+	KUNIT_EXPECT_EQ(test, t->hca.held_pages, 0);
+	KUNIT_EXPECT_TRUE(test, hash_empty(t->hca.holders));
+
+	/* Each owner takes half of what is left, whoever else asks for it. */
+	for (i = 0; i < 3; i++) {
+		pages[i] = np_hold_all(test, &owner[i]);
+		KUNIT_EXPECT_EQ(test, pages[i], NP_HELD_DEVICE >> (i + 1));
+	}
+	/* What one gives back others may have */
+	peer->held_pages = NP_MAX_PAGES;
+	np_held_unreserve(peer, &owner[0], NP_MAX_PAGES);
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, &owner[2], NP_MAX_PAGES), 0);
+	pages[0] -= NP_MAX_PAGES;
+	pages[2] += NP_MAX_PAGES;
+
+	for (i = 0; i < 3; i++) {
+		peer->held_pages = pages[i];
+		np_held_unreserve(peer, &owner[i], pages[i]);
+	}
+	KUNIT_EXPECT_EQ(test, t->hca.held_pages, 0);
+	KUNIT_EXPECT_TRUE(test, hash_empty(t->hca.holders));
+
+	peer->dead = true;
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 1), -EBUSY);
+}
+
 /* --- ends ---------------------------------------------------------------------------- */
 
 /* More than may be at work at once */
@@ -1166,6 +1222,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_forgets_under_way_are_bounded),
 	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
 	KUNIT_CASE(np_requests_of_one_peer_are_bounded),
+	KUNIT_CASE(np_pages_under_hold_are_bounded),
 	{}
 };
 
