@@ -420,6 +420,59 @@ TEST_F(wire, message_from_another_port_is_not_obeyed)
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1));
 }
 
+/*
+ * A RESOLVE in the peer's name with a tid beyond all of its own: if it were obeyed, the
+ * peer's FORGET would be taken for a late copy.
+ */
+TEST_F(wire, resolve_from_another_port_does_not_outlive_forget)
+{
+	struct np_pair *pair = &self->pair, other = {};
+	uint64_t deadline, before;
+
+	/* Whose FAULTs wait in the same queue, so they tell that those before were served. */
+	ASSERT_EQ(0, np_open(&other.owner, NP_OWNER_DEV, PAGE));
+	ASSERT_EQ(0, np_open(&other.peer, NP_PEER_DEV, PAGE));
+	ASSERT_EQ(0, np_connect(&other.owner, &other.peer));
+	ASSERT_EQ(0, np_pair_register(&other, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(&other));
+
+	for (unsigned int i = 0; i < 20; i++) {
+		struct message m = header(pair, RESOLVE, UINT64_MAX - i);
+
+		m.length = htobe16(8);
+		m.resolve.rkey = htobe32(pair->mr->rkey);
+		SEND_FROM(owner, &m);
+	}
+	/* What the peer asks for is obeyed until it forgets the region ... */
+	ASSERT_TRUE(fence(pair, &self->peer, &self->tid));
+	ASSERT_TRUE(fence(pair, &self->peer, &self->tid));
+	ASSERT_TRUE(np_wait_until(!held(pair)));
+	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
+	/* ... and soon after that not any more. */
+	deadline = np_now_ms() + NP_WAIT_MS;
+	do {
+		struct message m = make_fault(pair, 5, ++self->tid);
+
+		ASSERT_GT(deadline, np_now_ms()) TH_LOG("obeyed after FORGET");
+		before = holds(pair);
+		ASSERT_EQ(0, send_message(&self->peer, &m));
+		for (int n = 0; n < 2; n++) {
+			ASSERT_TRUE(fence(&other, &self->peer, &self->tid));
+			ASSERT_TRUE(np_wait_until(!held(&other)));
+		}
+		ASSERT_TRUE(np_wait_until(!held(pair)));
+	} while (holds(pair) != before);
+	/* It may have been lost once, but not for ever. */
+	for (unsigned int i = 0; i < 20; i++) {
+		struct message m = make_fault(pair, i % 16, ++self->tid);
+
+		ASSERT_EQ(0, send_message(&self->peer, &m));
+	}
+	for (int n = 0; n < 2; n++)
+		ASSERT_TRUE(fence(&other, &self->peer, &self->tid));
+	EXPECT_EQ(before, holds(pair));
+}
+
 /* Whose id it is, is not enough: the QP's own PD must have been given it. */
 TEST_F(wire, fault_does_not_reach_a_region_of_another_pd)
 {
