@@ -811,6 +811,13 @@ static bool np_fault_is_huge(const struct np_fault *f)
 	return true;
 }
 
+/* Has a page as many holds as can be counted? Then who wants one more waits */
+static bool np_fault_is_one_too_many(const struct np_fault *f, unsigned int i)
+{
+	return f->pin && np_slot_is_held(f->slot, f->first + i) &&
+	       f->slot->holds->count[f->first + i] == U16_MAX;
+}
+
 /* Do holds keep a leaf of the page that says something else than @pfn? */
 static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
 			       unsigned long pfn)
@@ -820,8 +827,6 @@ static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
 
 	if (!np_slot_is_held(f->slot, f->first + i))
 		return false;
-	if (f->pin && holds->count[f->first + i] == U16_MAX)
-		return true;
 	if (!test_bit(f->first + i, holds->stale_read) &&
 	    !test_bit(f->first + i, holds->stale_write))
 		return false;
@@ -850,6 +855,9 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		f->write[i] = IOMMU_LEAF_KEEP;
 		/* A hold comes with the pages that HMM sees now, or is made anew */
 		if (f->pin && (!ok || pfn_to_page(pfn) != f->pin->pages[i]))
+			return -EBUSY;
+		/* Most holds are of pages that are resident, and there is no more to do */
+		if (np_fault_is_one_too_many(f, i))
 			return -EBUSY;
 		if (!np_slot_lacks(f->slot, f->first + i, write))
 			continue;

@@ -1349,6 +1349,37 @@ static void np_page_stays_until_its_last_hold(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* A count that began anew would give the page away under those that it has forgotten */
+static void np_page_has_as_many_holds_as_can_be_counted(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold, *more;
+	phys_addr_t paddr;
+	u16 *count;
+
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	paddr = np_write_paddr(region, 0);
+	count = &np_test_slot(region, t->va)->holds->count[0];
+	*count = U16_MAX;
+	more = np_hold_alloc(region, NP_FAULT_WRITE);
+	KUNIT_ASSERT_NOT_NULL(test, more);
+	/* It is resident, so there is nothing else to do for it */
+	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, PAGE_SIZE, 0,
+					      more, NULL, 0), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, *count, U16_MAX);
+	KUNIT_EXPECT_EQ(test, np_hold_pages(more), 0);
+	/* Who needs no hold needs no count */
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_invalidate(t, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	*count = 1;
+	np_hold_release(more);
+	np_hold_release(hold);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	np_test_settled(test);
+}
+
 static void np_end_of_region_ends_holds(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -1369,6 +1400,35 @@ static void np_end_of_region_ends_holds(struct kunit *test)
 					      hold, NULL, 0), -ENXIO);
 	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(page)));
 	np_hold_release(hold);
+	t->region = NULL;
+	np_region_put(region);
+}
+
+/*
+ * Who is about to release a hold has its pins already, and takes his time: the owner
+ * does not wait for him.
+ */
+static void np_end_of_region_overtakes_a_release(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	LIST_HEAD(pins);
+
+	hold = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	np_test_invalidate(t, 1, 1);
+	/* The first half of np_hold_release() */
+	list_splice_init(&hold->pins, &pins);
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 1),
+			region->write.absent + PAGE_SIZE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	/* The second half */
+	list_splice(&pins, &hold->pins);
+	np_hold_release(hold);
+	np_test_settled(test);
 	t->region = NULL;
 	np_region_put(region);
 }
@@ -1786,7 +1846,9 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
+	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
 	KUNIT_CASE(np_end_of_region_ends_holds),
+	KUNIT_CASE(np_end_of_region_overtakes_a_release),
 	KUNIT_CASE(np_reg_check_refuses),
 	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
 	KUNIT_CASE(np_umem_get_refuses_other_objects),
