@@ -49,6 +49,7 @@
 #include <linux/dma-mapping.h>
 #include <linux/hmm.h>
 #include <linux/hugetlb_inline.h>
+#include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
@@ -83,6 +84,8 @@ struct np_pin {
  * @chunk: chunk
  * @slot: slot
  * @mm: of the owner, with a user
+ * @memcg: of @mm, which is charged meanwhile
+ * @other_memcg: what was charged before
  * @va: of the first page
  * @first: number of the first page in the slot
  * @npages: number of pages
@@ -101,6 +104,8 @@ struct np_fault {
 	struct np_chunk *chunk;
 	struct np_slot *slot;
 	struct mm_struct *mm;
+	struct mem_cgroup *memcg;
+	struct mem_cgroup *other_memcg;
 	unsigned long va;
 	unsigned int first;
 	unsigned int npages;
@@ -1238,17 +1243,42 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 	return true;
 }
 
+/*
+ * The owner, who pays for all that his peers make the kernel do for him. We may be the
+ * worker of everybody's peers, to whose group page cache, page tables and our own
+ * memory would be charged.
+ */
+static int np_fault_get_owner(struct np_fault *f)
+{
+	if (f->mm)
+		return 0;
+	if (!mmget_not_zero(f->region->mm))
+		return -ENXIO;
+	f->mm = f->region->mm;
+	f->memcg = get_mem_cgroup_from_mm(f->mm);
+	f->other_memcg = set_active_memcg(f->memcg);
+	return 0;
+}
+
+static void np_fault_put_owner(struct np_fault *f)
+{
+	if (!f->mm)
+		return;
+	set_active_memcg(f->other_memcg);
+	mem_cgroup_put(f->memcg);
+	/* The last user tears the address space down: not here, under a peer's request */
+	mmput_async(f->mm);
+}
+
 /* What it takes when the answer is not there yet: the owner, and memory */
 static int np_fault_begin(struct np_fault *f, unsigned int max_pages)
 {
 	void *mem;
 	int ret;
 
-	if (!f->mm) {
-		if (!mmget_not_zero(f->region->mm))
-			return -ENXIO;
-		f->mm = f->region->mm;
-	}
+	ret = np_fault_get_owner(f);
+	if (ret)
+		return ret;
 	if (!f->read) {
 		mem = kvcalloc(max_pages, 2 * sizeof(phys_addr_t) +
 			       sizeof(unsigned long), GFP_KERNEL_ACCOUNT);
@@ -1391,9 +1421,7 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		}
 	}
 	kvfree(f.read);
-	/* The last user tears the address space down: not here, under a peer's request */
-	if (f.mm)
-		mmput_async(f.mm);
+	np_fault_put_owner(&f);
 out:
 	if (ret)
 		atomic64_inc(&region->count.faults_failed);

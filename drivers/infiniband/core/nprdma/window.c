@@ -209,7 +209,8 @@ int np_window_pages(struct np_window *win, unsigned long va, unsigned int npages
  */
 int np_window_split(struct np_window *win, unsigned long va)
 {
-	return iommu_split(win->domain, np_window_iova(win, va), GFP_KERNEL);
+	return iommu_split(win->domain, np_window_iova(win, va),
+			   GFP_KERNEL_ACCOUNT);
 }
 
 /**
@@ -231,7 +232,7 @@ int np_window_table_page(struct np_window *win, unsigned long va,
 	struct iommu_inval inval;
 	int ret;
 
-	ret = iommu_split(win->domain, iova, GFP_KERNEL);
+	ret = iommu_split(win->domain, iova, GFP_KERNEL_ACCOUNT);
 	if (ret)
 		return ret;
 

@@ -1149,6 +1149,20 @@ static bool hear(int sock, struct hello *h)
 	return recv(sock, h, sizeof(*h), MSG_WAITALL) == sizeof(*h);
 }
 
+#define DISK "/tmp/np_disk"
+
+/* A file system that nobody else uses, in memory. */
+static int make_disk(void)
+{
+	return system("mkdir -p " DISK " && rm -f " DISK ".image && truncate -s 64M " DISK ".image && "
+		      "mkfs.ext4 -q -F " DISK ".image && "
+		      "dev=$(losetup -f --show " DISK ".image) && mount $dev " DISK " && "
+		      "losetup -d $dev") ? -EIO : 0;
+}
+
+/* What the owner maps, if not anonymous memory. */
+static int owner_file = -1;
+
 /* Never returns. Registers, connects, tells, and lives as @live says. */
 static void owner_process(int sock, size_t len, int (*live)(int sock))
 {
@@ -1160,6 +1174,9 @@ static void owner_process(int sock, size_t len, int (*live)(int sock))
 	pair.data = np_map(len);
 	if (!pair.data)
 		_exit(102);
+	if (owner_file >= 0 && mmap(pair.data, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+				    owner_file, 0) != pair.data)
+		_exit(105);
 	pair.mr = ibv_reg_mr(pair.owner.pd, pair.data, len, NP_RIGHTS | NP_UNPINNED);
 	if (!pair.mr)
 		_exit(103);
@@ -1216,8 +1233,9 @@ FIXTURE_SETUP(owner)
 
 FIXTURE_TEARDOWN_PARENT(owner)
 {
-	/* Or its owner never ends; an error if it is not frozen */
+	/* Or its owner never ends; an error if it is not frozen, or not there */
 	freeze(false);
+	EXPECT_TRUE(np_wait_until(!umount(DISK) || errno != EBUSY));
 	EXPECT_TRUE(np_group_remove());
 	NP_CHECK_USAGE(&self->before);
 }
@@ -1292,14 +1310,18 @@ static int enter_small_group(void)
 	return np_group_enter("16M", "0");
 }
 
-static long group_events(const char *name)
+/* One number of a file of the group that has many, each in a line with its name. */
+static long group_field(const char *file, const char *name)
 {
-	char text[1000], *at;
+	char path[100], text[8000], want[40], *at;
 
-	if (read_file(NP_GROUP "/memory.events", text, sizeof(text)) < 0)
+	snprintf(path, sizeof(path), NP_GROUP "/%s", file);
+	text[0] = '\n';
+	if (read_file(path, text + 1, sizeof(text) - 1) < 0)
 		return -1;
-	at = strstr(text, name);
-	return at ? atol(at + strlen(name)) : -1;
+	snprintf(want, sizeof(want), "\n%s ", name);
+	at = strstr(text, want);
+	return at ? atol(at + strlen(want)) : -1;
 }
 
 /* What peers have made present is charged to the owner; when it has too much, it dies. */
@@ -1326,7 +1348,62 @@ TEST_F(owner, pays_for_what_its_peers_touch)
 	EXPECT_GE((16UL << 20) / PAGE, done);
 	ASSERT_EQ(self->pid, waitpid(self->pid, &status, 0));
 	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) TH_LOG("%x", status);
-	EXPECT_EQ(1, group_events("oom_kill "));
+	EXPECT_EQ(1, group_field("memory.events", "oom_kill"));
+}
+
+static int enter_large_group(void)
+{
+	return np_group_enter("max", "max");
+}
+
+/* So is what they make the kernel read from a disk. Its numbers are up to 2 s old. */
+TEST_F(owner, pays_for_file_pages_that_its_peers_touch)
+{
+	const size_t len = 16UL << 20;
+	struct np_event event;
+	long before, now;
+
+	ASSERT_EQ(0, make_disk());
+	owner_file = open(DISK "/file", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	ASSERT_LE(0, owner_file);
+	ASSERT_EQ(0, ftruncate(owner_file, len));
+	ASSERT_EQ(0, meet_owner(self, len, enter_large_group, live_until_told));
+	before = group_field("memory.stat", "file");
+	ASSERT_LE(0, before);
+	for (size_t off = 0; off < len; off += HUGE_PAGE) {
+		ASSERT_EQ(NP_OK, np_fault(&self->peer, self->info.region_id, self->info.base + off,
+					  HUGE_PAGE, 0, &event));
+	}
+	EXPECT_TRUE(np_wait_until((now = group_field("memory.stat", "file")) >= before + (long)len));
+	TH_LOG("file: %ld, then %ld", before, now);
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
+}
+
+/*
+ * And what the kernel needs for it: for each 2 MiB of which they touch a page a page
+ * table of the owner's, one of each window, and a page of the residency table.
+ */
+TEST_F(owner, pays_for_tables_that_its_peers_need)
+{
+	const size_t slots = 128;
+	struct np_event event;
+	long before, now, want;
+
+	ASSERT_EQ(0, meet_owner(self, slots * HUGE_PAGE, enter_large_group, live_until_told));
+	/* The first numbers are up to 2 s old, too, but there is not much that they lack */
+	before = group_field("memory.stat", "kernel");
+	ASSERT_LE(0, before);
+	for (size_t i = 0; i < slots; i++) {
+		ASSERT_EQ(NP_OK, np_fault(&self->peer, self->info.region_id,
+					  self->info.base + i * HUGE_PAGE, PAGE, NP_FAULT_WRITE,
+					  &event));
+	}
+	want = before + (long)(4 * slots * PAGE);
+	EXPECT_TRUE(np_wait_until((now = group_field("memory.stat", "kernel")) >= want));
+	TH_LOG("kernel: %ld, then %ld", before, now);
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 }
 
 TEST_F(owner, killed_for_want_of_memory_is_gone)
@@ -1354,12 +1431,10 @@ TEST_F(owner, killed_for_want_of_memory_is_gone)
 
 /* --- the reaper -------------------------------------------------------------------------- */
 
-#define FROZEN "/tmp/np_frozen"
-
-/* A file system on which nobody can write: who tries does not even die. */
+/* Nobody can write there: who tries does not even die. */
 static int freeze(bool yes)
 {
-	int fd = open(FROZEN, O_RDONLY | O_CLOEXEC), ret = 0;
+	int fd = open(DISK, O_RDONLY | O_CLOEXEC), ret = 0;
 
 	if (fd < 0)
 		return -errno;
@@ -1369,19 +1444,9 @@ static int freeze(bool yes)
 	return ret;
 }
 
-static int make_frozen(void)
-{
-	if (system("mkdir -p " FROZEN " && truncate -s 16M " FROZEN ".image && "
-		   "mkfs.ext4 -q -F " FROZEN ".image && "
-		   "dev=$(losetup -f --show " FROZEN ".image) && mount $dev " FROZEN " && "
-		   "losetup -d $dev"))
-		return -EIO;
-	return freeze(true);
-}
-
 static void *write_where_nobody_can(void *arg)
 {
-	int fd = open(FROZEN "/file", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	int fd = open(DISK "/file", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 
 	if (fd >= 0)
 		close(fd);
@@ -1444,7 +1509,8 @@ TEST_F(owner, memory_that_the_reaper_takes_is_an_address_error)
 
 	ASSERT_LE(0, log);
 	ASSERT_LE(0, lseek(log, 0, SEEK_END));
-	ASSERT_EQ(0, make_frozen());
+	ASSERT_EQ(0, make_disk());
+	ASSERT_EQ(0, freeze(true));
 	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_with_one_foot_in_the_door));
 	ASSERT_TRUE(np_wait_until(has_stuck_thread(self->pid)));
 	np_load_init(load, &self->peer, &self->info, NULL, FIRST_PAGE * PAGE, PAGES);
@@ -1466,7 +1532,6 @@ TEST_F(owner, memory_that_the_reaper_takes_is_an_address_error)
 	ASSERT_EQ(0, freeze(false));
 	ASSERT_EQ(self->pid, waitpid(self->pid, &status, 0));
 	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) TH_LOG("%x", status);
-	EXPECT_TRUE(np_wait_until(!umount(FROZEN) || errno != EBUSY));
 }
 
 TEST_HARNESS_MAIN
