@@ -226,9 +226,9 @@ enum np_status {
 	NP_GONE,	/* the region is dead: FORGET it */
 	NP_ACCESS,	/* rights of the region or of the mapping */
 	NP_ADDRESS,	/* outside of the region, or nothing mapped there */
-	NP_BUSY,	/* over a bound: back off, then ask again */
+	NP_BUSY,	/* over a bound, or waits for memory: back off, then ask again */
 	NP_TIMEOUT,	/* the peer did not answer */
-	NP_NOMEM,	/* the peer has no memory */
+	NP_NOMEM,	/* the peer has no memory for it, or for a hold */
 	NP_QP,		/* the QP is not connected (any more) */
 	NP_PROTO,	/* peer speaks another version, or nonsense */
 };

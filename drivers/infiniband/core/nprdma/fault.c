@@ -750,6 +750,38 @@ static bool np_page_make_dirty(struct page *page)
 }
 
 /*
+ * HMM says -EFAULT whatever went wrong. Want of memory is not the end, though: the
+ * owner's CPU tries again for as long as it takes. Without dropping the lock, as in
+ * np_pin_pages().
+ */
+static int np_fault_why(const struct np_fault *f)
+{
+	bool write = f->flags & NP_FAULT_WRITE;
+	struct vm_area_struct *vma;
+	struct page *page;
+	unsigned long va;
+	unsigned int i;
+	long ret;
+
+	for (i = 0; i < f->npages; i++) {
+		if (!f->hold && !np_slot_lacks(f->slot, f->first + i, write))
+			continue;
+		va = f->va + ((unsigned long)i << PAGE_SHIFT);
+		vma = vma_lookup(f->mm, va);
+		/* Of what may be written only, HMM wants nothing to do with */
+		if (!vma || !(vma->vm_flags & VM_READ))
+			return -EFAULT;
+		ret = get_user_pages_remote(f->mm, va, 1, write ? FOLL_WRITE : 0,
+					    &page, NULL);
+		if (ret != 1)
+			return ret == -ENOMEM ? -ENOMEM : -EFAULT;
+		put_page(page);
+	}
+	/* There is memory now */
+	return -EBUSY;
+}
+
+/*
  * Ask the CPU's page tables, faulting what is asked for and not there. Pages that
  * the peers have already are not asked for, except for a hold, which needs to know
  * that what it has pinned is what is there.
@@ -779,6 +811,8 @@ static int np_fault_look(struct np_fault *f, unsigned long seq)
 
 	mmap_read_lock(f->mm);
 	ret = hmm_range_fault(&range);
+	if (ret == -EFAULT && want)
+		ret = np_fault_why(f);
 	mmap_read_unlock(f->mm);
 	return ret;
 }
@@ -1379,8 +1413,9 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
  * Context: process context, without mmap lock.
  * Return: 0, -ERANGE outside of the region, -EPERM not with the rights of the
  * region or of the mapping, -EFAULT nothing is mapped there, or nothing that can
- * be mapped for a device, -ENXIO region or owner are gone, -ENOMEM, -EAGAIN memory
- * changed faster than we could look, -EINTR killed.
+ * be mapped for a device, -ENXIO region or owner are gone, -ENOMEM for a hold or the
+ * owner, -EAGAIN memory changed faster than we could look, or a peer has to wait for
+ * some, -EINTR killed.
  */
 int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold, u64 *words,
@@ -1422,6 +1457,12 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 	}
 	kvfree(f.read);
 	np_fault_put_owner(&f);
+	/*
+	 * The owner's CPU would wait for memory, and so does a peer: he asks again. Not
+	 * so who wants it pinned, which fails for want of memory in any region.
+	 */
+	if (ret == -ENOMEM && !hold && !(flags & NP_FAULT_LOCAL))
+		ret = -EAGAIN;
 out:
 	if (ret)
 		atomic64_inc(&region->count.faults_failed);

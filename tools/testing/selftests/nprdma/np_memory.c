@@ -1406,6 +1406,55 @@ TEST_F(owner, pays_for_tables_that_its_peers_need)
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 }
 
+static int enter_small_group_for_good(void)
+{
+	int ret = write_file("/proc/self/oom_score_adj", "-1000");
+
+	return ret ?: enter_small_group();
+}
+
+/*
+ * Where nobody can be killed the owner's CPU tries again until there is memory. So do
+ * its peers: the address is a good one. A pin, though, is refused, as registration
+ * of a pinned region would be.
+ */
+TEST_F(owner, that_nobody_kills_lets_its_peers_wait_for_memory)
+{
+	const size_t len = 64UL << 20;
+	struct np_end *peer = &self->peer;
+	struct np_event event = {};
+	int ret = NP_OK;
+	size_t off;
+
+	ASSERT_EQ(0, meet_owner(self, len, enter_small_group_for_good, live_until_told));
+	for (off = 0; off < len && ret == NP_OK; off += PAGE)
+		ret = np_fault_once(peer, peer->qp, self->info.region_id, self->info.base + off,
+				    PAGE, NP_FAULT_WRITE, &event);
+	EXPECT_EQ(NP_BUSY, ret);
+	EXPECT_LE((4UL << 20), off);
+	EXPECT_GE((16UL << 20), off);
+	off -= PAGE;
+	for (int i = 0; i < ROUNDS; i++) {
+		EXPECT_EQ(NP_BUSY, np_fault_once(peer, peer->qp, self->info.region_id,
+						 self->info.base + off + i * PAGE, PAGE,
+						 NP_FAULT_WRITE, &event));
+	}
+	EXPECT_EQ(NP_NOMEM, np_fault_once(peer, peer->qp, self->info.region_id,
+					  self->info.base + off, PAGE,
+					  NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	EXPECT_LT(0, group_field("memory.events", "oom"));
+	EXPECT_EQ(0, group_field("memory.events", "oom_kill"));
+	ASSERT_EQ(0, write_file(NP_GROUP "/memory.max", "max"));
+	for (; off < len; off += HUGE_PAGE) {
+		ASSERT_EQ(0, np_write_proven(peer, &self->info, 0, off, 8));
+	}
+	ASSERT_EQ(NP_OK, np_fault(peer, self->info.region_id, self->info.base, PAGE,
+				  NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(0, np_release(peer, event.hold_id));
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
+}
+
 TEST_F(owner, killed_for_want_of_memory_is_gone)
 {
 	long kills = np_vmstat("oom_kill");

@@ -915,7 +915,10 @@ static void np_failed_split_changes_nothing(struct kunit *test)
 
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, 0), 0);
 	t->fake.split_error = -ENOMEM;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -ENOMEM);
+	/* The owner is told; a peer asks again */
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE |
+					    NP_FAULT_LOCAL), -ENOMEM);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -EAGAIN);
 	KUNIT_EXPECT_EQ(test, np_word(region, 0), 0);
 	np_test_settled(test);
 	t->fake.split_error = 0;
