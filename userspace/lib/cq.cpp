@@ -514,23 +514,32 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 
 int npr_cq::detach(npr_qp *qp) noexcept
 {
+	{
+		const std::lock_guard lock(mutex);
+
+		if (std::none_of(qps.begin(), qps.end(), [&](const auto &q) { return q.get() == qp; }))
+			return -EINVAL;
+		/*
+		 * What is posted must not write into buffers that the application takes
+		 * back, nor into our words, and for what waits for an answer the peer may
+		 * come to hold pages, which nobody would give back: end the QP.
+		 */
+		if (qp->engine.unfinished())
+			qp->fail_qp();
+		/* It asks the resolver nothing from here on, and nobody hears of it. */
+		qp->engine.end();
+		std::erase(ready_, qp);
+		qp->listed = true;
+	}
+	/* Not under the lock: what the resolver does now may take it seconds. */
 	ctx.resolver.cancel(*qp);
 
 	const std::lock_guard lock(mutex);
-	const auto it = std::find_if(qps.begin(), qps.end(), [&](const auto &q) { return q.get() == qp; });
-
-	if (it == qps.end())
-		return -EINVAL;
 	{
 		const std::lock_guard results_lock(results_mutex_);
 		std::erase_if(results_, [&](const result &r) { return r.qp == qp; });
 	}
-	/*
-	 * What is posted must not write into buffers that the application takes
-	 * back, nor into our words: end the QP and wait until it is drained.
-	 */
 	if (qp->engine.waits_for_wire()) {
-		qp->fail_qp();
 		const nanoseconds begun = monotonic();
 		ibv_wc wc;
 		while (qp->engine.waits_for_wire() && monotonic() - begun < 1'000'000'000) {
@@ -553,8 +562,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 	timed_ -= qp->timed;
 	last_ = nullptr;
 	std::erase(touched_, qp);
-	std::erase(ready_, qp);
-	qps.erase(it);
+	std::erase_if(qps, [&](const auto &q) { return q.get() == qp; });
 	for (npr_qp *&slot : table_)
 		slot = nullptr;
 	/* no allocation: the table only gets emptier */

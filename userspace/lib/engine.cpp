@@ -285,6 +285,14 @@ void engine::free_buffers(op &o) noexcept
 		world_.free_local(holds_of(i)[--o.held]);
 }
 
+bool engine::unfinished() const noexcept
+{
+	for (std::uint64_t i = head_; i < tail_; ++i)
+		if (!op_at(i).finished)
+			return true;
+	return waits_for_wire();
+}
+
 void engine::abandon() noexcept
 {
 	for (; head_ < tail_; ++head_)

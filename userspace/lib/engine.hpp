@@ -157,6 +157,10 @@ public:
 	[[nodiscard]] bool waits_for_kernel() const noexcept { return faults_ || resolves_; }
 	[[nodiscard]] bool waits_for_wire() const noexcept { return sq_head_ != sq_tail_; }
 	[[nodiscard]] bool idle() const noexcept { return head_ == tail_ && !faults_ && !resolves_; }
+	/* Is anything posted that is not known to have succeeded? */
+	[[nodiscard]] bool unfinished() const noexcept;
+	/* As after an error: nothing is begun or asked for any more, and every hold is given back. */
+	void end() noexcept { die(); }
 	/* Give back what local buffers hold: nothing is posted any more, nothing will complete. */
 	void abandon() noexcept;
 	/* When step() is to be called at the latest. */

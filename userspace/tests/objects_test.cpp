@@ -173,8 +173,8 @@ struct fake_kernel final : npr::kernel {
 		--inside;
 		if (key != rkey)
 			return -EACCES;
-		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, read_key, write_key,
-		     0, base, base, 0, signature};
+		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+		     read_key, write_key, 0, base, base, 0, signature};
 		return 0;
 	}
 	int fault(const ibv_qp &, int, const np_fault_req &req, std::span<const np_range> r) noexcept override
@@ -682,6 +682,113 @@ TEST_F(Objects, DetachWaitsForAKeyBeingResolved)
 	ASSERT_EQ(npr_detach_qp(a), 0);
 	ibv_wc wc;
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+}
+
+/* The completion of the WRITE is there, and the READ, whose key is new, comes after two of them. */
+TEST_F(Objects, DetachAsksForNoKeyOnBehalfOfWhatIsFreed)
+{
+	npr_qp *a = attach(1), *b = attach(2);
+	ASSERT_EQ(npr_resolve(a, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	std::array<std::byte, 8> buffer;
+	/* so that the words are known */
+	ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, buffer, 1), 0);
+	EXPECT_EQ(next().wr_id, 1U);
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer.data()), 8, 1};
+	ibv_send_wr wr[3]{}, *bad;
+	for (int i = 0; i < 3; ++i) {
+		wr[i].sg_list = &s;
+		wr[i].num_sge = 1;
+		wr[i].opcode = i < 2 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+		wr[i].wr.rdma.remote_addr = base;
+		wr[i].wr.rdma.rkey = i < 2 ? rkey : rkey + 0x1000;
+		wr[i].next = i < 2 ? &wr[i + 1] : nullptr;
+	}
+	ASSERT_EQ(npr_post_send(a, wr, &bad), 0);
+	ASSERT_FALSE(dev.completions.empty());
+	ASSERT_EQ(npr_detach_qp(a), 0);
+	EXPECT_TRUE(dev.dead.count(1));
+	/* the resolver's jobs are done in the order in which they came */
+	ASSERT_EQ(post(b, IBV_WR_RDMA_READ, 0, buffer, 2), 0);
+	EXPECT_EQ(next().wr_id, 2U);
+	EXPECT_EQ(kernel_ptr->resolves, 2) << "b's, and that of the test";
+}
+
+TEST_F(Objects, DetachDelaysNobodyAndNobodyHearsOfTheQueuePair)
+{
+	npr_qp *a = attach(1), *b = attach(2);
+	ASSERT_EQ(npr_resolve(b, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	{
+		const std::lock_guard lock(kernel_ptr->mutex);
+		kernel_ptr->blocked_qp = 1;
+	}
+	std::array<std::byte, 8> one, two;
+	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
+	{
+		std::unique_lock lock(kernel_ptr->mutex);
+		kernel_ptr->entered.wait(lock, [&] { return kernel_ptr->inside == 1; });
+	}
+	std::thread detacher([&] { EXPECT_EQ(npr_detach_qp(a), 0); });
+	for (bool dead = false; !dead; std::this_thread::yield()) {
+		const std::lock_guard lock(dev.mutex);
+		dead = dev.dead.count(1);
+	}
+	for (int i = 0; i < 50; ++i) {
+		ASSERT_EQ(post(b, IBV_WR_RDMA_READ, 8192, two, 2), 0);
+		EXPECT_EQ(next().wr_id, 2U);
+	}
+	{
+		const std::lock_guard lock(kernel_ptr->mutex);
+		kernel_ptr->blocked_qp = 0;
+	}
+	kernel_ptr->gate.notify_all();
+	detacher.join();
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+}
+
+/* The peer's kernel may hold pages by now, and what gives a hold back is the end of the QP. */
+TEST_F(Objects, DetachEndsAQueuePairThatWaitsForAnAnswerOnly)
+{
+	npr_qp *qp = attach(1);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	kernel_ptr->withhold = true;
+	std::array<std::byte, 8> b;
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(b.data()), 8, 1};
+	ibv_send_wr wr{}, *bad;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	wr.wr.atomic.remote_addr = base;
+	wr.wr.atomic.rkey = rkey;
+	ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
+	ASSERT_EQ(kernel_ptr->held.size(), 1U);
+	ASSERT_TRUE(dev.posted.empty());
+	ASSERT_EQ(npr_detach_qp(qp), 0);
+	EXPECT_TRUE(dev.dead.count(1));
+	/* and what comes late is nobody's */
+	kernel_ptr->held[0].hold_id = 7;
+	kernel_ptr->send(kernel_ptr->held[0]);
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+}
+
+TEST_F(Objects, DetachLeavesAQueuePairAliveThatIsDone)
+{
+	npr_qp *qp = attach(1);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	dev.words[0] = 0;
+	std::array<std::byte, 8> b[2];
+	/* The first needs an answer, so the second is done before it. */
+	for (std::uint64_t i = 0; i < 2; ++i)
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, i * 8192, b[i], i), 0);
+	EXPECT_EQ(next().wr_id, 0U);
+	EXPECT_TRUE(dev.completions.empty());
+	ASSERT_EQ(npr_detach_qp(qp), 0);
+	EXPECT_FALSE(dev.dead.count(1)) << "one completion was not polled";
 }
 
 TEST_F(Objects, FdWakesForAnAnswerOfTheKernel)
