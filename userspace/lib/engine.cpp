@@ -625,17 +625,19 @@ bool engine::poll(ibv_wc &wc) noexcept
 		free_buffers(o);
 
 		/*
-		 * After an error there is nothing but flushes: RC would not have begun
-		 * it. And the first request that an unreachable peer has not done is the
-		 * one whose retries were in vain, whichever of those under way the HCA had.
+		 * What has failed says so, once, and after it there is nothing but flushes: RC
+		 * would not have begun it. Before it only what could not be proven any more is
+		 * flushed. But the first request that an unreachable peer has not done is the one
+		 * whose retries were in vain, whichever of those under way the HCA had.
 		 */
-		if (error_told_)
+		if (cause_told_ || (error_told_ && status == IBV_WC_SUCCESS))
 			status = IBV_WC_WR_FLUSH_ERR;
-		else if (status == IBV_WC_WR_FLUSH_ERR && lost_ != IBV_WC_SUCCESS)
-			status = lost_;
+		else if (status == IBV_WC_WR_FLUSH_ERR && lost_)
+			status = IBV_WC_RETRY_EXC_ERR;
 		if (status == IBV_WC_SUCCESS && !config_.sq_sig_all && !(o.wr.send_flags & IBV_SEND_SIGNALED))
 			continue;
 		error_told_ |= status != IBV_WC_SUCCESS;
+		cause_told_ |= status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR;
 		wc = {};
 		wc.wr_id = o.wr.wr_id;
 		wc.status = status;
@@ -1774,8 +1776,7 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		return false;
 
 	const bool bad = wc.status != IBV_WC_SUCCESS;
-	if (!dead_ && (wc.status == IBV_WC_RETRY_EXC_ERR || wc.status == IBV_WC_RNR_RETRY_EXC_ERR))
-		lost_ = wc.status;
+	lost_ |= !dead_ && wc.status == IBV_WC_RETRY_EXC_ERR;
 	while (sq_head_ <= i) {
 		const slot s = slots_[sq_head_ & sq_mask_];
 		const bool failed = bad && sq_head_ == i;

@@ -32,6 +32,7 @@
  * - While a WRITE to a region is not proven, nothing later is posted (with
  *   relaxed order: nothing but READs and WRITEs of regions).
  * - What must happen exactly once is posted once.
+ * - What ends a QP is told once, by the request that failed.
  * - An error that a pinned region's HCA would have found is one of both QPs: the peer's
  *   HCA gets something to refuse.
  * - A word that is used for a proof was known before the work request was
@@ -415,7 +416,8 @@ private:
 	bool broken_ = false; /* the provider refused something: the QP is to end */
 	bool refused_ = false; /* by the peer's HCA, what we knew to be wrong */
 	bool error_told_ = false;
-	ibv_wc_status lost_ = IBV_WC_SUCCESS; /* the peer was not to be reached: what the HCA said */
+	bool cause_told_ = false; /* that one, and no flush */
+	bool lost_ = false; /* the peer was not to be reached, the HCA said */
 
 	std::vector<piece> pieces_;
 	list free_, posting_, asking_, pausing_, rebinding_;

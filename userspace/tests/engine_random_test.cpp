@@ -6,7 +6,9 @@
  */
 #include "sim.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace npr::test {
 namespace {
@@ -107,9 +109,16 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });
 
-/* The QP dies at a random moment: every request completes once, in order, flushed at the end. */
+/*
+ * The QP dies at a random moment, of what the peer does not acknowledge or of a SEND: every request
+ * completes once, in order, flushed at the end, and one of them says why.
+ */
 TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 {
+	static constexpr ibv_wc_status causes[] = {IBV_WC_RETRY_EXC_ERR, IBV_WC_LOC_PROT_ERR,
+						   IBV_WC_RNR_RETRY_EXC_ERR};
+	unsigned flushed_before = 0;
+
 	for (std::uint64_t seed = 1; seed <= 300; ++seed) {
 		SCOPED_TRACE(testing::Message() << "seed " << seed);
 		engine_config c = small_config();
@@ -122,14 +131,19 @@ TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 		a.world.chance_page_out = 10;
 		const std::size_t count = 60;
 		const std::size_t death = a.world.dice(2000);
+		const ibv_wc_status cause = causes[seed % std::size(causes)];
 		std::uint64_t ticks = 0;
 		bool died = false;
 		for (std::uint64_t steps = 0; a.posted < count && steps < 100'000; ++steps) {
 			a.post_random(count);
 			for (std::uint64_t i = 0; i < 10; ++i, ++ticks) {
-				if (ticks == death && !a.world.queue.empty()) {
-					a.world.queue[a.world.dice(a.world.queue.size())].status =
-						IBV_WC_RETRY_EXC_ERR;
+				const auto first = std::find_if(a.world.queue.begin(), a.world.queue.end(),
+								[](const sim::wire &w) { return !w.finished; });
+				if (ticks == death && cause != IBV_WC_RETRY_EXC_ERR) {
+					a.world.fail_send = cause;
+				} else if (ticks >= death && !died && cause == IBV_WC_RETRY_EXC_ERR &&
+					   first != a.world.queue.end()) {
+					first->status = cause;
 					died = a.world.qp_error = true;
 				}
 				a.world.tick();
@@ -142,16 +156,28 @@ TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 		ASSERT_FALSE(HasFailure());
 		EXPECT_TRUE(a.world.queue.empty());
 		EXPECT_TRUE(a.world.local_holds.empty());
-		if (died) {
+		if (died || a.world.failed_seq) {
 			bool error = false;
+			unsigned told = 0;
 			for (const ibv_wc &w : a.completions) {
 				EXPECT_TRUE(!error || w.status != IBV_WC_SUCCESS) << "success after an error";
+				if (w.status == cause) {
+					++told;
+					flushed_before += error;
+					/* of whoever is the first that is not done, or of the one that failed */
+					if (died)
+						EXPECT_FALSE(error);
+					else
+						EXPECT_EQ(w.wr_id, a.world.failed_seq);
+				} else if (w.status != IBV_WC_SUCCESS) {
+					EXPECT_EQ(w.status, IBV_WC_WR_FLUSH_ERR);
+				}
 				error |= w.status != IBV_WC_SUCCESS;
 			}
-			EXPECT_TRUE(error);
-			EXPECT_FALSE(a.completions.empty());
+			EXPECT_EQ(told, 1U);
 		}
 	}
+	EXPECT_GT(flushed_before, 0U) << "no READ was caught unproven";
 }
 
 } // namespace

@@ -1495,6 +1495,35 @@ TEST_F(Engine, PeerThatIsLostIsToldOnceOfTheFirstRequestNotDone)
 	EXPECT_EQ(a.completions[1].status, IBV_WC_WR_FLUSH_ERR);
 }
 
+/* The READ cannot be repeated, and says nothing about what went wrong. */
+TEST_F(Engine, ErrorBehindAnUnprovenReadIsToldByTheRequestThatFailed)
+{
+	for (const auto status : {IBV_WC_LOC_PROT_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_OP_ERR}) {
+		app b(small_config());
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.expect_success = false;
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		b.post(IBV_WR_SEND, 0, 0, 0);
+		b.world.run_wire();
+		ASSERT_EQ(b.world.faults.size(), 1U);
+		b.post(IBV_WR_SEND, 0, 0, 0);
+		b.post(IBV_WR_SEND, 0, 0, 0);
+		ASSERT_EQ(b.world.queue.size(), 2U);
+		b.world.queue[0].status = status;
+		b.world.queue[0].finished = b.world.qp_error = true;
+		b.world.run_wire();
+		b.post(IBV_WR_SEND, 0, 0, 0);
+		b.poll();
+		std::vector<ibv_wc_status> told;
+		for (const ibv_wc &wc : b.completions)
+			told.push_back(wc.status);
+		EXPECT_EQ(told, (std::vector{IBV_WC_WR_FLUSH_ERR, IBV_WC_WR_FLUSH_ERR, status,
+					     IBV_WC_WR_FLUSH_ERR, IBV_WC_WR_FLUSH_ERR}));
+	}
+}
+
 TEST_F(Engine, CompletionsOfAFailedQueuePairWaitForTheirBuffers)
 {
 	a.expect_success = false;

@@ -419,6 +419,14 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 		w.finished = w.done == w.length || w.status != IBV_WC_SUCCESS;
 		if (w.finished && w.status == IBV_WC_SUCCESS && w.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
 			immediates.emplace_back(w.wr.imm_data, w.length);
+	} else if (w.wr.opcode == IBV_WR_SEND && fail_send != IBV_WC_SUCCESS) {
+		/* what comes before it is completed before */
+		for (std::size_t k = 0; k < i; ++k)
+			if (!queue[k].finished)
+				return false;
+		w.status = std::exchange(fail_send, IBV_WC_SUCCESS);
+		w.finished = true;
+		failed_seq = w.wr.imm_data;
 	} else {
 		/* SEND, or a pinned region: it only takes its place in the order */
 		if (!qp_error)

@@ -184,6 +184,8 @@ public:
 	unsigned chance_rereg = 0;    /* permille of ticks */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
 	int refuse_post_after = -1;   /* entries until post() fails */
+	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */
+	std::uint64_t failed_seq = 0; /* the app_op of that SEND */
 	std::uint32_t budget = 0;     /* 0: not checked */
 
 	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
