@@ -681,9 +681,19 @@ FIXTURE_VARIANT(kept) {
 	long enough;		/* of what happened */
 };
 
+/* It is about what reclaim takes first, and there is none: nothing becomes absent. */
 static long change_cold(kept *self, unsigned int i)
 {
-	return madvise(self->data, PAGES * PAGE, MADV_COLD) ? -errno : 1;
+	struct np_mr_info before, after;
+	int ret = np_query_mr(self->pair.mr, &before);
+
+	if (!ret && madvise(self->data, PAGES * PAGE, MADV_COLD))
+		ret = -errno;
+	if (!ret)
+		ret = np_query_mr(self->pair.mr, &after);
+	if (!ret && after.pages_invalidated != before.pages_invalidated)
+		ret = -EFAULT;
+	return ret ?: before.resident_pages > 0;
 }
 
 static long change_page_out(kept *self, unsigned int i)
@@ -702,16 +712,23 @@ static int begin_swap(kept *self)
 	return swap_find(&self->swap);
 }
 
-/* All of it comes back at once, while the peer has it brought back page by page. */
+/*
+ * All of it comes back at once, while the peer has it brought back page by page: how
+ * many pages were swapped out, and are not those that the peer asked for meanwhile.
+ */
 static long change_swap_off(kept *self, unsigned int i)
 {
-	long out = 0;
+	long out = 0, faults;
 
 	for (unsigned int page = 0; page < PAGES; page++)
-		out += np_page_out(self->data + page * PAGE, PAGE) == 0;
-	if (swapoff(self->swap.disk) || swapon(self->swap.disk, 0))
+		np_page_out(self->data + page * PAGE, PAGE);
+	faults = atomic_load(&self->load.faults);
+	for (unsigned int page = 0; page < PAGES; page++)
+		out += np_swapped(self->data + page * PAGE);
+	if (swapoff(self->swap.disk))
 		return -errno;
-	return out;
+	out -= atomic_load(&self->load.faults) - faults;
+	return swapon(self->swap.disk, 0) ? -errno : out < 0 ? 0 : out;
 }
 
 static int begin_zram(kept *self)

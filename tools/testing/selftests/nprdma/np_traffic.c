@@ -12,6 +12,7 @@
  * NP_TRAFFIC_MS is how long each variant runs at least (default 4000); on a slow
  * machine it goes on until enough has happened.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -52,6 +53,7 @@ struct traffic {
 	unsigned long expected[PAGES];	/* last proven WRITE */
 	atomic_ulong churns;
 	atomic_ulong huge;		/* leaves of 2 MiB that were seen */
+	atomic_ulong moved;		/* pages that compaction gave other frames */
 	atomic_ulong ops;		/* READs and WRITEs, for the churner's pace */
 	unsigned long reads, writes, suspicious, faults, unproven;
 	unsigned long stale, torn, foreign;
@@ -156,6 +158,54 @@ static void wait_for_huge_leaf(struct traffic *t)
 		atomic_fetch_add(&t->huge, 1);
 }
 
+static void frames_of(struct traffic *t, uint64_t frame[PAGES])
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+	memset(frame, 0, PAGES * 8);
+	if (fd < 0 || pread(fd, frame, PAGES * 8, (uintptr_t)page_at(t, 0) / PAGE * 8) != PAGES * 8)
+		FAIL(t, errno);
+	close(fd);
+	for (int i = 0; i < PAGES; i++)
+		frame[i] = frame[i] >> 63 ? frame[i] & ((1ULL << 55) - 1) : 0;
+}
+
+/*
+ * Compaction moves pages to free ones at the end of their zone, and there they are. So
+ * first the peer's WRITEs, of pages that a child has too, bring ours anywhere else.
+ */
+static void compact(struct traffic *t)
+{
+	unsigned long ops = atomic_load(&t->ops) + 2 * PAGES;
+	uint64_t before[PAGES], after[PAGES];
+	int p[2], status;
+	pid_t pid;
+	char c;
+
+	if (pipe2(p, O_CLOEXEC)) {
+		FAIL(t, errno);
+		return;
+	}
+	pid = np_fork();
+	if (!pid) {
+		close(p[1]);
+		_exit(read(p[0], &c, 1) != 0);
+	}
+	close(p[0]);
+	while (!atomic_load(&t->stop) && atomic_load(&t->ops) < ops)
+		sched_yield();
+	close(p[1]);
+	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+		FAIL(t, pid < 0 ? errno : status);
+	/* They are the owner's only again, and nothing else moves them. */
+	frames_of(t, before);
+	if (write_file("/proc/sys/vm/compact_memory", "1"))
+		FAIL(t, errno);
+	frames_of(t, after);
+	for (int i = 0; i < PAGES; i++)
+		atomic_fetch_add(&t->moved, before[i] && after[i] && before[i] != after[i]);
+}
+
 static void churn_keep(struct traffic *t, enum churn how, unsigned int *seed)
 {
 	unsigned int page = next_random(seed) % PAGES;
@@ -192,8 +242,7 @@ static void churn_keep(struct traffic *t, enum churn how, unsigned int *seed)
 			FAIL(t, errno);
 		break;
 	case CHURN_COMPACT:
-		if (write_file("/proc/sys/vm/compact_memory", "1"))
-			FAIL(t, errno);
+		compact(t);
 		break;
 	default:
 		FAIL(t, EINVAL);
@@ -484,7 +533,8 @@ static bool enough(struct traffic *t, enum churn how)
 		return t->suspicious > 10 && t->faults > 10;
 	if (how == CHURN_COLLAPSE && atomic_load(&t->huge) < 3)
 		return false;
-	/* Whether compaction moves pages of ours is up to it: memory may be compact */
+	if (how == CHURN_COMPACT && atomic_load(&t->moved) < 3)
+		return false;
 	return t->writes > t->unproven + 30 && t->faults > (how == CHURN_COMPACT ? 0 : 3);
 }
 
@@ -508,9 +558,9 @@ TEST_F(traffic, reaches_the_right_page_or_none)
 		ASSERT_EQ(0, pthread_join(thread[i], NULL));
 	}
 
-	TH_LOG("%lu READs, %lu WRITEs, %lu changes of memory, %lu suspicious pages, %lu faults, %lu huge leaves seen",
+	TH_LOG("%lu READs, %lu WRITEs, %lu changes of memory, %lu suspicious pages, %lu faults, %lu huge leaves seen, %lu pages moved",
 	       t->reads, t->writes, atomic_load(&t->churns), t->suspicious, t->faults,
-	       atomic_load(&t->huge));
+	       atomic_load(&t->huge), atomic_load(&t->moved));
 	EXPECT_EQ(0, atomic_load(&t->failed))
 		TH_LOG("line %d: error %d", atomic_load(&t->failed), atomic_load(&t->error));
 	EXPECT_EQ(0, t->stale)
