@@ -41,6 +41,12 @@ bool is_frame(u8 f)
 	return f < max_frames;
 }
 
+/* Memory management keeps the pages where they are, and readable. */
+bool protects(u8 kind)
+{
+	return kind == clean || kind == fork;
+}
+
 /* One expansion of one state. */
 class expansion
 {
@@ -89,6 +95,8 @@ private:
 	}
 
 	/* --- pages -------------------------------------------------------- */
+
+	u8 all_pages() const { return static_cast<u8>(bit(sc_.pages) - 1); }
 
 	u8 allocate(state &n) const
 	{
@@ -141,6 +149,15 @@ private:
 		}
 	}
 
+	/* Nobody writes the page back any more, unless it becomes dirty again. */
+	bool would_be_lost(const state &n, unsigned p) const
+	{
+		const u8 f = n.frame[p];
+
+		return is_frame(f) && !n.dirty[p] && n.content[f] != n.backing[p] &&
+		       n.mm.pc == reclaim_pc::idle;
+	}
+
 	/* --- leaves ----------------------------------------------------------- */
 
 	static u8 stand_in(unsigned window)
@@ -171,6 +188,16 @@ private:
 		}
 	}
 
+	/* Leaves of some pages of a slot that is one leaf cannot change: the IOMMU refuses. */
+	void fill(state &n, unsigned window, u8 pages) const
+	{
+		if (!n.split[window] && pages != all_pages())
+			return;
+		for (unsigned p = 0; p < sc_.pages; ++p)
+			if (has(pages, p))
+				set_leaf(n, window, p, stand_in(window));
+	}
+
 	bool any_readable(const state &n) const
 	{
 		for (unsigned p = 0; p < sc_.pages; ++p)
@@ -193,22 +220,44 @@ private:
 			set_leaf(n, read_window, p, signature_frame);
 			set_leaf(n, write_window, p, scratch_frame);
 		}
-		n.split = 0;
+		n.split.fill(0);
+		n.huge = 0;
+		merged(n);
+	}
+
+	static void merged(state &n)
+	{
 		for (fault &f : n.faults)
 			f.unmerged = 0;
 	}
 
-	void uncache(state &n, u8 pages) const
+	/* An entry of 2 MiB goes with an invalidation of its size only. */
+	void uncache_window(state &n, unsigned window, u8 pages) const
 	{
-		for (unsigned p = 0; p < sc_.pages; ++p) {
-			if (!has(pages, p))
-				continue;
-			n.cached[0][p] = n.cached[1][p] = none;
-			for (request &r : n.requests)
-				if ((r.kind == data_read || r.kind == data_write) && r.page == p &&
-				    r.frame != none)
-					r.drain = 1;
-		}
+		if (pages == all_pages())
+			n.large[window] = 0;
+		if (n.large[window])
+			return;
+		for (unsigned p = 0; p < sc_.pages; ++p)
+			if (has(pages, p))
+				n.cached[window][p] = none;
+	}
+
+	/* The invalidation of leaves, which drains; of the slot, while a split is not yet flushed. */
+	void uncache(state &n, unsigned window, u8 pages) const
+	{
+		if (!pages)
+			return;
+		for (const fault &f : n.faults)
+			if (has(f.splitting, window) && !is(mutation::split_uncounted))
+				pages = all_pages();
+		if (!n.split[window] && !is(mutation::huge_flush_of_one_page))
+			pages = all_pages();
+		uncache_window(n, window, pages);
+		const u8 kind = window == write_window ? data_write : data_read;
+		for (request &r : n.requests)
+			if (r.kind == kind && has(pages, r.page) && r.frame != none)
+				r.drain = 1;
 	}
 
 	static bool drained(const state &s)
@@ -228,12 +277,43 @@ private:
 		++n.times_absent[p];
 	}
 
+	void readable_word(state &n, unsigned p) const
+	{
+		u8 w = without(n.word[p], writable);
+		if (!is(mutation::generation_stays) && !is(mutation::protect_generation_stays))
+			w = static_cast<u8>(w + generation);
+		n.word[p] = w;
+		++n.times_absent[p];
+	}
+
 	/* --- the notifier, and memory management around it ----------------------- */
 
 	void begin_reclaim(state &n, unsigned p, u8 kind) const
 	{
-		n.mm = {reclaim_pc::callback, static_cast<u8>(p), kind, 0};
+		n.mm = {reclaim_pc::callback, static_cast<u8>(p), kind, 0, 0, 0};
 		--n.budget;
+	}
+
+	/* What it says that it changes. What takes a huge page apart need say no more than its own. */
+	u8 announced(const state &n) const
+	{
+		const u8 kind = n.mm.kind;
+
+		return kind == fork || kind == collapse || (kind == clean && n.entry) ? all_pages()
+										      : bit(n.mm.page);
+	}
+
+	/* Where a huge page could be: pages are in their order from there. */
+	u8 free_block(const state &n) const
+	{
+		for (unsigned f = 0; f + sc_.pages <= max_frames; f += sc_.pages) {
+			bool free = true;
+			for (unsigned p = 0; p < sc_.pages; ++p)
+				free &= !n.used[f + p];
+			if (free)
+				return static_cast<u8>(f);
+		}
+		return none;
 	}
 
 	void memory()
@@ -243,28 +323,14 @@ private:
 
 		switch (mm.pc) {
 		case reclaim_pc::idle:
-			if (!s_.budget)
-				return;
-			for (unsigned q = 0; q < sc_.pages; ++q) {
-				if (!s_.present[q])
-					continue;
-				if (sc_.events & page_out)
-					begin_reclaim(add("memory", "begins to page out", 0, q), q, page_out);
-				if (sc_.events & clean && s_.may_write[q])
-					begin_reclaim(add("memory", "begins to clean", 0, q), q, clean);
-				if (sc_.events & move)
-					begin_reclaim(add("memory", "begins to move", 0, q), q, move);
-				if (sc_.events & discard)
-					begin_reclaim(add("memory", "begins to discard", 0, q), q, discard);
-			}
-			return;
+			return begin_event();
 		case reclaim_pc::callback:
-			return callback(p);
+			return callback();
 		case reclaim_pc::early_flush: {
 			if (!drained(s_))
 				return;
 			state &n = add("notifier", "flushes before it writes the leaves", 0, p);
-			uncache(n, bit(p));
+			invalidate(n);
 			n.mm.pc = reclaim_pc::write_leaf;
 			return;
 		}
@@ -274,10 +340,12 @@ private:
 		case reclaim_pc::read_leaf_late:
 			return absent_leaf(p);
 		case reclaim_pc::flush: {
+			const bool wait =
+			    !is(stays_readable(s_) ? mutation::protect_no_drain : mutation::absent_no_drain);
 			state &n = add("notifier", "invalidates the IOTLB", 0, p);
-			uncache(n, static_cast<u8>(s_.split ? bit(p) : 0xff));
-			n.mm.pc = is(mutation::absent_no_drain) ? reclaim_pc::back : reclaim_pc::drain;
-			if (is(mutation::absent_no_drain))
+			invalidate(n);
+			n.mm.pc = wait ? reclaim_pc::drain : reclaim_pc::back;
+			if (!wait)
 				for (request &r : n.requests)
 					r.drain = 0;
 			return;
@@ -285,13 +353,15 @@ private:
 		case reclaim_pc::drain:
 			if (drained(s_)) {
 				state &n = add("notifier", "has drained", 0, p);
-				n.mm.pc = is(mutation::absent_word_after_leaf) ? reclaim_pc::late_word
-									       : reclaim_pc::back;
+				n.mm.pc = word_is_late(s_) ? reclaim_pc::late_word : reclaim_pc::back;
 			}
 			return;
 		case reclaim_pc::late_word: {
-			state &n = add("notifier", "word := absent", 0, p);
-			absent_word(n, p);
+			const bool stays = stays_readable(s_);
+			state &n = add("notifier", stays ? "word := readable" : "word := absent", 0, p);
+			for (unsigned q = 0; q < sc_.pages; ++q)
+				if (has(mm.pages, q))
+					stays ? readable_word(n, q) : absent_word(n, q);
 			n.mm.pc = reclaim_pc::back;
 			return;
 		}
@@ -317,6 +387,7 @@ private:
 			if (!keep) {
 				free_frame(n, s_.frame[p]);
 				n.frame[p] = none;
+				n.shared[p] = 0;
 				check_proven(n);
 			}
 			n.mm = {};
@@ -327,11 +398,60 @@ private:
 		}
 	}
 
-	void callback(unsigned p)
+	void begin_event()
+	{
+		if (!s_.budget)
+			return;
+		for (unsigned q = 0; q < sc_.pages; ++q) {
+			if (!s_.present[q])
+				continue;
+			if (sc_.events & page_out)
+				begin_reclaim(add("memory", "begins to page out", 0, q), q, page_out);
+			if (sc_.events & clean && s_.may_write[q])
+				begin_reclaim(add("memory", "begins to clean", 0, q), q, clean);
+			if (sc_.events & move)
+				begin_reclaim(add("memory", "begins to move", 0, q), q, move);
+			if (sc_.events & discard)
+				begin_reclaim(add("memory", "begins to discard", 0, q), q, discard);
+		}
+		bool any = false;
+		for (unsigned q = 0; q < sc_.pages; ++q)
+			any |= s_.present[q] && s_.may_write[q];
+		if (sc_.events & fork && any)
+			begin_reclaim(add("memory", "begins to fork", 0, none), 0, fork);
+		if (sc_.events & collapse && !s_.entry && free_block(s_) != none)
+			begin_reclaim(add("memory", "begins to collapse", 0, none), 0, collapse);
+	}
+
+	/* Does the notifier take it as the end of writing only? */
+	bool stays_readable(const state &n) const
+	{
+		return protects(n.mm.kind) || is(mutation::protect_although_page_goes);
+	}
+
+	bool word_is_late(const state &n) const
+	{
+		return is(stays_readable(n) ? mutation::protect_word_after_leaf
+					    : mutation::absent_word_after_leaf);
+	}
+
+	void invalidate(state &n) const
+	{
+		const u8 pages = is(mutation::huge_flush_of_one_page) ? announced(n) : n.mm.pages;
+		uncache(n, write_window, pages);
+		if (!stays_readable(n))
+			uncache(n, read_window, pages);
+	}
+
+	void callback()
 	{
 		if (s_.lock != nobody)
 			return;
-		state &n = add("notifier", "takes the lock, word := absent", 0, p);
+		const bool stays = stays_readable(s_);
+		const u8 right = stays ? writable : readable;
+		state &n = add("notifier",
+			       stays ? "takes the lock, word := readable" : "takes the lock, word := absent",
+			       0, s_.mm.page);
 		n.lock = locked_by_reclaim;
 		n.mm.silenced = 1;
 		for (fault &f : n.faults)
@@ -341,47 +461,79 @@ private:
 			n.mm.pc = reclaim_pc::stuck;
 			return;
 		}
-		if (!(s_.word[p] & readable))
-			return;
-		if (s_.holds[p] && !is(mutation::held_leaf_goes)) {
-			if (is(mutation::held_word_stays))
-				return;
-			if (s_.word[p] & readable)
+
+		/* One leaf cannot go in part, and its split would allocate. */
+		const u8 named = announced(s_);
+		const u8 pages = s_.huge && !is(mutation::huge_one_page_goes) ? all_pages() : named;
+		bool out = false;
+		for (unsigned p = 0; p < sc_.pages; ++p) {
+			if (!has(pages, p))
+				continue;
+			const bool held = s_.holds[p] && !is(stays ? mutation::protect_held_leaf_goes
+								   : mutation::held_leaf_goes);
+			if (!held)
+				n.mm.pages |= bit(p);
+			if (!(s_.word[p] & right))
+				continue;
+			if (is(mutation::huge_words_of_others_stay) && !has(named, p))
+				continue;
+			if (!held) {
+				out = true;
+				if (word_is_late(s_))
+					continue;
+				if (stays && !is(mutation::protect_word_stays))
+					readable_word(n, p);
+				if (!stays && !is(mutation::absent_word_stays))
+					absent_word(n, p);
+				continue;
+			}
+			if (is(stays ? mutation::protect_held_word_stays : mutation::held_word_stays))
+				continue;
+			out = true;
+			if (!stays)
 				n.stale_read[p] = 1;
-			if (s_.word[p] & writable)
+			if (s_.word[p] & writable && !(stays && is(mutation::protect_stale_unmarked)))
 				n.stale_write[p] = 1;
-			absent_word(n, p);
-			return;
+			stays ? readable_word(n, p) : absent_word(n, p);
 		}
-		if (is(mutation::absent_word_stays) || is(mutation::absent_word_after_leaf))
-			;
-		else
-			absent_word(n, p);
-		n.mm.pc =
-		    is(mutation::absent_flush_before_leaf) ? reclaim_pc::early_flush : reclaim_pc::write_leaf;
+		if (!out)
+			n.mm.pages = 0;
+		if (n.mm.pages)
+			n.mm.pc = is(stays ? mutation::protect_flush_before_leaf
+					   : mutation::absent_flush_before_leaf)
+				      ? reclaim_pc::early_flush
+				      : reclaim_pc::write_leaf;
 	}
 
 	void absent_leaf(unsigned p)
 	{
+		const bool stays = stays_readable(s_);
+		const auto either = [&](mutation protect, mutation absent) {
+			return is(stays ? protect : absent);
+		};
 		const reclaim_pc pc = s_.mm.pc;
 		const bool write = pc == reclaim_pc::write_leaf || pc == reclaim_pc::write_leaf_late;
 		const unsigned window = write ? write_window : read_window;
 		const reclaim_pc next =
-		    write ? reclaim_pc::read_leaf
-		    : is(mutation::absent_no_flush) || is(mutation::absent_flush_before_leaf)
+		    write && !stays ? reclaim_pc::read_leaf
+		    : either(mutation::protect_no_flush, mutation::absent_no_flush) ||
+			    either(mutation::protect_flush_before_leaf, mutation::absent_flush_before_leaf)
 			? reclaim_pc::back
 			: reclaim_pc::flush;
 		const bool late = pc == reclaim_pc::write_leaf_late || pc == reclaim_pc::read_leaf_late;
+		const bool forgets =
+		    write && either(mutation::protect_leaf_stays, mutation::absent_write_leaf_stays);
 
-		if (is(mutation::absent_through_not_present) && !late) {
+		if (either(mutation::protect_through_not_present, mutation::absent_through_not_present) &&
+		    !late) {
 			state &n = add("notifier", "leaf := not present", 0, p, window);
 			set_leaf(n, window, p, not_present);
 			n.mm.pc = write ? reclaim_pc::write_leaf_late : reclaim_pc::read_leaf_late;
 			return;
 		}
 		state &n = add("notifier", "leaf := stand-in", 0, p, window);
-		if (!(write && is(mutation::absent_write_leaf_stays)))
-			set_leaf(n, window, p, stand_in(window));
+		if (!forgets)
+			fill(n, window, s_.mm.pages);
 		n.mm.pc = next;
 		/* the last page of the slot: one leaf for all of them again */
 		if (!write && !any_readable(n) && !any_held(n) && !is(mutation::absent_write_leaf_stays))
@@ -394,42 +546,53 @@ private:
 			for (unsigned i = 0; i < sc_.peers.size(); ++i)
 				if (s_.peers[i].at == stage::wait)
 					return;
+		const u8 pages = announced(s_);
 		state &n = add("notifier", "returns", 0, p);
-		const u8 f = s_.frame[p];
 		n.lock = nobody;
+		n.mm.pages = 0;
 		n.mm.pc = reclaim_pc::unmap;
 		/* Whatever is mapped, cached or under way to the old page is too much. */
-		if (s_.holds[p] || !is_frame(f))
-			return;
-		for (unsigned w = 0; w < 2; ++w)
-			if (s_.leaf[w][p] == f || s_.cached[w][p] == f)
-				breaks(n, invariant::i1);
-		for (const request &r : s_.requests)
-			if (r.kind && r.frame == f)
-				breaks(n, invariant::i1);
+		for (unsigned q = 0; q < sc_.pages; ++q) {
+			const u8 f = s_.frame[q];
+			if (!has(pages, q) || s_.holds[q] || !is_frame(f))
+				continue;
+			for (unsigned w = protects(s_.mm.kind) ? write_window : read_window; w < 2; ++w) {
+				if (s_.leaf[w][q] == f || s_.cached[w][q] == f)
+					breaks(n, invariant::i1);
+				for (const request &r : s_.requests)
+					if (r.kind == (w == write_window ? data_write : data_read) &&
+					    r.frame == f)
+						breaks(n, invariant::i1);
+			}
+		}
 	}
 
 	void unmap(unsigned p)
 	{
-		const u8 f = s_.frame[p];
+		const u8 f = s_.frame[p], kind = s_.mm.kind;
 
-		if (s_.mm.kind == clean) {
-			const bool was = s_.dirty[p];
-			state &n = add("memory",
-				       was ? "write-protects, was dirty" : "write-protects, was clean", 0, p);
-			n.may_write[p] = 0;
-			n.dirty[p] = 0;
+		if (protects(kind))
+			return write_protect(announced(s_));
+		if (kind == collapse)
+			return unmap_for_collapse();
+		if (kind == copy) {
+			state &n = add("memory", "maps the copy", 0, p);
 			n.mm.pc = reclaim_pc::end;
-			if (!was)
-				n.mm.kind = none;
+			n.mm.kind = none;
+			n.entry = n.shared[p] = 0;
+			n.frame[p] = s_.mm.to;
+			n.may_write[p] = n.dirty[p] = 1;
+			/* The other process has it for itself now. */
+			free_frame(n, f);
+			check_proven(n);
 			return;
 		}
-		if (s_.mm.kind == discard) {
+		if (kind == discard) {
 			state &n = add("memory", "discards", 0, p);
 			n.mm.pc = reclaim_pc::end;
 			n.mm.kind = none;
 			n.frame[p] = none;
-			n.present[p] = n.dirty[p] = 0;
+			n.present[p] = n.dirty[p] = n.shared[p] = n.entry = 0;
 			for (auto &unit : n.backing[p])
 				unit.fill(zero);
 			for (auto &v : n.proven[p])
@@ -450,7 +613,50 @@ private:
 		if (stays)
 			n.mm.kind = none;
 		else
-			n.present[p] = 0;
+			n.present[p] = n.entry = 0;
+	}
+
+	void write_protect(u8 pages)
+	{
+		const unsigned p = s_.mm.page;
+
+		if (s_.mm.kind == fork) {
+			state &n = add("memory", "write-protects what is shared now", 0, none);
+			n.mm.pc = reclaim_pc::end;
+			n.mm.kind = none;
+			/* Who has pinned a page keeps it, and the other process gets a copy. */
+			for (unsigned q = 0; q < sc_.pages; ++q) {
+				if (!s_.present[q] || s_.pins[s_.frame[q]])
+					continue;
+				n.shared[q] = 1;
+				n.may_write[q] = 0;
+			}
+			return;
+		}
+		bool was = false;
+		for (unsigned q = 0; q < sc_.pages; ++q)
+			was |= has(pages, q) && s_.dirty[q];
+		state &n =
+		    add("memory", was ? "write-protects, was dirty" : "write-protects, was clean", 0, p);
+		for (unsigned q = 0; q < sc_.pages; ++q)
+			if (has(pages, q))
+				n.may_write[q] = n.dirty[q] = 0;
+		n.mm.pc = reclaim_pc::end;
+		if (!was)
+			n.mm.kind = none;
+	}
+
+	void unmap_for_collapse()
+	{
+		bool stays = false;
+		for (unsigned q = 0; q < sc_.pages; ++q)
+			stays |= !s_.present[q] || s_.shared[q] || s_.pins[s_.frame[q]];
+		state &n = add("memory", stays ? "leaves the pages as they are" : "unmaps", 0, none);
+		n.mm.pc = reclaim_pc::end;
+		if (stays)
+			n.mm.kind = none;
+		else
+			n.present.fill(0);
 	}
 
 	void write_back(unsigned p)
@@ -468,6 +674,22 @@ private:
 			check_proven(n);
 			return;
 		}
+		if (s_.mm.kind == collapse) {
+			state &n = add("memory", "copies the pages and maps them as one", 0, none);
+			const u8 to = free_block(s_);
+			for (unsigned q = 0; q < sc_.pages; ++q) {
+				const u8 frame = static_cast<u8>(to + q);
+				n.used[frame] = 1;
+				n.content[frame] = s_.content[s_.frame[q]];
+				n.frame[q] = frame;
+				n.present[q] = n.may_write[q] = n.dirty[q] = 1;
+				free_frame(n, s_.frame[q]);
+			}
+			n.entry = 1;
+			n.mm = {};
+			check_proven(n);
+			return;
+		}
 		const bool writes = s_.mm.kind == clean || s_.dirty[p];
 		const bool remapped = s_.mm.kind == page_out && s_.present[p];
 		state &n = add("memory",
@@ -479,12 +701,15 @@ private:
 			n.mm = {};
 			return;
 		}
-		if (writes)
-			n.backing[p] = s_.content[f];
 		if (s_.mm.kind == clean) {
+			for (unsigned q = 0; q < sc_.pages; ++q)
+				if (has(announced(s_), q))
+					n.backing[q] = s_.content[s_.frame[q]];
 			n.mm = {};
 			return;
 		}
+		if (writes)
+			n.backing[p] = s_.content[f];
 		n.dirty[p] = 0;
 		n.mm.pc = reclaim_pc::free;
 	}
@@ -499,15 +724,42 @@ private:
 				n.dirty[p] = 0;
 			}
 			n.present[p] = 1;
-			n.may_write[p] = 1;
+			n.may_write[p] = !n.shared[p];
 			n.dirty[p] = n.dirty[p] || write;
 		} else if (write && !n.may_write[p]) {
-			n.may_write[p] = 1;
-			n.dirty[p] = 1;
+			for (unsigned q = 0; q < sc_.pages; ++q)
+				if (q == p || n.entry)
+					n.may_write[q] = n.dirty[q] = 1;
 		}
 	}
 
-	bool migrating(unsigned p) const { return s_.mm.kind == move && s_.mm.page == p && !s_.present[p]; }
+	bool migrating(unsigned p) const
+	{
+		if (s_.mm.kind == collapse)
+			return !s_.present[p];
+		return s_.mm.kind == move && s_.mm.page == p && !s_.present[p];
+	}
+
+	/*
+	 * A page that is shared after fork() is copied first: by who wants to write there,
+	 * or to pin it. The copy is made before the notifier hears of it.
+	 */
+	bool must_copy(unsigned t, u8 pages)
+	{
+		for (unsigned p = 0; p < sc_.pages; ++p) {
+			if (!has(pages, p) || !s_.shared[p])
+				continue;
+			if (s_.mm.pc != reclaim_pc::idle)
+				return true;
+			state &n = add("fault", "copies a shared page", t, p);
+			fault_in(n, p, false);
+			const u8 to = allocate(n);
+			n.content[to] = n.content[n.frame[p]];
+			n.mm = {reclaim_pc::callback, static_cast<u8>(p), copy, 0, 0, to};
+			return true;
+		}
+		return false;
+	}
 
 	/* --- fault ----------------------------------------------------------- */
 
@@ -525,7 +777,7 @@ private:
 		for (unsigned p = 0; p < sc_.pages; ++p)
 			f.word[p] = has(f.ask, p) ? n.word[p] : u8{0};
 		f.pc = fault_pc::answered;
-		f.current = f.unmerged = f.to_read = f.to_write = f.worded = 0;
+		f.huge = f.current = f.unmerged = f.to_read = f.to_write = f.worded = 0;
 		f.frame.fill(0);
 		if (t == prefetcher)
 			f = {};
@@ -546,7 +798,7 @@ private:
 			return;
 		state &n = add("owner", "prefetches for write", 0);
 		--n.prefetches;
-		start_fault(n, prefetcher, static_cast<u8>(bit(sc_.pages) - 1), true, false);
+		start_fault(n, prefetcher, all_pages(), true, false);
 	}
 
 	/* The allocation of a page table reclaims: a notifier runs before it goes on. */
@@ -581,13 +833,15 @@ private:
 			if (noop)
 				answer(n, t);
 			else
-				n.faults[t].pc = f.hold ? fault_pc::pin : fault_pc::prepare;
+				n.faults[t].pc = f.hold ? fault_pc::pin : fault_pc::begin;
 			return;
 		}
 		case fault_pc::pin: {
 			for (unsigned p = 0; p < sc_.pages; ++p)
 				if (has(f.ask, p) && migrating(p))
 					return;
+			if (must_copy(t, f.ask))
+				return;
 			state &n = add("fault", "pins the pages", t);
 			for (unsigned p = 0; p < sc_.pages; ++p) {
 				if (!has(f.ask, p))
@@ -596,21 +850,9 @@ private:
 				n.faults[t].pin[p] = n.frame[p];
 				++n.pins[n.frame[p]];
 			}
-			n.faults[t].pc = fault_pc::prepare;
-			return;
-		}
-		case fault_pc::prepare: {
-			may_reclaim(t, fault_pc::reclaiming);
-			state &n = add("fault", "splits the slot", t);
-			n.split = 1;
-			n.faults[t].unmerged = 1;
 			n.faults[t].pc = fault_pc::begin;
 			return;
 		}
-		case fault_pc::reclaiming:
-			if (s_.mm.pc == reclaim_pc::idle)
-				add("fault", "has its memory", t).faults[t].pc = fault_pc::prepare;
-			return;
 		case fault_pc::begin:
 			if (!s_.mm.silenced) {
 				state &n = add("fault", "takes the sequence", t);
@@ -620,8 +862,31 @@ private:
 			return;
 		case fault_pc::look:
 			return look(t);
+		case fault_pc::prepare:
+			may_reclaim(t, fault_pc::reclaiming);
+			return split(t);
+		case fault_pc::reclaiming:
+			if (s_.mm.pc == reclaim_pc::idle)
+				add("fault", "has its memory", t).faults[t].pc = fault_pc::prepare;
+			return;
+		case fault_pc::flush_split: {
+			state &n = add("fault", "flushes what was one leaf", t);
+			for (unsigned w = 0; w < 2; ++w)
+				if (has(f.splitting, w) && !is(mutation::split_no_flush))
+					uncache_window(n, w, all_pages());
+			n.faults[t].splitting = 0;
+			n.faults[t].pc =
+			    is(mutation::split_counted_late) ? fault_pc::count_late : fault_pc::lock;
+			return;
+		}
+		case fault_pc::count_late: {
+			state &n = add("fault", "looks how often the slot was merged", t);
+			n.faults[t].unmerged = 1;
+			n.faults[t].pc = fault_pc::lock;
+			return;
+		}
 		case fault_pc::lock:
-			return lock(t);
+			return f.huge ? lock_huge(t) : lock(t);
 		case fault_pc::reclaiming_locked:
 			if (s_.mm.pc == reclaim_pc::idle)
 				add("fault", "has its memory", t).faults[t].pc = fault_pc::write_leaf;
@@ -634,7 +899,8 @@ private:
 			return map(t, read_window, late);
 		case fault_pc::flush: {
 			state &n = add("fault", "invalidates the IOTLB", t);
-			uncache(n, f.to_read | f.to_write);
+			uncache(n, read_window, f.to_read);
+			uncache(n, write_window, f.to_write);
 			n.faults[t].pc = fault_pc::drain;
 			if (is(mutation::resident_no_drain)) {
 				for (request &r : n.requests)
@@ -655,27 +921,67 @@ private:
 	void look(unsigned t)
 	{
 		const fault &f = s_.faults[t];
+		u8 wanted = 0;
 
-		for (unsigned p = 0; p < sc_.pages; ++p)
-			if (has(f.ask, p) && migrating(p))
+		for (unsigned p = 0; p < sc_.pages; ++p) {
+			if (!has(f.ask, p))
+				continue;
+			if (migrating(p))
 				return;
+			if (f.hold || lacks(s_.word[p], f.write) || is(mutation::generation_on_resident_page))
+				wanted |= bit(p);
+		}
 		if (!f.current) {
 			/* HMM itself says so; what is pinned stays for the next attempt. */
 			add("fault", "finds its sequence out of date at once", t).faults[t].pc =
-			    fault_pc::prepare;
+			    fault_pc::begin;
 			return;
 		}
+		if (f.write && must_copy(t, wanted))
+			return;
 		state &n = add("fault", "looks into the page table", t);
+		fault &g = n.faults[t];
 		for (unsigned p = 0; p < sc_.pages; ++p) {
-			n.faults[t].frame[p] = none;
-			if (!has(f.ask, p))
-				continue;
-			if (f.hold || lacks(s_.word[p], f.write) || is(mutation::generation_on_resident_page))
+			if (has(wanted, p))
 				fault_in(n, p, f.write);
-			if (n.present[p] && (!f.write || n.may_write[p]))
-				n.faults[t].frame[p] = n.frame[p];
+			g.frame[p] = none;
 		}
-		n.faults[t].pc = fault_pc::lock;
+		bool rights = true;
+		for (unsigned p = 0; p < sc_.pages; ++p) {
+			if (!has(f.ask, p) && !n.entry)
+				continue;
+			if (n.present[p] && (!f.write || n.may_write[p]))
+				g.frame[p] = n.frame[p];
+			else
+				rights = false;
+		}
+		/* One leaf for what one entry maps, but for a hold: that keeps what others lose. */
+		g.huge = n.entry && rights && !f.hold && (!any_held(n) || is(mutation::huge_under_hold));
+		/* How often the slot was merged, before the split that a merge would undo */
+		g.unmerged = !is(mutation::split_counted_late);
+		g.pc = g.huge ? fault_pc::lock : fault_pc::prepare;
+	}
+
+	void split(unsigned t)
+	{
+		const fault &f = s_.faults[t];
+		const bool writes = f.write || (s_.huge && !is(mutation::split_write_missing));
+		u8 windows = 0;
+
+		if (!s_.split[read_window])
+			windows |= bit(read_window);
+		if (!s_.split[write_window] && writes)
+			windows |= bit(write_window);
+		state &n = add("fault", windows ? "splits the slot" : "finds the slot split", t);
+		for (unsigned w = 0; w < 2; ++w)
+			if (has(windows, w))
+				n.split[w] = 1;
+		n.faults[t].pc = is(mutation::split_counted_late) ? fault_pc::count_late : fault_pc::lock;
+		/* A slot of one page is of one size. */
+		if (windows && sc_.pages > 1) {
+			n.faults[t].splitting = windows;
+			n.faults[t].pc = fault_pc::flush_split;
+		}
 	}
 
 	/* What HMM said is out of date, or cannot be had now: begin again. */
@@ -689,8 +995,8 @@ private:
 				unpin(n, f.pin[p]);
 		f.pin.fill(0);
 		f.frame.fill(0);
-		f.current = f.unmerged = 0;
-		f.pc = f.hold ? fault_pc::pin : fault_pc::prepare;
+		f.huge = f.current = f.unmerged = 0;
+		f.pc = f.hold ? fault_pc::pin : fault_pc::begin;
 	}
 
 	void lock(unsigned t)
@@ -721,17 +1027,48 @@ private:
 			if (f.write)
 				to_write |= bit(p);
 		}
-		state &n = add("fault", "takes the lock", t);
+		locked(t, "takes the lock", to_read, to_write).huge = 0;
+	}
+
+	void lock_huge(unsigned t)
+	{
+		const fault &f = s_.faults[t];
+		bool nothing = true;
+
+		if (s_.lock != nobody)
+			return;
+		if (!f.current && !is(mutation::retry_check_missing))
+			return again(t, "finds its sequence out of date");
+		if (any_held(s_) && !is(mutation::huge_under_hold))
+			return again(t, "finds a hold on the slot");
+		for (unsigned p = 0; p < sc_.pages; ++p)
+			if (has(f.ask, p) && lacks(s_.word[p], f.write))
+				nothing = false;
+		state &n = locked(t, "takes the lock, for one leaf", nothing ? u8{0} : all_pages(),
+				  f.write && !nothing ? all_pages() : u8{0});
+		if (nothing)
+			return;
+		n.huge = 1;
+		if (is(mutation::huge_merge_counted_early))
+			merged(n);
+	}
+
+	state &locked(unsigned t, const char *how, u8 to_read, u8 to_write)
+	{
+		state &n = add("fault", how, t);
 		fault &g = n.faults[t];
 		g.to_read = to_read;
 		g.to_write = to_write;
 		n.lock = static_cast<u8>(locked_by_fault + t);
-		for (unsigned p = 0; p < sc_.pages; ++p)
+		for (unsigned p = 0; p < sc_.pages; ++p) {
+			if (is(mutation::huge_one_page_dirty) && !has(g.ask, p))
+				continue;
 			if (has(to_write, p) && !is(mutation::resident_not_dirty))
 				n.dirty[p] = 1;
+		}
 		if (!(to_read | to_write)) {
 			g.pc = fault_pc::word;
-			return;
+			return n;
 		}
 		if (is(mutation::resident_word_before_leaf))
 			set_words(n, t);
@@ -742,9 +1079,10 @@ private:
 					continue;
 				g.pc = fault_pc::reclaiming_locked;
 				begin_reclaim(n, p, page_out);
-				return;
+				return n;
 			}
 		}
+		return n;
 	}
 
 	void map(unsigned t, unsigned window, bool late)
@@ -763,15 +1101,21 @@ private:
 			    window == write_window ? fault_pc::write_leaf_late : fault_pc::read_leaf_late;
 			return;
 		}
-		state &n = add("fault", "leaf := page", t, none, window);
+		state &n = add("fault", f.huge ? "leaf := pages" : "leaf := page", t, none, window);
+		if (f.huge)
+			n.split[window] = 0;
 		for (unsigned p = 0; p < sc_.pages; ++p) {
 			if (!has(pages, p))
 				continue;
 			/* One leaf still covers the slot: all of it now means this page. */
 			for (unsigned q = 0; q < sc_.pages; ++q)
-				if (q == p || !s_.split)
+				if (q == p || (!s_.split[window] && !f.huge))
 					set_leaf(n, window, q, f.frame[p]);
 		}
+		/* Behind the last of them: who looks before that finds his split undone. */
+		if (f.huge && window == read_window && !is(mutation::huge_merge_uncounted) &&
+		    !is(mutation::huge_merge_counted_early))
+			merged(n);
 		n.faults[t].pc = next;
 		if (next == flush && is(mutation::resident_word_before_flush))
 			set_words(n, t);
@@ -787,13 +1131,17 @@ private:
 			const u8 change = f.to_read | f.to_write;
 			if (!has(change, p))
 				continue;
+			u8 rights = static_cast<u8>(readable | (has(f.to_write, p) ? writable : 0));
+			/* One leaf brings pages that were there, or might be written. */
+			if (f.huge && !lacks(n.word[p], has(f.to_write, p)) &&
+			    !is(mutation::huge_drops_right))
+				continue;
+			if (f.huge && !is(mutation::huge_drops_right))
+				rights = static_cast<u8>(rights | (n.word[p] & writable));
 			u8 w = without(n.word[p], readable | writable);
 			if (!is(mutation::generation_stays))
 				w = static_cast<u8>(w + generation);
-			w |= readable;
-			if (has(f.to_write, p))
-				w |= writable;
-			n.word[p] = w;
+			n.word[p] = w | rights;
 			n.stale_read[p] = 0;
 			if (has(f.to_write, p))
 				n.stale_write[p] = 0;
@@ -847,16 +1195,15 @@ private:
 					continue;
 				}
 				if (n.stale_read[p])
-					set_leaf(n, read_window, p, signature_frame);
+					fill(n, read_window, bit(p));
 				if (n.stale_read[p] || n.stale_write[p]) {
-					set_leaf(n, write_window, p, scratch_frame);
+					fill(n, write_window, bit(p));
 					dropped |= bit(p);
 				}
 				n.stale_read[p] = n.stale_write[p] = 0;
 			}
 			if (dropped && !any_readable(n) && !any_held(n)) {
 				merge(n);
-				dropped = 0xff;
 			}
 			n.releases[i].pc = dropped && !is(mutation::stale_flush_missing) ? release_pc::flush
 											 : release_pc::unlock;
@@ -864,7 +1211,8 @@ private:
 		}
 		case release_pc::flush: {
 			state &n = add("release", "invalidates the IOTLB", i);
-			uncache(n, static_cast<u8>(s_.split ? r.pages : 0xff));
+			for (unsigned w = 0; w < 2; ++w)
+				uncache(n, w, r.pages);
 			n.releases[i].pc = release_pc::drain;
 			return;
 		}
@@ -881,6 +1229,10 @@ private:
 				const u8 f = r.pin[p];
 				if (r.write && n.frame[p] == f && !is(mutation::release_not_dirty))
 					n.dirty[p] = 1;
+				/* No hold keeps it, and no word: the next notifier would not find it. */
+				if (!n.holds[p] && n.leaf[write_window][p] == n.frame[p] &&
+				    !(n.word[p] & writable))
+					breaks(n, invariant::i1);
 				unpin(n, f);
 			}
 			n.releases[i] = {};
@@ -930,6 +1282,7 @@ private:
 			if (cached != leaf) {
 				state &n = add("NIC", "translates (walk)", r.peer, r.page, leaf);
 				n.requests[i].frame = n.cached[window][r.page] = leaf;
+				walked(n, window);
 			}
 			return;
 		}
@@ -941,11 +1294,22 @@ private:
 		state &n = add("NIC", r.kind == data_write ? "writes" : "reads", r.peer, p, r.frame);
 		if (is_frame(r.frame) && !ours)
 			breaks(n, invariant::i1);
+		/* Memory management has seen to it that nobody writes there. */
+		if (r.kind == data_write && ours && !s_.pins[r.frame] && !s_.may_write[p])
+			breaks(n, invariant::i1);
 		if (r.kind == data_write)
 			nic_writes(n, r);
 		else
 			nic_reads(n, r);
 		remove(n, i);
+	}
+
+	/* One leaf makes one entry; and one of 4 KiB does not stand beside it. */
+	void walked(state &n, unsigned window) const
+	{
+		n.large[window] = sc_.pages > 1 && !n.split[window];
+		if (n.large[window])
+			n.cached[window] = n.leaf[window];
 	}
 
 	void nic_reads(state &n, const request &r) const
@@ -1077,6 +1441,8 @@ private:
 				if (w.write) {
 					if (!w.once && !has(q.discarded, p))
 						n.proven[p][u] = value_of(i, q.op);
+					if (!w.once && !q.hold && would_be_lost(n, p))
+						breaks(n, invariant::i8);
 					continue;
 				}
 				for (unsigned h = 0; h < 2; ++h)
@@ -1439,7 +1805,9 @@ state initial(const scenario &sc)
 
 	s.budget = sc.budget;
 	s.prefetches = sc.prefetches;
-	s.split = sc.resident != 0;
+	s.split.fill(sc.resident && !sc.entry);
+	s.huge = sc.resident && sc.entry;
+	s.entry = sc.entry;
 	for (unsigned f = 0; f < max_frames; ++f)
 		for (auto &unit : s.content[f])
 			unit.fill(foreign);
@@ -1534,6 +1902,30 @@ std::string_view name(mutation m)
 	    "stale_leaf_stays",
 	    "stale_flush_missing",
 	    "stale_mapped_over",
+	    "protect_word_after_leaf",
+	    "protect_word_stays",
+	    "protect_generation_stays",
+	    "protect_no_flush",
+	    "protect_no_drain",
+	    "protect_flush_before_leaf",
+	    "protect_through_not_present",
+	    "protect_leaf_stays",
+	    "protect_although_page_goes",
+	    "protect_held_leaf_goes",
+	    "protect_held_word_stays",
+	    "protect_stale_unmarked",
+	    "split_no_flush",
+	    "split_uncounted",
+	    "split_counted_late",
+	    "split_write_missing",
+	    "huge_one_page_goes",
+	    "huge_words_of_others_stay",
+	    "huge_flush_of_one_page",
+	    "huge_under_hold",
+	    "huge_merge_uncounted",
+	    "huge_merge_counted_early",
+	    "huge_drops_right",
+	    "huge_one_page_dirty",
 	    "pin_check_missing",
 	    "release_not_dirty",
 	    "allocation_under_lock",

@@ -8,19 +8,29 @@
  *
  * notifier  (np_chunk_invalidate): take the lock, make a fault's sequence stale,
  *   word := absent | write leaf | read leaf | IOTLB entries go | drain | return.
- *   A held page's leaves stay and are stale; the last absent page merges the slot.
- * fault (np_region_fault): look without the lock | pin | split | read_begin | HMM |
- *   lock, sequence and merge check, plan, mark dirty | write leaf | read leaf | IOTLB
- *   entries go | drain | words, hold | answer. Whatever is out of date begins again.
+ *   A held page's leaves stay and are stale; the last absent page merges the slot. If
+ *   the owner keeps the page (np_slot_protect), word := readable | write leaf | entries
+ *   of the write window go | drain | return. Of a huge slot all pages go at once.
+ * fault (np_region_fault): look without the lock | pin | read_begin | HMM, count of
+ *   merges | split | flush of what was one leaf | lock, sequence and merge check, plan,
+ *   mark dirty | write leaf | read leaf | IOTLB entries go | drain | words, hold |
+ *   answer. Whatever is out of date begins again. What one entry of the CPU's page table
+ *   maps becomes one leaf, unless somebody holds a page of it: no split | lock, sequence
+ *   and hold check, huge | write leaf | read leaf, one more merge | and so on.
  * release (np_pin_release): lock, stale leaves go | IOTLB | drain | unlock, unpin.
  * memory management: page-out (notifier, unmap unless pinned, write if dirty, free
  *   if still unmapped and clean), clean (notifier, write protect, write back), move
  *   (notifier, unmap, copy, map), discard (notifier, unmap, pinned or not; the next
- *   page there is a new one). A page that is read in from swap is writable and clean.
+ *   page there is a new one), fork (notifier, write protect unless pinned; who wants to
+ *   write there then, or to pin it: copy, notifier, map), collapse (notifier, unmap,
+ *   copy, map all pages with one entry). Clean and fork are protections. What takes an
+ *   entry for all pages apart announces no more than its own page, which is less than
+ *   the kernel does. A page that is read in from swap is writable and clean.
  *   A free frame belongs to somebody else at once, and holds his data.
- * IOMMU: two windows of leaves, a cached translation for each, used or dropped at
- *   the will of the hardware until it is invalidated. Draining waits for every
- *   request that was translated before.
+ * IOMMU: two windows of leaves, of single pages or one for all; a cached translation for
+ *   each, used or dropped at the will of the hardware until it is invalidated; that of
+ *   one leaf for all only together. Who changes a leaf while a split is not flushed
+ *   yet invalidates all. Draining waits for every request that was translated before.
  * NIC: a work request is one DMA request for each 64-byte unit. A request is translated
  *   once, and reaches memory later. READs overlap in every order; WRITEs are performed
  *   in order, and no read passes an earlier WRITE of its queue pair; a WRITE may
@@ -32,13 +42,14 @@
  *   been performed. Then the hold is given back, and if the words are not writable the
  *   peer is asked whether the region lives.
  *
- * Abstracted away: one slot, so one lock and one notifier; the residency table is
- * always mapped; paging-structure caches; the numbers of sequence counters (a fault's
- * is current or is not); deadlines and BUSY (a fault begins again for ever); loss on
- * the wire; death of regions and peers; stores by the owner's CPU (which are just one
- * more writer of the page); several pieces of one work request; the weak order of
- * CPU stores, of which tools/testing/litmus/ is the proof. max_unproven is
- * smaller than in the engine, so that holds are reached within the bounds.
+ * Abstracted away: one slot, so one lock and one notifier; a slot has one or two pages; a
+ * huge page is paged out in parts only; aging; the residency table is always mapped;
+ * paging-structure caches; the numbers of sequence counters (a fault's is current or is
+ * not); deadlines and BUSY (a fault begins again for ever); loss on the wire; death of
+ * regions and peers; stores by the owner's CPU (which are just one more writer of the
+ * page); several pieces of one work request; the weak order of CPU stores, of which
+ * tools/testing/litmus/ is the proof. max_unproven is smaller than in the engine, so
+ * that holds are reached within the bounds.
  */
 #ifndef NPRDMA_MODEL_HPP
 #define NPRDMA_MODEL_HPP
@@ -102,6 +113,30 @@ enum class mutation : u8 {
 	stale_leaf_stays,
 	stale_flush_missing,
 	stale_mapped_over,
+	protect_word_after_leaf,
+	protect_word_stays,
+	protect_generation_stays,
+	protect_no_flush,
+	protect_no_drain,
+	protect_flush_before_leaf,
+	protect_through_not_present,
+	protect_leaf_stays,
+	protect_although_page_goes,
+	protect_held_leaf_goes,
+	protect_held_word_stays,
+	protect_stale_unmarked,
+	split_no_flush,
+	split_uncounted,
+	split_counted_late,
+	split_write_missing,
+	huge_one_page_goes,
+	huge_words_of_others_stay,
+	huge_flush_of_one_page,
+	huge_under_hold,
+	huge_merge_uncounted,
+	huge_merge_counted_early,
+	huge_drops_right,
+	huge_one_page_dirty,
 	pin_check_missing,
 	release_not_dirty,
 	allocation_under_lock,
@@ -132,7 +167,8 @@ struct work_request {
 	bool once;       /* has to take effect exactly once: a WRITE that relies on its hold alone */
 };
 
-enum event : u8 { page_out = 1, clean = 2, move = 4, discard = 8 };
+/* The last is none that comes by itself: a fault for write finds the page shared. */
+enum event : u8 { page_out = 1, clean = 2, move = 4, discard = 8, fork = 16, collapse = 32, copy = 64 };
 
 struct scenario {
 	std::string name;
@@ -144,6 +180,7 @@ struct scenario {
 	u8 prefetches = 0;           /* faults for write by the owner itself */
 	u8 present = 0;              /* pages in memory at first, clean; the others are in swap */
 	u8 resident = 0;             /* pages that are resident and writable at first; present, too */
+	bool entry = false;          /* one entry of the CPU's page table maps the slot at first */
 	bool knows = false;          /* the initiators know the words of the start */
 	bool user_signature = false; /* page 0 is full of the signature */
 	bool reclaims = false;       /* an allocation may reclaim, and wait for that */
@@ -161,10 +198,12 @@ enum class fault_pc : u8 {
 	idle,
 	start,
 	pin,
-	prepare,
-	reclaiming, /* waits for an allocation, that is: for a notifier */
 	begin,
 	look,
+	prepare,
+	reclaiming, /* waits for an allocation, that is: for a notifier */
+	flush_split,
+	count_late,
 	lock,
 	reclaiming_locked,
 	write_leaf,
@@ -179,7 +218,7 @@ enum class fault_pc : u8 {
 
 struct fault {
 	fault_pc pc;
-	u8 ask, write, hold, current, unmerged, to_read, to_write, worded;
+	u8 ask, write, hold, huge, splitting, current, unmerged, to_read, to_write, worded;
 	std::array<u8, max_pages> frame, pin, word;
 };
 
@@ -213,6 +252,7 @@ enum class reclaim_pc : u8 {
 struct reclaim {
 	reclaim_pc pc;
 	u8 page, kind, silenced; /* silenced: between the callback and the end */
+	u8 pages, to;            /* whose leaves change; the copy of a shared page */
 };
 
 enum class stage : u8 { next, read_data, read_words, fetch_words, write_data, wait, done };
@@ -228,12 +268,13 @@ struct peer {
 struct state {
 	u8 bad; /* invariant that the last step has broken */
 	u8 lock;
-	u8 split;
+	u8 huge, entry;                 /* one leaf may map the owner's memory; one entry of the CPU's does */
+	std::array<u8, 2> split, large; /* of a window: it has tables; the IOTLB has it as one entry */
 	u8 budget, prefetches;
 	std::array<std::array<std::array<u8, 2>, max_units>, max_frames> content;
 	std::array<u8, max_frames> used, pins;
 	/* memory management's view of the pages */
-	std::array<u8, max_pages> frame, present, may_write, dirty;
+	std::array<u8, max_pages> frame, present, may_write, dirty, shared;
 	std::array<std::array<std::array<u8, 2>, max_units>, max_pages> backing;
 	/* leaves and cached translations: [0] read window, [1] write window */
 	std::array<std::array<u8, max_pages>, 2> leaf, cached;
