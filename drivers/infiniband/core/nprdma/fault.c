@@ -1021,15 +1021,17 @@ static int np_fault_map_huge(struct np_fault *f)
 	unsigned int i, in = 0;
 	int ret = 0;
 
-	/* Whatever happens, a table that a fault has made for itself may be gone */
 	np_slot_set_huge(region, slot, true);
-	np_slot_merged(slot);
-
 	iommu_inval_init(&inval);
 	if (rights & NP_WORD_WRITABLE)
 		ret = np_window_merge(&region->write, va, paddr, &inval);
 	if (!ret)
 		ret = np_window_merge(&region->read, va, paddr, &inval);
+	/*
+	 * Whatever happened, a table that a fault has made for itself may be gone. Not
+	 * earlier: who looks at the count before he splits would find tables that go.
+	 */
+	np_slot_merged(slot);
 	if (ret)
 		np_slot_absent(f->chunk, slot, 0, NP_SLOT_PAGES, NP_ABSENT_UNDO,
 			       &inval);

@@ -49,6 +49,7 @@ struct fake_iommu {
 	int split_error;
 	int read_pages_error;
 	void (*on_split)(struct fake_iommu *fake);
+	void (*on_merge)(struct fake_iommu *fake);
 };
 
 struct np_test {
@@ -212,6 +213,8 @@ static int fake_merge(struct iommu_domain *domain, unsigned long iova,
 
 	if (!slot)
 		return -ENOENT;
+	if (fake->on_merge)
+		fake->on_merge(fake);
 	if (fake->read_pages_error && !(prot & IOMMU_WRITE) &&
 	    fake->region && paddr != fake->region->read.absent)
 		return fake->read_pages_error;
@@ -1518,6 +1521,31 @@ static void np_huge_page_is_one_leaf(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, np_test_is_whole(t, &region->write, 0));
 }
 
+static void np_look_at_count_of_merges(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+
+	KUNIT_EXPECT_EQ(fake->test, np_test_slot(t->region, t->va)->merges, 0);
+}
+
+/* Who knows the count before he splits, and no lock, would not split what is a table yet */
+static void np_merge_counts_when_the_tables_are_gone(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+
+	hold = np_test_hold(test, region, 3, 1, NP_FAULT_WRITE);
+	np_hold_release(hold);
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
+	t->fake.on_merge = np_look_at_count_of_merges;
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, NP_SLOT_PAGES, NP_FAULT_WRITE), 0);
+	t->fake.on_merge = NULL;
+	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
+	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
+	KUNIT_EXPECT_EQ(test, np_test_slot(region, t->va)->merges, 1);
+}
+
 /* A split allocates, and the notifier may not */
 static void np_huge_leaf_goes_as_a_whole(struct kunit *test)
 {
@@ -1834,6 +1862,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_protection_of_what_is_not_readable_makes_absent),
 	KUNIT_CASE(np_neighbours_of_the_region_do_not_matter),
 	KUNIT_CASE(np_huge_page_is_one_leaf),
+	KUNIT_CASE(np_merge_counts_when_the_tables_are_gone),
 	KUNIT_CASE(np_huge_leaf_goes_as_a_whole),
 	KUNIT_CASE(np_huge_leaf_is_protected_as_a_whole),
 	KUNIT_CASE(np_huge_leaf_is_aged_as_a_whole),
