@@ -149,7 +149,7 @@ int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
  */
 u32 np_ud_qpn(const struct np_port *port)
 {
-	/* Pairs with smp_store_release() in np_ud_open() */
+	/* Pairs with the release in np_ud_open() */
 	struct np_ud *ud = READ_ONCE(port->ud);
 
 	return ud && !READ_ONCE(ud->broken) ? ud->qp->qp_num : 0;
