@@ -234,6 +234,25 @@ struct fake_kernel final : npr::kernel {
 		return 0;
 	}
 
+	/* RESOLVE of that queue pair does not return until unblock(). */
+	void block(std::uint32_t qp_num)
+	{
+		const std::lock_guard lock(mutex);
+		blocked_qp = qp_num;
+	}
+
+	void unblock()
+	{
+		block(0);
+		gate.notify_all();
+	}
+
+	void await_resolve()
+	{
+		std::unique_lock lock(mutex);
+		entered.wait(lock, [&] { return inside == 1; });
+	}
+
 	device &dev;
 	std::mutex mutex;
 	std::condition_variable gate, entered;
@@ -585,21 +604,14 @@ TEST_F(Objects, KeyBeingResolvedOnOneQueuePairDoesNotDelayAnother)
 	npr_qp *a = attach(1), *b = attach(2);
 	ASSERT_EQ(npr_resolve(b, rkey, nullptr), 0);
 	dev.words.assign(pages, 4 | 3);
-	{
-		const std::lock_guard lock(kernel_ptr->mutex);
-		kernel_ptr->blocked_qp = 1;
-	}
+	kernel_ptr->block(1);
 	std::array<std::byte, 100> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
 	for (int i = 0; i < 50; ++i) {
 		ASSERT_EQ(post(b, IBV_WR_RDMA_READ, 8192, two, 2), 0);
 		EXPECT_EQ(next().wr_id, 2U);
 	}
-	{
-		const std::lock_guard lock(kernel_ptr->mutex);
-		kernel_ptr->blocked_qp = 0;
-	}
-	kernel_ptr->gate.notify_all();
+	kernel_ptr->unblock();
 	EXPECT_EQ(next().wr_id, 1U);
 }
 
@@ -667,18 +679,11 @@ TEST_F(Objects, DetachEndsWhatIsUnderWayAndKeepsTheOthers)
 TEST_F(Objects, DetachWaitsForAKeyBeingResolved)
 {
 	npr_qp *a = attach(1);
-	{
-		const std::lock_guard lock(kernel_ptr->mutex);
-		kernel_ptr->blocked_qp = 1;
-	}
+	kernel_ptr->block(1);
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, b, 1), 0);
-	{
-		std::unique_lock lock(kernel_ptr->mutex);
-		kernel_ptr->entered.wait(lock, [&] { return kernel_ptr->inside == 1; });
-		kernel_ptr->blocked_qp = 0;
-	}
-	kernel_ptr->gate.notify_all();
+	kernel_ptr->await_resolve();
+	kernel_ptr->unblock();
 	ASSERT_EQ(npr_detach_qp(a), 0);
 	ibv_wc wc;
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
@@ -719,16 +724,10 @@ TEST_F(Objects, DetachDelaysNobodyAndNobodyHearsOfTheQueuePair)
 	npr_qp *a = attach(1), *b = attach(2);
 	ASSERT_EQ(npr_resolve(b, rkey, nullptr), 0);
 	dev.words.assign(pages, 4 | 3);
-	{
-		const std::lock_guard lock(kernel_ptr->mutex);
-		kernel_ptr->blocked_qp = 1;
-	}
+	kernel_ptr->block(1);
 	std::array<std::byte, 8> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
-	{
-		std::unique_lock lock(kernel_ptr->mutex);
-		kernel_ptr->entered.wait(lock, [&] { return kernel_ptr->inside == 1; });
-	}
+	kernel_ptr->await_resolve();
 	std::thread detacher([&] { EXPECT_EQ(npr_detach_qp(a), 0); });
 	for (bool dead = false; !dead; std::this_thread::yield()) {
 		const std::lock_guard lock(dev.mutex);
@@ -738,11 +737,7 @@ TEST_F(Objects, DetachDelaysNobodyAndNobodyHearsOfTheQueuePair)
 		ASSERT_EQ(post(b, IBV_WR_RDMA_READ, 8192, two, 2), 0);
 		EXPECT_EQ(next().wr_id, 2U);
 	}
-	{
-		const std::lock_guard lock(kernel_ptr->mutex);
-		kernel_ptr->blocked_qp = 0;
-	}
-	kernel_ptr->gate.notify_all();
+	kernel_ptr->unblock();
 	detacher.join();
 	ibv_wc wc;
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);

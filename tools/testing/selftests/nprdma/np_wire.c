@@ -391,6 +391,17 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 	EXPECT_OBEYED(before, "of %u", sent);
 }
 
+/* Another owner and peer, in PDs of their own. */
+static int make_other(struct np_pair *other)
+{
+	int ret = np_open(&other->owner, NP_OWNER_DEV, PAGE);
+
+	ret = ret ?: np_open(&other->peer, NP_PEER_DEV, PAGE);
+	ret = ret ?: np_connect(&other->owner, &other->peer);
+	ret = ret ?: np_pair_register(other, NP_RIGHTS);
+	return ret ?: np_pair_resolve(other);
+}
+
 /* The same bytes, which are obeyed if they come from where they should. */
 TEST_F(wire, message_from_another_port_is_not_obeyed)
 {
@@ -430,11 +441,7 @@ TEST_F(wire, resolve_from_another_port_does_not_outlive_forget)
 	uint64_t deadline, before;
 
 	/* Whose FAULTs wait in the same queue, so they tell that those before were served. */
-	ASSERT_EQ(0, np_open(&other.owner, NP_OWNER_DEV, PAGE));
-	ASSERT_EQ(0, np_open(&other.peer, NP_PEER_DEV, PAGE));
-	ASSERT_EQ(0, np_connect(&other.owner, &other.peer));
-	ASSERT_EQ(0, np_pair_register(&other, NP_RIGHTS));
-	ASSERT_EQ(0, np_pair_resolve(&other));
+	ASSERT_EQ(0, make_other(&other));
 
 	for (unsigned int i = 0; i < 20; i++) {
 		struct message m = header(pair, RESOLVE, UINT64_MAX - i);
@@ -480,11 +487,7 @@ TEST_F(wire, fault_does_not_reach_a_region_of_another_pd)
 	uint64_t before = holds(pair);
 	struct message m;
 
-	ASSERT_EQ(0, np_open(&other.owner, NP_OWNER_DEV, PAGE));
-	ASSERT_EQ(0, np_open(&other.peer, NP_PEER_DEV, PAGE));
-	ASSERT_EQ(0, np_connect(&other.owner, &other.peer));
-	ASSERT_EQ(0, np_pair_register(&other, NP_RIGHTS));
-	ASSERT_EQ(0, np_pair_resolve(&other));
+	ASSERT_EQ(0, make_other(&other));
 	for (unsigned int i = 0; i < 20; i++) {
 		m = make_fault(pair, i, ++self->tid);
 		m.fault.region_id = htobe64(other.info.region_id);
