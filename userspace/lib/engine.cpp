@@ -72,6 +72,13 @@ bool is_remote(ibv_wr_opcode op) noexcept
 	return op == IBV_WR_RDMA_READ || op == IBV_WR_RDMA_WRITE || op == IBV_WR_RDMA_WRITE_WITH_IMM || is_atomic(op);
 }
 
+/* Does it wait for the peer to post a receive? */
+bool takes_receive(ibv_wr_opcode op) noexcept
+{
+	return op == IBV_WR_SEND || op == IBV_WR_SEND_WITH_IMM || op == IBV_WR_SEND_WITH_INV ||
+	       op == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
 std::uint32_t rkey_of(const ibv_send_wr &wr) noexcept
 {
 	return is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey;
@@ -516,19 +523,18 @@ bool engine::classify(std::uint64_t i) noexcept
 	}
 	if (o.wr.opcode == IBV_WR_RDMA_READ)
 		o.kind = op_kind::read;
-	else if (o.wr.opcode != IBV_WR_RDMA_WRITE && addr_of(o.wr) % page_size + o.length <= NP_MAX_PAGES * page_size)
-		o.kind = op_kind::once;
 	else
-		o.kind = op_kind::write;
+		o.kind = is_atomic(o.wr.opcode) ? op_kind::once : op_kind::write;
 	return true;
 }
 
 bool engine::must_wait(const op &o) const noexcept
 {
-	/* A WRITE with immediate is one of these, however long. */
 	const bool passive = o.kind == op_kind::read || o.wr.opcode == IBV_WR_RDMA_WRITE;
 
 	if (live_once_ || (live_writes_ && (!config_.relaxed || !passive || o.kind == op_kind::pass)))
+		return true;
+	if (holds_wanted_ && takes_receive(o.wr.opcode))
 		return true;
 	/* What the HCA does not know to be under way it cannot fence. */
 	return o.wr.send_flags & IBV_SEND_FENCE && (live_reads_ || live_writes_);
@@ -558,6 +564,8 @@ void engine::issue() noexcept
 			w.wr_id = id;
 			if (signaled)
 				w.send_flags |= IBV_SEND_SIGNALED;
+			if (takes_receive(w.opcode))
+				stalls_ = sq_tail_;
 			++next_;
 			continue;
 		}
@@ -774,7 +782,8 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.todo.set_first(p.pages);
 	p.round = p.unproven = p.fetches = p.faulted = 0;
 	p.pause = 0;
-	p.ask_hold = p.warms = p.by_words = p.quick = p.done_held = p.no_hold = false;
+	want_hold(p, false);
+	p.warms = p.by_words = p.quick = p.done_held = p.no_hold = false;
 	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
 }
 
@@ -785,6 +794,7 @@ void engine::end_piece(piece &p) noexcept
 	if (p.hold)
 		world_.release(p.hold);
 	p.hold = 0;
+	want_hold(p, false);
 	if (o.kind == op_kind::write && o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && o.pieces == 1 &&
 	    o.issued == o.length && p.at != stage::tail) {
 		p.at = stage::tail;
@@ -802,6 +812,7 @@ void engine::drop_piece(piece &p) noexcept
 	if (p.hold)
 		world_.release(p.hold);
 	p.hold = 0;
+	want_hold(p, false);
 	--op_at(p.op).pieces;
 	p.dropped = true;
 	if (!p.slots)
@@ -857,6 +868,10 @@ bool engine::try_post(piece &p) noexcept
 		rebind(p);
 		return true;
 	}
+	if (p.at == stage::tail && holds_wanted_) {
+		put(tails_, p);
+		return true;
+	}
 	switch (p.at) {
 	case stage::read_data:
 		return post_read(p);
@@ -864,6 +879,8 @@ bool engine::try_post(piece &p) noexcept
 		return post_read_words(p);
 	case stage::tail:
 		return post_tail(p);
+	case stage::barrier:
+		return post_barrier(p);
 	default:
 		return once ? post_once(p) : decide_write(p);
 	}
@@ -883,6 +900,10 @@ void engine::arrived(piece &p) noexcept
 		return proceed(p);
 	case stage::tail:
 		return end_piece(p);
+	case stage::barrier:
+		learn_words(p);
+		give_ring(p);
+		return ask(p, true);
 	default:
 		return write_words_arrived(p);
 	}
@@ -1104,16 +1125,30 @@ bool engine::post_once(piece &p) noexcept
 	p.at = stage::write_data;
 	push_once(p, false);
 	/* The words are to be read after it: a READ may overtake an atomic, but for the fence. */
-	push_words(p, true, is_atomic(op_at(p.op).wr.opcode) ? IBV_SEND_FENCE : 0);
+	push_words(p, true, IBV_SEND_FENCE);
 	return true;
 }
 
-/* All is in memory and stays as it is; what is new is what the receiver hears. */
+/*
+ * All is in memory, what is new is what the receiver hears. Data that meets a page which is
+ * there writes what is written there, as nobody else may until the completion; and the page
+ * that is not there, or is gone with its region, has the data as well.
+ */
 bool engine::post_tail(piece &p) noexcept
 {
 	if (!room(1))
 		return false;
 	push_once(p, true);
+	stalls_ = sq_tail_;
+	return true;
+}
+
+/* Completions come in order: when this READ's is here, nothing before it waits for a receive. */
+bool engine::post_barrier(piece &p) noexcept
+{
+	if (!room(1) || !take_ring(p, p.first_page, 1))
+		return false;
+	push_words(p, true);
 	return true;
 }
 
@@ -1150,9 +1185,21 @@ void engine::write_words_arrived(piece &p) noexcept
 
 /* --- faults ------------------------------------------------------------ */
 
+/* From here until it needs no hold any more. */
+void engine::want_hold(piece &p, bool want) noexcept
+{
+	holds_wanted_ += want;
+	holds_wanted_ -= p.ask_hold;
+	p.ask_hold = want;
+}
+
 void engine::ask(piece &p, bool hold) noexcept
 {
-	p.ask_hold = hold;
+	want_hold(p, hold);
+	if (hold && sq_head_ < stalls_) {
+		p.at = stage::barrier;
+		return proceed(p);
+	}
 	if (hold || p.done_held || op_at(p.op).kind != op_kind::write) {
 		p.todo.merge_runs(max_runs_);
 		p.ask = p.todo;
@@ -1537,6 +1584,7 @@ void engine::rebind(piece &p) noexcept
 	if (p.hold)
 		world_.release(p.hold);
 	p.hold = 0;
+	want_hold(p, false);
 	unref(p);
 	p.at = stage::rebind;
 	binding *b = make_binding(rkey_of(o.wr));
@@ -1896,6 +1944,11 @@ void engine::step() noexcept
 		piece &p = pieces_[asking_.first];
 		take(p);
 		send_fault(p);
+	}
+	if (!holds_wanted_ && !tails_.empty()) {
+		piece &p = pieces_[tails_.first];
+		take(p);
+		put(posting_, p);
 	}
 	while (!dead_ && !posting_.empty()) {
 		piece &p = pieces_[posting_.first];

@@ -19,9 +19,10 @@
  *   with a READ of the words behind it. A word that is the same as before and
  *   writable proves its page (invariant I3); the others are asked for where
  *   needed and written again, at last under a hold, which makes it final.
- * What must take effect exactly once (an atomic, a WRITE with immediate) is posted
- *   once, under a hold. A WRITE with immediate of more than one piece is a proven
- *   WRITE and then, for the receiver's byte count, the same once more with it.
+ * What must take effect exactly once is posted once: an atomic under a hold; and a WRITE
+ *   with immediate is a proven WRITE and then, for the receiver's byte count, the same
+ *   once more with it. That one needs no hold, whatever page it meets: its data is
+ *   there. And it must have none, for it may wait for a receive as long as it likes.
  * Under a hold the words are READ as well: one without the right that the hold gave
  *   says that the region has died, or that the owner took the page from itself, which
  *   a pinned region would not notice either; the peer's kernel is asked which.
@@ -32,6 +33,8 @@
  * - While a WRITE to a region is not proven, nothing later is posted (with
  *   relaxed order: nothing but READs and WRITEs of regions).
  * - What must happen exactly once is posted once.
+ * - While a hold is asked for or in use, nothing stands before what needs it that
+ *   waits for a receive: the peer gives a hold a limited time.
  * - What ends a QP is told once, by the request that failed.
  * - An error that a pinned region's HCA would have found is one of both QPs: the peer's
  *   HCA gets something to refuse.
@@ -139,7 +142,7 @@ public:
 	[[nodiscard]] bool calm() const noexcept
 	{
 		return next_ == tail_ && !chained_ && posting_.empty() && asking_.empty() && pausing_.empty() &&
-		       failing_ == ~0ULL && !dead_ && !broken_;
+		       tails_.empty() && failing_ == ~0ULL && !dead_ && !broken_;
 	}
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
@@ -229,6 +232,7 @@ private:
 		fetch_words,
 		write_data,
 		tail, /* of a WRITE with immediate: all of it is proven */
+		barrier, /* before a hold: all that was posted before is to be done */
 		fault,
 		backoff,
 		rebind, /* for the region, which died, to be resolved again */
@@ -262,7 +266,8 @@ private:
 		std::uint8_t fetches;
 		std::uint8_t faulted;	/* fault requests that were served */
 		std::uint8_t rebinds;
-		bool live, dropped, ask_hold, warms, by_words;
+		bool live, dropped, warms, by_words;
+		bool ask_hold;	/* counted in holds_wanted_ */
 		bool no_hold;	/* this memory cannot be held: it has to do without */
 		bool done_held; /* it happened, under a hold; did the region live? */
 		bool quick; /* see post_quick(): the rest is not filled in */
@@ -339,6 +344,8 @@ private:
 	[[nodiscard]] bool post_write(piece &p) noexcept;
 	[[nodiscard]] bool post_once(piece &p) noexcept;
 	[[nodiscard]] bool post_tail(piece &p) noexcept;
+	[[nodiscard]] bool post_barrier(piece &p) noexcept;
+	void want_hold(piece &p, bool want) noexcept;
 	void ask(piece &p, bool hold) noexcept;
 	void read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept;
 	void send_fault(piece &p) noexcept;
@@ -421,6 +428,8 @@ private:
 
 	std::vector<piece> pieces_;
 	list free_, posting_, asking_, pausing_, rebinding_;
+	list tails_; /* that wait for a hold to end */
+	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
 	unsigned max_runs_;
 	std::uint32_t quick_limit_; /* bytes of a READ that post_quick() takes, exclusive */
 
@@ -429,6 +438,7 @@ private:
 	std::uint64_t sq_head_ = 0, sq_tail_ = 0;
 	std::uint32_t unsignaled_ = 0, signal_every_;
 	bool tail_signaled_ = true;
+	std::uint64_t stalls_ = 0; /* behind the last entry that takes a receive of the peer */
 	std::vector<ibv_send_wr> chain_;
 	std::vector<ibv_sge> chain_sges_;
 	std::uint32_t chained_ = 0;

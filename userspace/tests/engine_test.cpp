@@ -33,6 +33,23 @@ struct Engine : ::testing::Test {
 			(*r.memory)[i] = static_cast<std::byte>(signature >> 8 * (i % 8));
 	}
 
+	/* A READ of page 0 loses it until it is to be held. */
+	void lose_until_held()
+	{
+		while (!a.world.hold_requests) {
+			while (!a.world.queue.empty()) {
+				a.world.page_out(r, 0);
+				a.world.advance(0, ~0ULL, false);
+				a.world.complete_one();
+			}
+			if (!a.world.hold_requests) {
+				ASSERT_EQ(a.world.faults.size(), 1U);
+				a.world.serve_fault(0);
+				a.world.deliver(0);
+			}
+		}
+	}
+
 	ibv_wc_status only_status()
 	{
 		EXPECT_EQ(a.completions.size(), 1U);
@@ -361,7 +378,7 @@ TEST_F(Engine, HoldGrantedForARequestThatFailedIsGivenBack)
 	a.world.serve_fault(0);
 	ASSERT_EQ(a.world.holds.size(), 1U);
 	/* the QP dies before the answer is heard */
-	a.post(IBV_WR_SEND, 0, 0, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
 	ASSERT_EQ(a.world.queue.size(), 1U);
 	a.world.queue[0].status = IBV_WC_RETRY_EXC_ERR;
 	a.world.qp_error = true;
@@ -952,7 +969,7 @@ TEST_F(Engine, AtomicIsDoneOnceUnderAHold)
 TEST_F(Engine, PageTakenByItsOwnerUnderTheHoldIsNoFailure)
 {
 	resolve();
-	for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+	for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP}) {
 		const unsigned writes = a.world.writes;
 		a.post(op, 0, 128, 8);
 		a.world.serve_fault(0);
@@ -1036,7 +1053,7 @@ TEST_F(Engine, NothingOvertakesWhatHappensOnce)
 		b.eng->resolve_begins();
 		b.eng->resolve_ended(q.rkey, 0, q.info);
 		b.world.all_in(q, true);
-		for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+		for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP}) {
 			/* it waits for what is not proven yet ... */
 			b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
 			b.world.run_wire();
@@ -1056,8 +1073,99 @@ TEST_F(Engine, NothingOvertakesWhatHappensOnce)
 			b.world.settle();
 			EXPECT_EQ(b.poll(), 5U);
 		}
+		/* and so with a WRITE with immediate */
+		b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+		b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, page_size, 8);
+		for (const auto next : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND})
+			b.post(next, 0, 2 * page_size, 8);
+		while (b.world.immediates.empty()) {
+			ASSERT_FALSE(b.world.queue.empty());
+			for (const sim::wire &w : b.world.queue)
+				EXPECT_TRUE(w.wr.opcode != IBV_WR_SEND &&
+					    (w.wr.wr.rdma.remote_addr & 0xffff) != 2 * page_size);
+			EXPECT_LE(b.world.queue.size(), 2U);
+			b.world.advance(0, ~0ULL, false);
+			b.world.complete_one();
+		}
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 5U);
 		b.check_memory();
 	}
+}
+
+/* The SEND may wait for a receive for longer than the peer lets a hold live. */
+TEST_F(Engine, AtomicBehindASendIsHeldForWhenThatIsDone)
+{
+	resolve();
+	for (unsigned i = 1; i <= 3; ++i) {
+		a.post(IBV_WR_SEND, 0, 0, 0, 0);
+		a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+		ASSERT_EQ(a.world.queue.size(), 2U);
+		a.world.advance(1, ~0ULL, false);
+		EXPECT_FALSE(a.world.complete_one());
+		EXPECT_EQ(a.world.hold_requests, i - 1);
+		a.world.run_wire();
+		EXPECT_EQ(a.world.hold_requests, i);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+	}
+	/* which is known at once if its completion was there before */
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	a.world.run_wire();
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	EXPECT_TRUE(a.world.queue.empty());
+	EXPECT_EQ(a.world.hold_requests, 4U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+	a.check_memory();
+}
+
+TEST_F(Engine, SendWaitsForAReadThatIsToBeHeld)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	lose_until_held();
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	EXPECT_TRUE(a.world.queue.empty());
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	a.world.run_wire();
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 3U);
+	EXPECT_TRUE(a.world.holds.empty());
+}
+
+TEST_F(Engine, ImmediateWaitsForAReadThatIsToBeHeld)
+{
+	resolve();
+	a.world.page_in(r, 1, true);
+	a.post(IBV_WR_RDMA_WRITE, 0, page_size, 8);
+	a.world.settle();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	a.world.run_wire();
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	a.world.page_out(r, 0);
+	a.world.advance(0, ~0ULL, false);
+	a.world.complete_one();
+	ASSERT_EQ(a.world.queue.size(), 1U) << "the word that says that it is absent";
+	a.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, page_size, 8);
+	ASSERT_EQ(a.world.queue.size(), 3U);
+	a.world.run_wire();
+	/* It is proven, and the receiver does not hear of it yet. */
+	EXPECT_EQ(a.world.hold_requests, 1U);
+	EXPECT_TRUE(a.world.immediates.empty());
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	EXPECT_EQ(a.world.queue[0].wr.opcode, IBV_WR_RDMA_READ);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 3U);
+	EXPECT_EQ(a.world.immediates.size(), 1U);
+	EXPECT_TRUE(a.world.holds.empty());
+	a.check_memory();
 }
 
 TEST_F(Engine, WriteWithImmediateIsHeardOnceWithItsLength)
@@ -1068,11 +1176,12 @@ TEST_F(Engine, WriteWithImmediateIsHeardOnceWithItsLength)
 	EXPECT_EQ(a.poll(), 1U);
 	ASSERT_EQ(a.world.immediates.size(), 1U);
 	EXPECT_EQ(a.world.immediates[0].second, 3 * page_size);
-	EXPECT_EQ(a.world.writes, 1U);
+	EXPECT_EQ(a.world.writes, 2U);
+	EXPECT_EQ(a.world.hold_requests, 0U) << "it may wait for a receive";
 	a.check_memory();
 }
 
-/* More than one hold: its data is proven, then it is sent again with the immediate. */
+/* Its data is proven, then it is sent again with the immediate. */
 TEST_F(Engine, LongWriteWithImmediateIsHeardOnceWhenAllOfItIsThere)
 {
 	app b(small_config());

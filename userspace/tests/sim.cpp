@@ -156,6 +156,8 @@ bool is_refused(const ibv_send_wr &wr)
 int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
 	for (ibv_send_wr *w = chain; w; w = w->next) {
+		EXPECT_TRUE(qp_error || !takes_receive(w->opcode) || holds.empty())
+			<< "it may wait for a receive for longer than a hold lives";
 		if (refuse_post_after >= 0 && refuse_post_after-- == 0) {
 			*bad = w;
 			return ENOMEM;
@@ -296,7 +298,7 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 		}
 	}
 	owner->began = true;
-	if (is_once(owner->opcode) && owner->length <= NP_MAX_PAGES / 2 * page_size) {
+	if (is_atomic(owner->opcode)) {
 		ASSERT_LT((*r.stamps)[start], owner->seq) << "done twice";
 	}
 	for (std::uint64_t i = start; i < start + n; ++i) {
@@ -417,8 +419,13 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 			w.done += n;
 		}
 		w.finished = w.done == w.length || w.status != IBV_WC_SUCCESS;
-		if (w.finished && w.status == IBV_WC_SUCCESS && w.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+		if (w.finished && w.status == IBV_WC_SUCCESS && w.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
 			immediates.emplace_back(w.wr.imm_data, w.length);
+			for (const app_op &o : ops)
+				for (std::uint64_t b = 0; o.seq == w.wr.imm_data && b < o.length; ++b)
+					EXPECT_EQ(stamps[o.memory][o.offset + b], o.seq)
+						<< "the receiver hears of what is not there";
+		}
 	} else if (w.wr.opcode == IBV_WR_SEND && fail_send != IBV_WC_SUCCESS) {
 		/* what comes before it is completed before */
 		for (std::size_t k = 0; k < i; ++k)
@@ -490,6 +497,9 @@ int sim::fault(const np_fault_req &req, std::span<const np_range> ranges) noexce
 	EXPECT_GE(ranges.size(), 1U);
 	EXPECT_LE(ranges.size(), std::size_t{NP_MAX_RANGES});
 	EXPECT_LE(pages, std::uint64_t{NP_MAX_PAGES});
+	EXPECT_FALSE(req.flags & NP_FAULT_HOLD && std::any_of(queue.begin(), queue.end(), [](const wire &w) {
+		return takes_receive(w.wr.opcode) && !w.finished;
+	})) << "a hold, and what is to be done under it has to wait for a receive";
 	++fault_requests;
 	hold_requests += (req.flags & NP_FAULT_HOLD) != 0;
 	faults.push_back({req, {ranges.begin(), ranges.end()}});
@@ -869,6 +879,13 @@ unsigned app::poll()
 				EXPECT_TRUE(o.buffer == o.expected) << "wrong result of atomic " << o.seq;
 			} else {
 				EXPECT_EQ(wc.opcode, IBV_WC_RDMA_WRITE);
+			}
+			if (o.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+				EXPECT_EQ(std::count(world.immediates.begin(), world.immediates.end(),
+						     std::pair<std::uint32_t, std::uint64_t>(
+							     static_cast<std::uint32_t>(o.seq), o.length)),
+					  1)
+					<< "of " << o.seq;
 			}
 			for (std::uint64_t i = 0; i < o.length; ++i) {
 				if (world.stamps[o.memory][o.offset + i] >= o.seq)

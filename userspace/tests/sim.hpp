@@ -74,6 +74,11 @@ struct app_op {
 	return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
+[[nodiscard]] constexpr bool takes_receive(ibv_wr_opcode op)
+{
+	return op == IBV_WR_SEND || op == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
 /* Must it take effect exactly once? */
 [[nodiscard]] constexpr bool is_once(ibv_wr_opcode op)
 {

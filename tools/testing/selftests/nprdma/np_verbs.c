@@ -1078,6 +1078,12 @@ static int fail(struct world *w, const struct fault *f, bool signaled, bool pinn
 	return 0;
 }
 
+/* Of what a request that failed, or was flushed, has done to memory nothing is promised. */
+static void forget_slot(const struct result *want, struct result *got, int area, size_t slot)
+{
+	memcpy(got->mem[area] + slot * SLOT, want->mem[area] + slot * SLOT, SLOT);
+}
+
 TEST_F(verbs, errors)
 {
 	for (unsigned int i = 0; i < 2 * ARRAY_SIZE(faults); i++) {
@@ -1096,6 +1102,8 @@ TEST_F(verbs, errors)
 		ASSERT_EQ(0, ret)
 			TH_LOG("wrong %u op %u signaled %u, line %d: %s", f->wrong, f->op, i % 2, line,
 			       strerror(-ret));
+		if (f->wrong == NO_RECEIVE)
+			forget_slot(self->expected, self->result, 3, 1);
 		EXPECT_EQ(NULL, difference(self->expected, self->result))
 			TH_LOG("wrong %u op %u signaled %u: %s", f->wrong, f->op, i % 2,
 			       difference(self->expected, self->result));
