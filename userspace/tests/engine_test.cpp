@@ -453,9 +453,12 @@ TEST_F(Engine, ReadOfMoreThanAPieceIsCompleteAndCompletesOnce)
 	a.post(IBV_WR_RDMA_READ, 1, 7, 1500 * page_size - 20, signaled, 4);
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
+	a.world.all_out(big);
+	const unsigned asked = a.world.fault_requests;
 	a.post(IBV_WR_RDMA_WRITE, 1, 7, 1500 * page_size - 20, signaled, 4);
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.fault_requests - asked, 3U) << "one for each 2 MiB, whatever the buffers";
 	a.check_memory();
 }
 
@@ -1257,6 +1260,22 @@ TEST_F(Engine, LocalBuffersAreHeldFromThePostUntilTheCompletionIsPolled)
 		EXPECT_TRUE(a.world.local_holds.empty());
 	}
 	a.check_memory();
+}
+
+/* They are as many regions, if it comes to that. */
+TEST_F(Engine, EveryLocalBufferHasAHoldOfItsOwn)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.chance_local = 100;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 1000, signaled, 4);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	const auto &sges = a.world.queue[0].sges;
+	EXPECT_GT(sges.size(), 1U);
+	EXPECT_EQ(a.world.local_holds.size(), sges.size());
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_TRUE(a.world.local_holds.empty());
 }
 
 TEST_F(Engine, InlineDataNeedsNoHold)
