@@ -356,6 +356,51 @@ TEST_F(registration, advice_makes_pages_resident)
 	EXPECT_EQ(0, ibv_dereg_mr(mr));
 }
 
+TEST_F(registration, advice_without_faults_takes_what_is_there)
+{
+	struct ibv_sge sge = { (uintptr_t)self->data, 16 * PAGE };
+	struct np_mr_info info;
+	struct ibv_mr *mr;
+
+	np_fill(self->data, 16 * PAGE, 1);
+	ASSERT_EQ(0, madvise(self->data, 16 * PAGE, MADV_DONTNEED));
+	np_fill(self->data + 7 * PAGE, PAGE, 1);
+	mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+	ASSERT_NE(NULL, mr);
+	sge.lkey = mr->lkey;
+	ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	ASSERT_EQ(0, np_query_mr(mr, &info));
+	EXPECT_EQ(1, info.resident_pages);
+	EXPECT_EQ(0, ibv_dereg_mr(mr));
+}
+
+TEST_F(registration, advice_is_for_regions_of_the_pd_and_of_one_sort)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(self->end.pd->context);
+	struct ibv_mr *mr, *pinned;
+	struct np_mr_info info;
+	struct ibv_sge sge[2];
+
+	ASSERT_NE(NULL, pd);
+	mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+	pinned = ibv_reg_mr(self->end.pd, self->data, PAGE, NP_RIGHTS);
+	ASSERT_NE(NULL, mr);
+	ASSERT_NE(NULL, pinned);
+	for (int i = 0; i < 2; i++)
+		sge[i] = (struct ibv_sge){ (uintptr_t)self->data, PAGE,
+					   i ? pinned->lkey : mr->lkey };
+	EXPECT_EQ(EPERM, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+				       IBV_ADVISE_MR_FLAG_FLUSH, sge, 1));
+	ASSERT_EQ(0, np_query_mr(mr, &info));
+	EXPECT_EQ(0, info.resident_pages);
+	EXPECT_EQ(EINVAL, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+					IBV_ADVISE_MR_FLAG_FLUSH, sge, 2));
+	EXPECT_EQ(0, ibv_dereg_mr(pinned));
+	EXPECT_EQ(0, ibv_dereg_mr(mr));
+	EXPECT_EQ(0, ibv_dealloc_pd(pd));
+}
+
 /* --- size ------------------------------------------------------------------------ */
 
 FIXTURE(size) {
