@@ -300,7 +300,7 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 	std::size_t length;
 
 	r.what = verbs[random_.below(std::size(verbs))];
-	if (!holds_for_write(c_.kind) && (is_atomic(r.what) || r.what == verb::write_imm))
+	if (!holds_for_write(c_.kind) && is_atomic(r.what))
 		return false;
 	if (is_message(r.what) && messages_ >= c_.credits)
 		return false;
