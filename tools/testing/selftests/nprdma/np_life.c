@@ -4,6 +4,7 @@
  * while others use them. Always an error that says so, never silence, never
  * another region's memory, and nothing left behind.
  */
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
 
@@ -181,6 +182,48 @@ TEST_F(life, hold_that_fails_after_pinning_pins_nothing)
 	EXPECT_EQ(before + 8, np_pinned());
 }
 
+/*
+ * A pinned page is the parent's, and the child has a copy from the beginning: so who
+ * holds it goes on with it, and neither end sees the other's stores.
+ */
+TEST_F(life, fork_leaves_held_pages_to_the_parent)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+	int go[2], status;
+	pid_t pid;
+	char c;
+
+	ASSERT_EQ(0, pipe2(go, O_CLOEXEC));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid) {
+		/* What was there at the time of fork() */
+		close(go[1]);
+		if (read(go[0], &c, 1) != 0 || np_differs(pair->data, PAGE, 0) != -1 ||
+		    np_differs(pair->data + PAGE, PAGE, 1) != -1)
+			_exit(1);
+		_exit(0);
+	}
+	/* By the leaf alone, as an atomic or a WRITE with immediate does it */
+	np_fill(pair->peer.buf, PAGE, 1000);
+	ASSERT_EQ(0, np_write(&pair->peer, 0, PAGE, np_write_addr(&pair->info, 0),
+			      pair->info.write_key));
+	/* A READ behind it means that it is done */
+	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1000));
+	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 1000));
+	np_fill(pair->data + PAGE, PAGE, 1001);
+	ASSERT_EQ(0, np_pair_read(pair, PAGE, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1001));
+	close(go[1]);
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+	close(go[0]);
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+}
+
 /* --- protection domains ---------------------------------------------------------------- */
 
 TEST_F(life, pd_can_go_right_after_mr_and_qp)
@@ -324,6 +367,9 @@ TEST_F(life, peers_qp_in_error_releases_holds)
 	EXPECT_TRUE(np_wait_until(np_pinned() == before));
 }
 
+/* Longer than a slow kernel takes to grant a hold and take it back. */
+#define HOLD_MS 3000U
+
 FIXTURE(hold_time) {
 	struct np_pair pair;
 };
@@ -333,8 +379,7 @@ FIXTURE_SETUP(hold_time)
 	ASSERT_EQ(0, np_pair_open(&self->pair));
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
-	/* Longer than a slow kernel takes to grant a hold and take it back. */
-	ASSERT_EQ(0, np_set_hold_ms(3000));
+	ASSERT_EQ(0, np_set_hold_ms(HOLD_MS));
 }
 
 FIXTURE_TEARDOWN_PARENT(hold_time)
@@ -362,6 +407,7 @@ TEST_F(hold_time, hold_not_given_back_ends_its_qp_and_then_the_pin)
 	struct np_pair *pair = &self->pair;
 	struct np_end other, third;
 	struct np_region_info info;
+	uint64_t begin, lasted;
 	struct np_event event;
 	long before;
 	int ret;
@@ -371,11 +417,17 @@ TEST_F(hold_time, hold_not_given_back_ends_its_qp_and_then_the_pin)
 	ASSERT_EQ(0, np_resolve(&third, pair->mr->rkey, &info));
 
 	before = np_pinned();
+	begin = np_now_ms();
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
 	ASSERT_EQ(NP_OK, np_fault(&third, info.region_id, info.base + 2 * PAGE, PAGE,
 				  NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_release(&third, event.hold_id));
 	ASSERT_TRUE(np_wait_until(np_pinned() == before));
+	/* Not before its time, and not long after. */
+	lasted = np_now_ms() - begin;
+	TH_LOG("%lu ms", (unsigned long)lasted);
+	EXPECT_LE(HOLD_MS, lasted);
+	EXPECT_GT(2 * HOLD_MS, lasted);
 	EXPECT_EQ(IBV_QPS_ERR, np_qp_state(pair->owner.qp));
 	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(other.qp));
 	/* The one who kept it hears of it... */
@@ -390,7 +442,7 @@ TEST_F(hold_time, hold_not_given_back_ends_its_qp_and_then_the_pin)
 TEST_F(hold_time, hold_given_back_in_time_ends_nothing)
 {
 	struct np_pair *pair = &self->pair;
-	uint64_t end = np_now_ms() + 6000;
+	uint64_t end = np_now_ms() + 2 * HOLD_MS;
 	struct np_event event;
 
 	while (np_now_ms() < end) {

@@ -752,23 +752,32 @@ static int begin_nodes(kept *self)
 	return access("/sys/devices/system/node/node1", F_OK) ? -ENODEV : 0;
 }
 
-static long change_node(kept *self, unsigned int i)
+/* Where pages are, or with @to not negative: they shall be there. */
+static int move_pages(kept *self, int to, int status[PAGES])
 {
-	int node[PAGES], status[PAGES];
+	int node[PAGES];
 	void *page[PAGES];
-	long moved = 0;
 
 	for (unsigned int k = 0; k < PAGES; k++) {
 		page[k] = self->data + k * PAGE;
-		node[k] = i % 2;
+		node[k] = to;
 	}
-	if (syscall(SYS_move_pages, 0, (long)PAGES, page, node, status, 2 /* MPOL_MF_MOVE */) < 0)
-		return -errno;
-	if (syscall(SYS_move_pages, 0, (long)PAGES, page, NULL, status, 0))
-		return -errno;
+	return syscall(SYS_move_pages, 0, (long)PAGES, page, to < 0 ? NULL : node, status,
+		       to < 0 ? 0 : 2 /* MPOL_MF_MOVE */) < 0 ? -errno : 0;
+}
+
+/* Pages that were on one node before, and are on the other now. */
+static long change_node(kept *self, unsigned int i)
+{
+	int before[PAGES], after[PAGES], to = i % 2;
+	int ret = move_pages(self, -1, before);
+	long moved = 0;
+
+	ret = ret ?: move_pages(self, to, after);
+	ret = ret ?: move_pages(self, -1, after);
 	for (unsigned int k = 0; k < PAGES; k++)
-		moved += status[k] == (int)(i % 2);
-	return moved;
+		moved += before[k] == !to && after[k] == to;
+	return ret ?: moved;
 }
 
 #define BALANCING "/sys/kernel/debug/sched/numa_balancing/"
@@ -834,8 +843,9 @@ static int begin_blocks(kept *self)
 {
 	const size_t len = 192 << 20;
 	unsigned long node1 = 2;
+	unsigned int there = 0;
+	int node[PAGES], ret;
 	uint8_t *fill;
-	long moved;
 
 	if (begin_nodes(self))
 		return -ENODEV;
@@ -846,8 +856,11 @@ static int begin_blocks(kept *self)
 		fill[off] = 1;
 	if (!fill || syscall(SYS_set_mempolicy, 0 /* MPOL_DEFAULT */, NULL, 0))
 		return -ENOMEM;
-	moved = change_node(self, 1);
-	return moved < 0 ? moved : moved < PAGES / 2 ? -EAGAIN : 0;
+	ret = move_pages(self, 1, node);
+	ret = ret ?: move_pages(self, -1, node);
+	for (unsigned int k = 0; k < PAGES; k++)
+		there += node[k] == 1;
+	return ret ?: there < PAGES / 2 ? -EAGAIN : 0;
 }
 
 /* Takes the memory block of a page offline, and back. */
@@ -916,16 +929,28 @@ static int begin_pressure(kept *self)
 	return np_group_enter("12M", "max");
 }
 
+/* Pages of the region that have to go for it: some come back meanwhile. */
 static long change_pressure(kept *self, unsigned int i)
 {
 	static uint8_t *other;
-	long before = np_vmstat("pswpout");
+	bool there[PAGES], now;
+	long out = 0;
 
 	if (!other)
 		other = np_map(16 << 20);
-	for (size_t off = 0; other && off < 16 << 20; off += PAGE)
+	if (!other)
+		return -ENOMEM;
+	for (unsigned int k = 0; k < PAGES; k++)
+		there[k] = np_present(self->data + k * PAGE);
+	for (size_t off = 0; off < 16 << 20; off += PAGE) {
 		other[off] = i;
-	return other ? np_vmstat("pswpout") - before : -ENOMEM;
+		for (unsigned int k = 0; !(off % (1 << 20)) && k < PAGES; k++) {
+			now = np_present(self->data + k * PAGE);
+			out += there[k] && !now;
+			there[k] = now;
+		}
+	}
+	return out;
 }
 
 #define KEPT(name, ...) FIXTURE_VARIANT_ADD(kept, name) { __VA_ARGS__ }
@@ -935,7 +960,7 @@ KEPT(swap_off, .begin = begin_swap, .change = change_swap_off, .rounds = 5, .eno
 KEPT(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
 KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 5, .enough = 5);
 KEPT(soft_offline, .change = change_soft_offline, .rounds = 30, .enough = 5);
-KEPT(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = PAGES);
+KEPT(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = 2 * PAGES);
 KEPT(balanced, .begin = begin_balancing, .change = change_balancing, .rounds = 10, .enough = 1);
 KEPT(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1);
 KEPT(cpu, .change = change_cpu, .rounds = 6, .enough = 6);

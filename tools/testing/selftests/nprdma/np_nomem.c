@@ -33,9 +33,9 @@ static int write_text(const char *path, const char *text)
 	return ret;
 }
 
-FIXTURE_SETUP(fail_nth)
+/* All sleeping allocations, too, and quietly. */
+static int set_injectors(void)
 {
-	/* All sleeping allocations, too, and quietly. */
 	static const char *const knob[][2] = {
 		{ "/sys/kernel/debug/failslab/ignore-gfp-wait", "N" },
 		{ "/sys/kernel/debug/failslab/verbose", "0" },
@@ -43,13 +43,18 @@ FIXTURE_SETUP(fail_nth)
 		{ "/sys/kernel/debug/fail_page_alloc/min-order", "0" },
 		{ "/sys/kernel/debug/fail_page_alloc/verbose", "0" },
 	};
+	int ret = 0;
 
+	for (size_t i = 0; !ret && i < ARRAY_SIZE(knob); i++)
+		ret = write_text(knob[i][0], knob[i][1]);
+	return ret;
+}
+
+FIXTURE_SETUP(fail_nth)
+{
 	if (access("/proc/thread-self/fail-nth", W_OK))
 		SKIP(return, "the kernel has no fault injection: --kernel debug has");
-	for (size_t i = 0; i < ARRAY_SIZE(knob); i++) {
-		ASSERT_EQ(0, write_text(knob[i][0], knob[i][1]))
-			TH_LOG("%s", knob[i][0]);
-	}
+	ASSERT_EQ(0, set_injectors());
 	ASSERT_EQ(0, np_pair_open(&self->pair));
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
 }
@@ -285,41 +290,6 @@ TEST_F(fail_nth, memory_that_goes_is_gone_for_peers_at_each_allocation)
 	close(fd);
 }
 
-/* --- the end of a process ------------------------------------------------------------------ */
-
-/* With keys granted, a hold of the peer's and one of its own, and an open channel. */
-TEST(process_ends_cleanly_whatever_allocation_fails)
-{
-	struct np_usage before;
-
-	if (access("/proc/thread-self/fail-nth", W_OK))
-		SKIP(return, "the kernel has no fault injection: --kernel debug has");
-	ASSERT_EQ(0, np_usage_start(&before));
-	for (unsigned int nth = 1; nth <= 24; nth++) {
-		int status;
-		pid_t pid = np_fork();
-
-		ASSERT_LE(0, pid);
-		if (!pid) {
-			struct np_pair pair = {};
-			struct np_hold_info info;
-			struct np_event event;
-			int fd = open_fail_nth();
-
-			if (fd < 0 || np_pair_open(&pair) || np_pair_register(&pair, NP_RIGHTS) ||
-			    np_pair_resolve(&pair) ||
-			    np_pair_fault(&pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event) ||
-			    np_hold(pair.mr, (uintptr_t)pair.data, PAGE, 0, &info) < 0 ||
-			    !fail_nth(fd, nth))
-				_exit(1);
-			_exit(0);
-		}
-		ASSERT_EQ(pid, waitpid(pid, &status, 0));
-		EXPECT_EQ(0, status);
-		NP_CHECK_USAGE(&before);
-	}
-}
-
 /* --- the workers, which no system call waits for ------------------------------------------- */
 
 /* Where our functions are: those around np_region_fault() with no gap between them. */
@@ -494,6 +464,55 @@ TEST_F_TIMEOUT(fail_nth, peers_hear_of_each_allocation_that_fails_in_a_worker, 9
 	TH_LOG("%u allocations refused, %u of them seen", hits, failed);
 	EXPECT_LT(50, hits);
 	EXPECT_LT(0, failed);
+}
+
+/* --- the end of a process ------------------------------------------------------------------ */
+
+/* With keys granted, a hold of the peer's and one of its own, and an open channel. */
+static int live_and_end(unsigned int nth)
+{
+	struct np_pair pair = {};
+	struct np_hold_info info;
+	struct np_event event;
+	int fd = open_fail_nth();
+
+	return fd < 0 || np_pair_open(&pair) || np_pair_register(&pair, NP_RIGHTS) ||
+	       np_pair_resolve(&pair) ||
+	       np_pair_fault(&pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event) ||
+	       np_hold(pair.mr, (uintptr_t)pair.data, PAGE, 0, &info) < 0 || !fail_nth(fd, nth);
+}
+
+/* Accesses to the caller's memory count, too, and are not seen to fail: so not the first. */
+#define NO_MORE 4
+
+TEST(process_ends_cleanly_whatever_allocation_fails)
+{
+	unsigned int hits = 0, nth, missed = 0;
+	struct np_usage before;
+
+	if (access("/proc/thread-self/fail-nth", W_OK))
+		SKIP(return, "the kernel has no fault injection: --kernel debug has");
+	ASSERT_EQ(0, set_injectors());
+	ASSERT_EQ(0, np_usage_start(&before));
+	for (nth = 1; missed < NO_MORE; nth++) {
+		int status;
+		pid_t pid;
+
+		/* fail-nth counts it down as well, whatever the probability */
+		ASSERT_EQ(0, inject("times", 1));
+		pid = np_fork();
+		ASSERT_LE(0, pid);
+		if (!pid)
+			_exit(live_and_end(nth));
+		ASSERT_EQ(pid, waitpid(pid, &status, 0));
+		EXPECT_EQ(0, status);
+		NP_CHECK_USAGE(&before);
+		missed = injected() ? 0 : missed + 1;
+		hits += !missed;
+		ASSERT_GT(500, nth);
+	}
+	TH_LOG("%u of %u allocations refused", hits, nth - 1 - NO_MORE);
+	EXPECT_LT(0, hits);
 }
 
 /* --- a control group that is full ------------------------------------------------------ */

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * A device is taken away from its driver, or from the host, under everybody who uses
- * it: regions, holds, connected queue pairs, FAULTs under way. When the driver has let
- * go, nothing of it is left; memory is as it was; the other end hears of it; and the
- * device can come back.
+ * it: regions, holds, connected queue pairs, READs, WRITEs and FAULTs under way. When the
+ * driver has let go, nothing of it is left; memory is as it was; the other end hears of
+ * it; and the device can come back.
  */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "np_harness.h"
 
 #define FAULTS	16
@@ -86,6 +89,61 @@ static int start_faults(struct np_pair *pair)
 	return 0;
 }
 
+#define CHAIN		16U
+#define READ_LEN	(HUGE_PAGE / 8)
+
+/* READs of all windows, and WRITEs of what is there, always as many of them under way. */
+struct traffic {
+	struct np_pair *pair;
+	pthread_t thread;
+	atomic_bool stop;
+	atomic_ulong done;	/* well */
+	int error;		/* what ended it */
+};
+
+static int post_next(struct np_pair *pair, unsigned long n)
+{
+	size_t off = n / 2 * READ_LEN % NP_DATA_LEN;
+
+	return n % 2 ? np_post(&pair->peer, IBV_WR_RDMA_WRITE, NP_DATA_LEN, PAGE / 2,
+			       np_write_addr(&pair->info, PAGE), pair->info.write_key,
+			       IBV_SEND_SIGNALED) :
+		       np_post(&pair->peer, IBV_WR_RDMA_READ, off, READ_LEN,
+			       np_read_addr(&pair->info, off), pair->info.read_key,
+			       IBV_SEND_SIGNALED);
+}
+
+static void *traffic_thread(void *arg)
+{
+	struct traffic *t = arg;
+	unsigned int under_way = 0;
+	unsigned long n = 0;
+	struct ibv_wc wc;
+
+	/* After an error until all of them are flushed: the next ones to ask begin anew. */
+	do {
+		while (!t->error && under_way < CHAIN) {
+			t->error = post_next(t->pair, n++);
+			under_way += !t->error;
+		}
+		if (ibv_poll_cq(t->pair->peer.cq, 1, &wc) < 1)
+			continue;
+		under_way--;
+		if (!wc.status)
+			atomic_fetch_add(&t->done, 1);
+		else if (!t->error)
+			t->error = wc.status;
+	} while (under_way && !atomic_load(&t->stop));
+	return NULL;
+}
+
+static int start_traffic(struct traffic *t, struct np_pair *pair)
+{
+	t->pair = pair;
+	np_fill(pair->peer.buf + NP_DATA_LEN, PAGE, 77);
+	return -pthread_create(&t->thread, NULL, traffic_thread, t);
+}
+
 /* What was the owner's memory is the owner's memory. */
 static bool memory_is_intact(struct np_pair *pair)
 {
@@ -99,9 +157,12 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 {
 	struct np_pair *pair = &self->pair, again = {};
 	unsigned int answered[FAULTS] = {};
+	struct traffic traffic = {};
 	struct np_mr_info info;
 	int ret;
 
+	ASSERT_EQ(0, start_traffic(&traffic, pair));
+	ASSERT_TRUE(np_wait_until(atomic_load(&traffic.done) >= 2 * CHAIN));
 	ASSERT_EQ(0, start_faults(pair));
 	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, variant->unplug, self->function));
 	/* At once: the driver is gone, so nobody is left who could give back later. */
@@ -117,6 +178,10 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 		ASSERT_GT(FAULTS, event.cookie);
 		EXPECT_EQ(1, ++answered[event.cookie]);
 	}
+	/* It was the end of the device that ended it, with all that was under way. */
+	ASSERT_EQ(0, pthread_join(traffic.thread, NULL));
+	EXPECT_LT(0, traffic.error) TH_LOG("%d", traffic.error);
+	TH_LOG("%lu READs and WRITEs before", atomic_load(&traffic.done));
 	ret = np_pair_read(pair, 0, PAGE);
 	EXPECT_LT(0, ret) TH_LOG("%d", ret);
 
@@ -129,10 +194,18 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 {
 	struct np_pair *pair = &self->pair, again = {};
+	struct traffic traffic = {};
 	struct np_event event;
 
+	ASSERT_EQ(0, start_traffic(&traffic, pair));
+	ASSERT_TRUE(np_wait_until(atomic_load(&traffic.done) >= 2 * CHAIN));
 	ASSERT_EQ(0, start_faults(pair));
 	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->unplug, self->function));
+	/* Nobody tells it: its queues are memory that no device looks at any more. */
+	atomic_store(&traffic.stop, true);
+	ASSERT_EQ(0, pthread_join(traffic.thread, NULL));
+	EXPECT_EQ(0, traffic.error);
+	TH_LOG("%lu READs and WRITEs before", atomic_load(&traffic.done));
 	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned + self->owner_pinned));
 	EXPECT_TRUE(memory_is_intact(pair));
 	EXPECT_EQ(-EIO, np_pair_fault(pair, 0, PAGE, 0, &event));
