@@ -11,8 +11,11 @@
  * qp			a new QP; the last one goes -> LID QPN PSN
  * connect LID QPN PSN TIMEOUT RETRY
  * churn on|off		page the region out, again and again
- * run OPS SEED		start traffic; ends by itself after OPS (0: never), at "stop"
- *			or with an error -> later "ended STATUS OPS"
+ * run OPS SEED [1]	start traffic; ends by itself after OPS (0: never), at "stop"
+ *			or with an error -> later "ended STATUS OPS"; 1: only additions
+ *			and WRITEs with immediate, which have to take effect exactly once
+ * listen		receive what WRITEs with immediate say
+ * heard		-> WRITEs with immediate heard (told), those not in turn, holds taken
  * stop
  * hold OFF PAGES	take a hold on the target for write, and keep it -> enum np_status
  * state		-> state of the QP, pages held of the region, of those resident
@@ -26,6 +29,7 @@
  * the counter in the last page have to be done once each, in the same sense.
  */
 #define _GNU_SOURCE
+#include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <nprdma/nprdma.h>
@@ -69,6 +73,11 @@ static pthread_t traffic_thread, churn_thread;
 static bool traffic_running;
 static atomic_bool stopping, churning;
 static uint64_t ops_wanted, random_state;
+static bool only_once;
+
+static pthread_t listener_thread;
+static atomic_ullong heard, misheard;
+static uint64_t told;
 
 static uint64_t word_of(uint64_t index, uint64_t v)
 {
@@ -116,6 +125,11 @@ struct op {
 	int status;
 };
 
+static bool writes(const struct op *op)
+{
+	return op->code == IBV_WR_RDMA_WRITE || op->code == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
 static void fill_op(struct op *op)
 {
 	uint64_t *w = (uint64_t *)op->buf;
@@ -162,8 +176,10 @@ static int post(struct op *op, uint64_t id)
 		.num_sge = 1,
 		.opcode = op->code,
 		.send_flags = IBV_SEND_SIGNALED,
+		.imm_data = htobe32(told),
 	}, *bad;
 
+	told += op->code == IBV_WR_RDMA_WRITE_WITH_IMM;
 	if (add) {
 		wr.wr.atomic.remote_addr = raddr + length - PAGE;
 		wr.wr.atomic.compare_add = 1;
@@ -210,10 +226,11 @@ static int batch(uint64_t *done, uint64_t *wrong, const char **odd)
 
 	for (int tries = 0; nr < BATCH && tries < 4 * BATCH; tries++) {
 		struct op *op = &ops[nr];
-		unsigned int kind = next_random() % 5;
+		unsigned int kind = next_random() % (only_once ? 2 : 5);
 
 		*op = (struct op){ .buf = end.buf + nr * OP_BYTES, .status = -1 };
 		op->code = kind == 0 ? IBV_WR_ATOMIC_FETCH_AND_ADD :
+			   only_once ? IBV_WR_RDMA_WRITE_WITH_IMM :
 			   kind < 3 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 		if (kind) {
 			op->nr = 1 + next_random() % (next_random() % 4 ? 4 : OP_BLOCKS);
@@ -221,7 +238,7 @@ static int batch(uint64_t *done, uint64_t *wrong, const char **odd)
 			if (overlaps(ops, nr, op->block, op->nr))
 				continue;
 		}
-		if (op->code == IBV_WR_RDMA_WRITE)
+		if (writes(op))
 			fill_op(op);
 		else
 			memset(op->buf, 0xa5, kind ? op->nr * BLOCK : 8);
@@ -272,7 +289,7 @@ static int batch(uint64_t *done, uint64_t *wrong, const char **odd)
 			adds++;
 		} else if (op->code == IBV_WR_RDMA_READ && !op->status) {
 			*wrong += wrong_words(op);
-		} else if (op->code == IBV_WR_RDMA_WRITE) {
+		} else if (writes(op)) {
 			for (uint64_t b = op->block; b < op->block + op->nr; b++) {
 				if (op->status) {
 					unsure[b]++;
@@ -328,6 +345,50 @@ static void *churn(void *arg)
 		np_pause();
 	}
 	return NULL;
+}
+
+/* One after the other: what comes while there is no receive is asked to come again. */
+static void *listener(void *arg)
+{
+	struct ibv_recv_wr recv = {}, *bad;
+	struct ibv_wc wc;
+
+	for (;;) {
+		int n = ibv_poll_cq(end.cq, 1, &wc);
+
+		if (!n) {
+			np_pause();
+			continue;
+		}
+		if (n < 0 || wc.status)
+			return NULL;
+		if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM ||
+		    be32toh(wc.imm_data) != atomic_load(&heard))
+			atomic_fetch_add(&misheard, 1);
+		atomic_fetch_add(&heard, 1);
+		if (ibv_post_recv(end.qp, &recv, &bad))
+			return NULL;
+	}
+}
+
+static int listen_to_peer(void)
+{
+	struct ibv_recv_wr recv = {}, *bad;
+	int ret = -ibv_post_recv(end.qp, &recv, &bad);
+
+	if (!ret)
+		ret = -pthread_create(&listener_thread, NULL, listener, NULL);
+	return ret;
+}
+
+static void say_heard(void)
+{
+	struct npr_stats s = {};
+
+	if (lib)
+		npr_get_stats(lib, &s, sizeof(s));
+	say("heard %" PRIu64 " %" PRIu64 " %" PRIu64, data ? (uint64_t)atomic_load(&heard) : told,
+	    (uint64_t)atomic_load(&misheard), (uint64_t)s.holds);
 }
 
 /* Every word is of its place, and those of a block are at most @span versions apart. */
@@ -535,6 +596,7 @@ static bool command(const char *line)
 	} else if (!strcmp(word, "run")) {
 		join_traffic();
 		ops_wanted = a[0];
+		only_once = a[2];
 		random_state = a[1] * 2654435761U + 88172645463325252ULL;
 		atomic_store(&stopping, false);
 		ret = attach();
@@ -546,6 +608,13 @@ static bool command(const char *line)
 	} else if (!strcmp(word, "stop")) {
 		atomic_store(&stopping, true);
 		say("stop");
+		ret = 0;
+	} else if (!strcmp(word, "listen")) {
+		ret = listen_to_peer();
+		if (!ret)
+			say("listen");
+	} else if (!strcmp(word, "heard")) {
+		say_heard();
 		ret = 0;
 	} else if (!strcmp(word, "hold")) {
 		ret = hold(a[0], a[1]);
