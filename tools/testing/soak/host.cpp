@@ -7,12 +7,14 @@
 #include <sys/swap.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -55,6 +57,27 @@ std::string line_of(const std::string &path)
 
 	std::getline(file, line);
 	return line;
+}
+
+std::uint64_t hexadecimal(const std::string &path)
+{
+	return std::strtoull(line_of(path).c_str(), nullptr, 16);
+}
+
+/* Has MADV_HWPOISON taken a page frame of it? Then it could go offline, but not come back. */
+bool has_poison(const std::string &block)
+{
+	constexpr std::uint64_t page_size = 4096, hwpoison = 1ULL << 19; /* KPF_HWPOISON */
+	const std::uint64_t bytes = hexadecimal(std::string(memory_blocks) + "/block_size_bytes");
+	const std::uint64_t first = hexadecimal(block + "/phys_index") * (bytes / page_size);
+	std::vector<std::uint64_t> flags(bytes / page_size);
+	std::ifstream file("/proc/kpageflags", std::ios::binary);
+
+	file.seekg(static_cast<std::streamoff>(first * sizeof(flags[0])));
+	if (!file.read(reinterpret_cast<char *>(flags.data()),
+		       static_cast<std::streamsize>(flags.size() * sizeof(flags[0]))))
+		throw std::runtime_error("/proc/kpageflags: cannot be read");
+	return std::any_of(flags.begin(), flags.end(), [](std::uint64_t f) { return (f & hwpoison) != 0; });
 }
 
 /* A file system on an image in memory; it does not know. */
@@ -147,10 +170,15 @@ void host::memory_block()
 	for (int tries = 0; tries < 8; tries++) {
 		const std::string block = fmt::format("{}/memory{}", memory_blocks, random_.below(24));
 
-		if (line_of(block + "/valid_zones") != "Movable")
+		if (line_of(block + "/valid_zones") != "Movable" || has_poison(block))
 			continue;
-		if (put(block + "/state", "offline"))
-			must(block + "/state", "online_movable");
+		if (put(block + "/state", "offline") && !put(block + "/state", "online_movable")) {
+			/* Poisoned while it went: it stays away. */
+			if (errno != EHWPOISON)
+				throw std::runtime_error(fmt::format("{} cannot be put online: {}", block,
+								     std::strerror(errno)));
+			events_["block lost"]++;
+		}
 		return;
 	}
 }

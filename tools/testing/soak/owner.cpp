@@ -574,11 +574,11 @@ void owner::lossy_event()
 		break;
 	case 7:
 		/*
-		 * Takes a page frame away for good, so seldom. These errors say that somebody has a
-		 * reference, or that a huge page was not split: the page may be poisoned all the
-		 * same, and then is of no use to us.
+		 * Takes a page frame away for good, and its memory block can go offline no more,
+		 * so seldom. These errors say that somebody has a reference, or that a huge page
+		 * was not split: the page may be poisoned all the same, and then is of no use.
 		 */
-		if (!file && random_.one_in(50)) {
+		if (!file && random_.one_in(500)) {
 			if (madvise(p, PAGE, MADV_HWPOISON) && errno != EBUSY && errno != EIO && errno != EHWPOISON)
 				fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
 			pause();

@@ -206,7 +206,7 @@ TEST_F(life, fork_leaves_held_pages_to_the_parent)
 			_exit(1);
 		_exit(0);
 	}
-	/* By the leaf alone, as an atomic or a WRITE with immediate does it */
+	/* By the leaf alone, as an atomic does it */
 	np_fill(pair->peer.buf, PAGE, 1000);
 	ASSERT_EQ(0, np_write(&pair->peer, 0, PAGE, np_write_addr(&pair->info, 0),
 			      pair->info.write_key));
