@@ -316,7 +316,10 @@ range owner::some_pages()
 	return {static_cast<unsigned>(random_.below(region_pages - n + 1)), n};
 }
 
-/* From there to lossy; false: everything ends. */
+/*
+ * From there to lossy; false: everything ends. While our device goes the peer still is at
+ * work on what it began: then they stay as they are.
+ */
 bool owner::take(range r)
 {
 	deadline end;
@@ -336,6 +339,8 @@ bool owner::take(range r)
 			serve_probe();
 		}
 	}
+	if (c_.owner_is_gone)
+		return false;
 	for (unsigned i = r.first; i < r.first + r.pages; i++)
 		c_.page[i].step++;
 	return !gone();
@@ -352,6 +357,8 @@ void owner::give_back(range r)
 {
 	deadline end;
 
+	if (c_.owner_is_gone)
+		return;
 	for (unsigned i = r.first; i < r.first + r.pages; i++)
 		c_.page[i].step++;
 	for (unsigned i = r.first; i < r.first + r.pages; i++) {
@@ -361,6 +368,8 @@ void owner::give_back(range r)
 			receive();
 			serve_probe();
 		}
+		if (c_.owner_is_gone)
+			return;
 		refill(i, c_.page[i].newest);
 		c_.page[i].oldest = c_.page[i].newest.load();
 		c_.page[i].step++;
