@@ -224,6 +224,10 @@ static int disturb(uint8_t *data, enum kind kind, int fd, int i)
 	case MEMFD:
 		return madvise(data, PAGES * PAGE, MADV_PAGEOUT) ? -errno : 0;
 	default:
+		/* Out of the page tables; the file has the page still. */
+		if (kind == HUGETLB && i % 2)
+			return madvise(data - (uintptr_t)data % HUGE_PAGE, HUGE_PAGE,
+				       MADV_DONTNEED) ? -errno : 0;
 		pid = np_fork();
 		if (!pid) {
 			/* A private page is copied, a shared one is shared. */

@@ -201,10 +201,13 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 	ASSERT_TRUE(np_wait_until(atomic_load(&traffic.done) >= 2 * CHAIN));
 	ASSERT_EQ(0, start_faults(pair));
 	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->unplug, self->function));
-	/* Nobody tells it: its queues are memory that no device looks at any more. */
+	/*
+	 * Nobody tells it: its queues are memory that no device looks at any more. But keys go
+	 * before the queue pairs, so what was posted last may have met one that is not there.
+	 */
 	atomic_store(&traffic.stop, true);
 	ASSERT_EQ(0, pthread_join(traffic.thread, NULL));
-	EXPECT_EQ(0, traffic.error);
+	EXPECT_TRUE(!traffic.error || traffic.error == IBV_WC_LOC_PROT_ERR) TH_LOG("%d", traffic.error);
 	TH_LOG("%lu READs and WRITEs before", atomic_load(&traffic.done));
 	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned + self->owner_pinned));
 	EXPECT_TRUE(memory_is_intact(pair));
