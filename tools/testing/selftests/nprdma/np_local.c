@@ -157,7 +157,7 @@ TEST_F(local, send_and_receive_in_unpinned_memory)
 	int64_t id;
 
 	for (int i = 0; i < 20; i++) {
-		ASSERT_EQ(0, np_page_out(pair->data, NP_DATA_LEN));
+		ASSERT_EQ(0, np_page_out(pair->data + 5 * PAGE, 4 * PAGE));
 		id = hold(pair, 5 * PAGE + 11, len, 0, &info);
 		ASSERT_LE(0, id);
 		memset(pair->peer.buf, 0, len);
@@ -170,7 +170,7 @@ TEST_F(local, send_and_receive_in_unpinned_memory)
 		EXPECT_EQ(0, np_hold_free(pair->owner.ctx, id));
 
 		np_fill(pair->peer.buf, 4 * PAGE, 1000 + i);
-		ASSERT_EQ(0, np_page_out(pair->data, NP_DATA_LEN));
+		ASSERT_EQ(0, np_page_out(pair->data + 5 * PAGE, 4 * PAGE));
 		id = hold(pair, 5 * PAGE + 11, len, NP_FAULT_WRITE, &info);
 		ASSERT_LE(0, id);
 		ASSERT_EQ(0, post_recv(&pair->owner, info.addr, len, info.lkey));
@@ -180,7 +180,7 @@ TEST_F(local, send_and_receive_in_unpinned_memory)
 		EXPECT_EQ(len, wc.byte_len);
 		EXPECT_EQ(0, np_hold_free(pair->owner.ctx, id));
 		/* It is not lost when the page goes at once. */
-		ASSERT_EQ(0, np_page_out(pair->data, NP_DATA_LEN));
+		ASSERT_EQ(0, np_page_out(pair->data + 5 * PAGE, 4 * PAGE));
 		EXPECT_EQ(0, memcmp(pair->peer.buf, pair->data + 5 * PAGE + 11, len));
 	}
 }
