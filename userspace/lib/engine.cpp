@@ -120,7 +120,8 @@ bool sane(const np_region_info &i) noexcept
 {
 	const std::uint64_t in_page = page_size - 1;
 
-	return i.length && i.base + (i.length - 1) >= i.base && (i.base & in_page) == (i.read_addr & in_page) &&
+	return i.length && i.base + (i.length - 1) >= i.base &&
+	       (!i.read_key || (i.base & in_page) == (i.read_addr & in_page)) &&
 	       (!i.write_key || (i.base & in_page) == (i.write_addr & in_page)) && i.table_addr % 8 == 0;
 }
 
@@ -367,7 +368,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 		words.num_sge = 1;
 		words.opcode = IBV_WR_RDMA_READ;
 		words.send_flags = IBV_SEND_SIGNALED;
-		words.wr.rdma.rkey = info.read_key;
+		words.wr.rdma.rkey = info.table_key;
 		words.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
 		words.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
 				    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
@@ -1737,7 +1738,7 @@ void engine::push_words(piece &p, bool signaled, unsigned flags) noexcept
 
 	w.opcode = IBV_WR_RDMA_READ;
 	w.send_flags |= flags;
-	w.wr.rdma.rkey = p.reg->info.read_key;
+	w.wr.rdma.rkey = p.reg->info.table_key;
 	w.wr.rdma.remote_addr = p.reg->info.table_addr + p.ring_page * sizeof(std::uint64_t);
 	w.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
 			static_cast<std::uint32_t>(p.ring_pages * sizeof(std::uint64_t)), config_.words_lkey};

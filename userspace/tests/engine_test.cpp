@@ -189,6 +189,27 @@ TEST_F(Engine, ReadWithoutTheRightIsARemoteAccessError)
 	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
 }
 
+/* It has no address to read from, wherever in a page it begins. */
+TEST_F(Engine, RegionThatMayOnlyBeWrittenHasNoReadKey)
+{
+	for (const unsigned odd : {0U, 8U}) {
+		app b(small_config());
+		sim_region &q = b.world.add_region(0x100000 + odd, 16 * page_size, 0x100);
+		q.info.access = IBV_ACCESS_REMOTE_WRITE;
+		q.info.read_key = 0;
+		q.info.read_addr = 0;
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.post(IBV_WR_RDMA_WRITE, 0, 100, 2 * page_size);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+		b.post(IBV_WR_RDMA_WRITE, 0, 100, 8);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+		b.check_memory();
+	}
+}
+
 TEST_F(Engine, AtomicWithoutTheRightIsARemoteAccessError)
 {
 	a.expect_success = false;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
 constexpr std::uint32_t lkey = 0x77, held_lkey = 0x78;
-constexpr std::uint32_t rkey = 0x100, read_key = 0x101, write_key = 0x102;
+constexpr std::uint32_t rkey = 0x100, read_key = 0x101, write_key = 0x102, table_key = 0x103;
 constexpr std::size_t pages = 64;
 constexpr std::uint64_t base = 0x10000000;
 
@@ -97,7 +97,7 @@ struct device {
 	void transfer(const ibv_send_wr &wr, std::uint64_t at, const ibv_sge &s)
 	{
 		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr));
-		if (wr.wr.rdma.rkey == read_key && s.lkey == lkey) {
+		if (wr.wr.rdma.rkey == table_key) {
 			std::memcpy(local, &words[at / 8], s.length);
 			return;
 		}
@@ -174,7 +174,7 @@ struct fake_kernel final : npr::kernel {
 		if (key != rkey)
 			return -EACCES;
 		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-		     read_key, write_key, 0, base, base, 0, signature};
+		     table_key, read_key, write_key, base, base, 0, signature};
 		return 0;
 	}
 	int fault(const ibv_qp &, int, const np_fault_req &req, std::span<const np_range> r) noexcept override

@@ -49,6 +49,7 @@ sim_region &sim::add_region(std::uint64_t base, std::uint64_t length, std::uint3
 	r.info.base = base;
 	r.info.length = length;
 	r.info.access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+	r.info.table_key = next_key_++;
 	r.info.read_key = next_key_++;
 	r.info.write_key = next_key_++;
 	r.info.read_addr = 0x700000000000 + base;
@@ -83,6 +84,7 @@ sim_region &sim::replace_region(sim_region &old)
 	sim_region &r = regions.back();
 	r.gone = r.forgotten = r.known = false;
 	r.info.region_id = next_id_++;
+	r.info.table_key = next_key_++;
 	r.info.read_key = next_key_++;
 	r.info.write_key = next_key_++;
 	r.pages.assign(r.pages.size(), {});
@@ -133,10 +135,10 @@ void sim::all_out(sim_region &r)
 		page_out(r, p);
 }
 
-sim_region *sim::by_key(std::uint32_t key, bool write)
+sim_region *sim::by_key(std::uint32_t key, std::uint32_t np_region_info::*which)
 {
 	for (sim_region &r : regions)
-		if ((write ? r.info.write_key : r.info.read_key) == key)
+		if (key && r.info.*which == key)
 			return &r;
 	return nullptr;
 }
@@ -312,7 +314,9 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 {
 	const bool write = changes_memory(w.wr.opcode);
 	const std::uint64_t addr = w.wr.wr.rdma.remote_addr + offset;
-	sim_region *r = by_key(w.wr.wr.rdma.rkey, write);
+	sim_region *table = by_key(w.wr.wr.rdma.rkey, &np_region_info::table_key);
+	sim_region *r = table ? table
+			      : by_key(w.wr.wr.rdma.rkey, write ? &np_region_info::write_key : &np_region_info::read_key);
 	std::byte bytes[unit_size];
 
 	if (!r || r->forgotten) {
@@ -320,15 +324,17 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 		w.status = IBV_WC_REM_ACCESS_ERR;
 		return;
 	}
-	if (!write && w.sges[0].lkey == words_lkey) {
+	if (table) {
+		ASSERT_FALSE(write) << "words cannot be written";
 		const std::uint64_t i = (addr - r->info.table_addr) / 8;
-		ASSERT_LT(i, r->pages.size());
+		ASSERT_LT(i, r->pages.size()) << "outside of the table";
+		ASSERT_EQ(n, 8U) << "not by words";
 		std::memcpy(bytes, &r->pages[i].word, 8);
 		store(w, offset, {bytes, 8});
 		return;
 	}
 	const std::uint64_t start = addr - (write ? r->info.write_addr : r->info.read_addr);
-	ASSERT_LE(start + n, r->info.length) << "outside of the region";
+	ASSERT_TRUE(start < r->info.length && n <= r->info.length - start) << "outside of the region";
 	const sim_page &p = r->pages[r->page_of(start)];
 	if (write) {
 		load(w, offset, {bytes, n});
@@ -349,7 +355,7 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 
 void sim::execute_atomic(wire &w)
 {
-	sim_region *r = by_key(w.wr.wr.atomic.rkey, true);
+	sim_region *r = by_key(w.wr.wr.atomic.rkey, &np_region_info::write_key);
 	std::uint64_t old = 0x5c7a7c45c7a7c4; /* scratch */
 
 	if (!r || r->forgotten) {
@@ -407,10 +413,10 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 		EXPECT_EQ(w.length, 1U) << "nothing is not refused";
 		w.status = IBV_WC_REM_ACCESS_ERR;
 		w.finished = peer_error = true;
-	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, true)) {
+	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, &np_region_info::write_key)) {
 		execute_atomic(w);
 		w.finished = true;
-	} else if (changes_memory(w.wr.opcode) && by_key(w.wr.wr.rdma.rkey, true)) {
+	} else if (changes_memory(w.wr.opcode) && by_key(w.wr.wr.rdma.rkey, &np_region_info::write_key)) {
 		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
 		while (units-- && w.done < w.length) {
 			const std::uint64_t n =
@@ -583,7 +589,8 @@ void sim::forget(std::uint64_t id) noexcept
 		/* twice does no harm: two messages may say that it is gone */
 		r.forgotten = true;
 		for (const wire &w : queue)
-			EXPECT_FALSE(w.wr.wr.rdma.rkey == r.info.read_key ||
+			EXPECT_FALSE(w.wr.wr.rdma.rkey == r.info.table_key ||
+				     w.wr.wr.rdma.rkey == r.info.read_key ||
 				     w.wr.wr.rdma.rkey == r.info.write_key)
 				<< "forgotten while its keys are in use";
 	}

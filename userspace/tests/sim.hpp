@@ -205,7 +205,7 @@ private:
 	std::byte *memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const;
 	void store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes);
 	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
-	sim_region *by_key(std::uint32_t key, bool write);
+	sim_region *by_key(std::uint32_t key, std::uint32_t np_region_info::*which);
 	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
 	void execute_atomic(wire &w);
 

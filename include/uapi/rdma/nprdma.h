@@ -72,7 +72,7 @@ enum np_query_attrs {
 
 /*
  * RESOLVE: exchange the public rkey of a region of the connected peer for its
- * read and write keys. Blocks for a bounded time, can be killed.
+ * read, write and table keys. Blocks for a bounded time, can be killed.
  *
  * EACCES        no such region that this QP may reach
  * ENOTCONN      the QP is not RC, or neither RTR nor RTS
@@ -177,12 +177,12 @@ struct np_region_info {
 	__aligned_u64 base;
 	__aligned_u64 length;
 	__u32 access;		/* enum ib_uverbs_access_flags */
-	__u32 read_key;
+	__u32 table_key;	/* to read the residency words */
+	__u32 read_key;		/* 0: no remote read access */
 	__u32 write_key;	/* 0: no remote write or atomic access */
-	__u32 reserved;
 	__aligned_u64 read_addr;	/* remote address of base under read_key */
 	__aligned_u64 write_addr;	/* of base under write_key */
-	__aligned_u64 table_addr;	/* of residency word 0 under read_key */
+	__aligned_u64 table_addr;	/* of residency word 0 under table_key */
 	__aligned_u64 signature;	/* what an absent page reads as, memory order */
 };
 

@@ -47,11 +47,12 @@ struct np_local;
  * @base: first address, in the space of the application's remote addresses
  * @length: bytes
  * @access: IB_ACCESS_* the application asked for, IB_ACCESS_UNPINNED included
- * @read_key: rkey of the read window and the residency table; 0: none
- * @write_key: rkey of the write window; 0: the region has no remote write right
+ * @table_key: rkey of the residency words of the region's pages
+ * @read_key: rkey of the region in the read window; 0: nobody may read
+ * @write_key: rkey of the region in the write window; 0: nobody may write
  * @read_addr: remote address of @base under @read_key
  * @write_addr: remote address of @base under @write_key
- * @table_addr: remote address of the word of @base's page under @read_key
+ * @table_addr: remote address of the word of @base's page under @table_key
  * @signature: the word of which a page that is not resident consists
  */
 struct np_resolve {
@@ -59,6 +60,7 @@ struct np_resolve {
 	u64 base;
 	u64 length;
 	u32 access;
+	u32 table_key;
 	u32 read_key;
 	u32 write_key;
 	u64 read_addr;
@@ -140,8 +142,7 @@ void np_region_describe(struct np_region *region, struct np_resolve *out);
 /*
  * Make the keys if they do not exist, and say what they are.  May sleep, any
  * process context.  0, -ENXIO (gone), -EPERM (no remote rights), -ENOMEM or what
- * the driver said.  read_addr is 0 without IB_ACCESS_REMOTE_READ: then the read key
- * covers the residency table only.
+ * the driver said.
  * Grant before you send the answer: keys nobody was granted go with the region.
  */
 int np_region_resolve(struct np_region *region, struct np_resolve *out);

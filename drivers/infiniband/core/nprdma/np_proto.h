@@ -108,9 +108,9 @@ struct np_wire_region {
 	__be64 table_addr;
 	__be64 signature;
 	__be32 access;
+	__be32 table_key;
 	__be32 read_key;
 	__be32 write_key;
-	__be32 reserved;
 };
 
 struct np_wire_range {

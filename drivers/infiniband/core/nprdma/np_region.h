@@ -224,8 +224,9 @@ struct np_counters {
  * @gone: the public MR is dead
  * @leaked: the driver could not destroy a key: keep the windows
  * @public_rkey: key of np_device.rkeys
- * @read_mr: read key, NULL until the first RESOLVE
- * @write_mr: write key, likewise
+ * @table_mr: table key, NULL until the first RESOLVE
+ * @read_mr: read key, likewise; NULL: nobody may read
+ * @write_mr: write key, likewise; NULL: nobody may write
  * @source_mr: key to the read window without remote rights, NULL until a local
  *	buffer wants it; goes when the region is gone
  * @sink_mr: the same of the write window
@@ -261,6 +262,7 @@ struct np_region {
 	bool gone;
 	bool leaked;
 	u32 public_rkey;
+	struct ib_mr *table_mr;
 	struct ib_mr *read_mr;
 	struct ib_mr *write_mr;
 	struct ib_mr *source_mr;

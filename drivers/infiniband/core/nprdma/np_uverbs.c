@@ -167,6 +167,7 @@ static int UVERBS_HANDLER(NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *attrs)
 	info.base = out.base;
 	info.length = out.length;
 	info.access = out.access;
+	info.table_key = out.table_key;
 	info.read_key = out.read_key;
 	info.write_key = out.write_key;
 	info.read_addr = out.read_addr;

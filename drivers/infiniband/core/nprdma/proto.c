@@ -44,6 +44,7 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 			.table_addr = cpu_to_be64(msg->region.table_addr),
 			.signature = cpu_to_be64(msg->region.signature),
 			.access = cpu_to_be32(msg->region.access),
+			.table_key = cpu_to_be32(msg->region.table_key),
 			.read_key = cpu_to_be32(msg->region.read_key),
 			.write_key = cpu_to_be32(msg->region.write_key),
 		};
@@ -132,7 +133,7 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 	if (msg->type == NP_MSG_RESOLVE) {
 		u64 end;
 
-		if (length != sizeof(wire->region) || wire->region.reserved)
+		if (length != sizeof(wire->region))
 			return -EBADMSG;
 		msg->region = (struct np_resolve) {
 			.id = be64_to_cpu(wire->region.id),
@@ -143,6 +144,7 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 			.table_addr = be64_to_cpu(wire->region.table_addr),
 			.signature = be64_to_cpu(wire->region.signature),
 			.access = be32_to_cpu(wire->region.access),
+			.table_key = be32_to_cpu(wire->region.table_key),
 			.read_key = be32_to_cpu(wire->region.read_key),
 			.write_key = be32_to_cpu(wire->region.write_key),
 		};

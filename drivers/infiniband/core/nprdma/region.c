@@ -2,15 +2,16 @@
 /*
  * nprdma: regions, their keys and their end.
  *
- * A region has up to three keys.  The public one, which the application knows, is
- * registered in a protection domain that no QP belongs to, without remote
- * rights: it is a name.  A peer that uses it as an rkey, and an application that
- * uses it as an lkey, get a protection error; the scheme fails closed.  The read
- * key and the write key give access to the two windows.  They are made when the
- * first peer resolves the region.
+ * The public key of a region, which the application knows, is registered in a
+ * protection domain that no QP belongs to, without remote rights: it is a name.  A
+ * peer that uses it as an rkey, and an application that uses it as an lkey, get a
+ * protection error; the scheme fails closed.  The read key and the write key give
+ * access to the region's bytes in the two windows, the table key to the residency
+ * words of its pages, and none to anything else.  They are made when the first peer
+ * resolves the region.
  *
  * Drivers reuse key values at once.  So when the public MR dies, the region is
- * gone, all its pages become absent for good, and the read and write keys stay in
+ * gone, all its pages become absent for good, and these keys stay in
  * quarantine until every peer that was given them has said that it does not use
  * them any more, or has lost its QP.  A peer with stale keys reads signatures and
  * writes to the scratch page; it never reaches another region.
@@ -791,17 +792,22 @@ static u64 np_region_table_addr(struct np_region *region)
 	       index * sizeof(u64);
 }
 
-static struct ib_mr *np_region_make_key(struct np_region *region,
-					dma_addr_t iova, dma_addr_t end,
-					u32 access)
+/* Make the key if it does not exist; it is good for these bytes and no others */
+static int np_region_make_key(struct np_region *region, struct ib_mr **key,
+			      dma_addr_t iova, size_t length, u32 access)
 {
 	struct ib_mr *mr;
 
-	mr = np_umem_reg_mr(region, region->pd, iova, end - iova, iova, access,
+	lockdep_assert_held(&region->lock);
+	if (*key)
+		return 0;
+	mr = np_umem_reg_mr(region, region->pd, iova, length, iova, access,
 			    NULL);
-	if (!IS_ERR(mr))
-		atomic_inc(&region->pd->usecnt);
-	return mr;
+	if (IS_ERR(mr))
+		return PTR_ERR(mr);
+	atomic_inc(&region->pd->usecnt);
+	*key = mr;
+	return 0;
 }
 
 /* The PD must be free to go once its last grant is gone, so this is synchronous */
@@ -828,39 +834,37 @@ static void np_region_free_keys(struct np_region *region)
 	lockdep_assert_held(&region->lock);
 	np_region_free_key(region, region->write_mr);
 	np_region_free_key(region, region->read_mr);
+	np_region_free_key(region, region->table_mr);
 	region->write_mr = NULL;
 	region->read_mr = NULL;
+	region->table_mr = NULL;
 }
 
 static int np_region_make_keys(struct np_region *region)
 {
+	unsigned long end = PAGE_ALIGN(region->start + region->length);
+	size_t npages = (end - (region->start & PAGE_MASK)) >> PAGE_SHIFT;
 	u32 change = region->access & NP_ACCESS_REMOTE_CHANGE;
-	dma_addr_t start, end;
-	struct ib_mr *mr;
+	int ret;
 
-	lockdep_assert_held(&region->lock);
-	if (!region->read_mr) {
-		/* Who may only write reads the residency table all the same */
-		start = region->access & IB_ACCESS_REMOTE_READ ?
-				np_region_read_addr(region) :
-				np_region_table_addr(region);
-		end = np_window_table_iova(&region->read, region->read.va) +
-		      (region->read.slots << PAGE_SHIFT);
-		mr = np_region_make_key(region, start, end,
-					IB_ACCESS_REMOTE_READ);
-		if (IS_ERR(mr))
-			return PTR_ERR(mr);
-		region->read_mr = mr;
-	}
-	if (!region->write_mr && change) {
-		start = np_region_write_addr(region);
-		mr = np_region_make_key(region, start, start + region->length,
-					IB_ACCESS_LOCAL_WRITE | change);
-		if (IS_ERR(mr))
-			return PTR_ERR(mr);
-		region->write_mr = mr;
-	}
-	return 0;
+	/*
+	 * Who may only write reads the residency words all the same. They have a key of
+	 * their own, because between them and the region may lie the rest of a page
+	 * of the owner's, and that is nobody's business.
+	 */
+	ret = np_region_make_key(region, &region->table_mr,
+				 np_region_table_addr(region),
+				 npages * sizeof(u64), IB_ACCESS_REMOTE_READ);
+	if (!ret && region->access & IB_ACCESS_REMOTE_READ)
+		ret = np_region_make_key(region, &region->read_mr,
+					 np_region_read_addr(region),
+					 region->length, IB_ACCESS_REMOTE_READ);
+	if (!ret && change)
+		ret = np_region_make_key(region, &region->write_mr,
+					 np_region_write_addr(region),
+					 region->length,
+					 IB_ACCESS_LOCAL_WRITE | change);
+	return ret;
 }
 
 /**
@@ -891,10 +895,12 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out)
 	}
 
 	np_region_describe(region, out);
-	out->read_key = region->read_mr->rkey;
+	out->table_key = region->table_mr->rkey;
 	out->table_addr = np_region_table_addr(region);
-	if (region->access & IB_ACCESS_REMOTE_READ)
+	if (region->read_mr) {
+		out->read_key = region->read_mr->rkey;
 		out->read_addr = np_region_read_addr(region);
+	}
 	if (region->write_mr) {
 		out->write_key = region->write_mr->rkey;
 		out->write_addr = np_region_write_addr(region);
@@ -920,18 +926,15 @@ int np_region_local_key(struct np_region *region, bool write, u64 addr,
 	u64 start = write ? np_region_write_addr(region) :
 			    np_region_read_addr(region);
 	struct ib_mr **mr = write ? &region->sink_mr : &region->source_mr;
-	struct ib_mr *made;
+	int ret;
 
 	guard(mutex)(&region->lock);
 	if (region->gone)
 		return -ENXIO;
-	if (!*mr) {
-		made = np_region_make_key(region, start, start + region->length,
-					  write ? IB_ACCESS_LOCAL_WRITE : 0);
-		if (IS_ERR(made))
-			return PTR_ERR(made);
-		*mr = made;
-	}
+	ret = np_region_make_key(region, mr, start, region->length,
+				 write ? IB_ACCESS_LOCAL_WRITE : 0);
+	if (ret)
+		return ret;
 	*key_addr = start + (addr - region->base);
 	*lkey = (*mr)->lkey;
 	return 0;

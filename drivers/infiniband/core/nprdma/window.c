@@ -7,8 +7,8 @@
  * and nothing here ever makes a leaf not-present before np_window_unmap().
  *
  * Behind the slots of a read window follows the residency table, one page for
- * each slot, so that the table can be read with the same key.  It starts on a
- * 2 MiB boundary, so the last slot need not be split for it.
+ * each slot.  It starts on a 2 MiB boundary, so the last slot need not be split
+ * for it.
  */
 #include <kunit/static_stub.h>
 #include <kunit/visibility.h>

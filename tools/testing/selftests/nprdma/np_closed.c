@@ -165,9 +165,11 @@ TEST_F(resolved, region_is_as_registered)
 	EXPECT_EQ(NP_RIGHTS | NP_UNPINNED, info->access);
 	EXPECT_NE(self->pair.mr->rkey, info->read_key);
 	EXPECT_NE(self->pair.mr->rkey, info->write_key);
+	EXPECT_NE(self->pair.mr->rkey, info->table_key);
 	EXPECT_NE(info->write_key, info->read_key);
+	EXPECT_NE(info->table_key, info->read_key);
+	EXPECT_NE(info->table_key, info->write_key);
 	EXPECT_NE(0, info->signature);
-	EXPECT_EQ(0, info->reserved);
 }
 
 TEST_F(resolved, read_key_does_not_write)
@@ -192,7 +194,7 @@ TEST_F(resolved, residency_words_cannot_be_written)
 
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
 		  np_write(&self->pair.peer, 0, 8, np_word_addr(&self->pair.info, 0),
-			   self->pair.info.read_key));
+			   self->pair.info.table_key));
 	ASSERT_EQ(0, np_reconnect(&self->pair.owner, &self->pair.peer));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
 	EXPECT_EQ(word, np_pair_word(&self->pair, 0));
@@ -206,9 +208,18 @@ TEST_F(resolved, write_key_does_not_read)
 	EXPECT_EQ(-1, np_differs(self->pair.peer.buf, PAGE, 1234));
 }
 
-TEST_F(resolved, read_key_ends_with_the_table)
+TEST_F(resolved, table_key_ends_with_the_words)
 {
 	uint64_t end = np_word_addr(&self->pair.info, NP_DATA_LEN);
+
+	EXPECT_EQ(0, np_read(&self->pair.peer, 0, 8, end - 8, self->pair.info.table_key));
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
+		  np_read(&self->pair.peer, 0, 16, end - 8, self->pair.info.table_key));
+}
+
+TEST_F(resolved, read_key_ends_with_the_region)
+{
+	uint64_t end = np_read_addr(&self->pair.info, NP_DATA_LEN);
 
 	EXPECT_EQ(0, np_read(&self->pair.peer, 0, 8, end - 8, self->pair.info.read_key));
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
@@ -498,6 +509,7 @@ TEST_F(rights, write_only_region_cannot_be_read)
 	ASSERT_EQ(0, np_pair_register(&self->pair,
 				      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
+	EXPECT_EQ(0, self->pair.info.read_key);
 	EXPECT_EQ(0, self->pair.info.read_addr);
 	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_WRITE, &event));
 	ASSERT_EQ(0, np_word(&self->pair.peer, &self->pair.info, 0, &word));
@@ -505,7 +517,7 @@ TEST_F(rights, write_only_region_cannot_be_read)
 	/* The words are the only thing to read: one page before them is none of it. */
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
 		  np_read(&self->pair.peer, 0, PAGE, self->pair.info.table_addr - PAGE,
-			  self->pair.info.read_key));
+			  self->pair.info.table_key));
 }
 
 TEST_F(rights, atomic_needs_its_own_right)

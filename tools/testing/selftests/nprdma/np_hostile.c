@@ -1267,7 +1267,7 @@ TEST_F(edges, no_key_of_one_pd_works_in_another)
 	} keys[] = {
 		{ "public", pair->mr->rkey, (uintptr_t)pair->data },
 		{ "read", pair->info.read_key, np_read_addr(&pair->info, 0) },
-		{ "table", pair->info.read_key, np_word_addr(&pair->info, 0) },
+		{ "table", pair->info.table_key, np_word_addr(&pair->info, 0) },
 		{ "write", pair->info.write_key, np_write_addr(&pair->info, 0) },
 		{ "source", source.lkey, source.addr },
 		{ "sink", sink.lkey, sink.addr },

@@ -64,7 +64,7 @@ TEST_F(residency, absent_words_say_generation_0)
 	size_t words = np_word_index(&pair->info, NP_DATA_LEN - 1) + 1;
 
 	ASSERT_EQ(0, np_read(&pair->peer, 0, words * 8, np_word_addr(&pair->info, 0),
-			     pair->info.read_key));
+			     pair->info.table_key));
 	EXPECT_TRUE(np_all(pair->peer.buf, words * 8, 0));
 }
 
@@ -961,6 +961,45 @@ TEST_F(placement, one_byte_beyond_is_an_error)
 	pair->peer.buf[0] = 0xff;
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, np_pair_write(pair, variant->len, 1));
 	EXPECT_EQ(0, pair->data[variant->len]);
+}
+
+/* Nothing of the owner's that lies around the region, and nothing in between. */
+TEST_F(placement, no_key_reads_what_is_not_its_own)
+{
+	struct np_pair *pair = &self->pair;
+	const struct np_region_info *info = &pair->info;
+	size_t last = variant->len - 1;
+	const struct {
+		const char *name;
+		uint64_t addr;
+		uint32_t key;
+	} beyond[] = {
+		{ "behind the region", np_read_addr(info, variant->len), info->read_key },
+		{ "before the region", np_read_addr(info, 0) - 1, info->read_key },
+		{ "behind the words", np_word_addr(info, last) + 8, info->table_key },
+		{ "before the words", np_word_addr(info, 0) - 1, info->table_key },
+		{ "a word, with the read key", np_word_addr(info, 0), info->read_key },
+		{ "the last word, with the read key", np_word_addr(info, last), info->read_key },
+		{ "the region, with the table key", np_read_addr(info, 0), info->table_key },
+		{ "its end, with the table key", np_read_addr(info, last), info->table_key },
+	};
+	uint64_t word;
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 1, 0, NULL));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, last, 1, 0, NULL));
+	for (unsigned int i = 0; i < ARRAY_SIZE(beyond); i++) {
+		EXPECT_EQ(0, np_pair_read(pair, 0, 1));
+		EXPECT_EQ(0, np_pair_read(pair, last, 1));
+		EXPECT_EQ(0, np_word(&pair->peer, info, 0, &word));
+		EXPECT_EQ(0, np_word(&pair->peer, info, last, &word));
+		pair->peer.buf[0] = 0xff;
+		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
+			  np_read(&pair->peer, 0, 1, beyond[i].addr, beyond[i].key))
+			TH_LOG("%s", beyond[i].name);
+		EXPECT_EQ(0xff, pair->peer.buf[0]);
+		ASSERT_EQ(0, np_reconnect(&pair->owner, &pair->peer));
+		ASSERT_EQ(0, np_pair_resolve(pair));
+	}
 }
 
 TEST_HARNESS_MAIN

@@ -560,7 +560,7 @@ static uint64_t *np_word_slot(struct np_end *end)
 
 int np_word(struct np_end *end, const struct np_region_info *info, size_t off, uint64_t *word)
 {
-	int ret = np_read(end, end->buf_len - 8, 8, np_word_addr(info, off), info->read_key);
+	int ret = np_read(end, end->buf_len - 8, 8, np_word_addr(info, off), info->table_key);
 
 	*word = *np_word_slot(end);
 	return ret;
@@ -622,7 +622,7 @@ int np_write_try(struct np_end *end, const struct np_region_info *info, size_t a
 		.num_sge = 1,
 		.opcode = IBV_WR_RDMA_READ,
 		.send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { .remote_addr = np_word_addr(info, off), .rkey = info->read_key },
+		.wr.rdma = { .remote_addr = np_word_addr(info, off), .rkey = info->table_key },
 	};
 	struct ibv_send_wr write = {
 		.next = &read,
