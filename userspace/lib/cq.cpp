@@ -233,12 +233,20 @@ void npr_context::give_back(std::uint64_t receive) noexcept
 		kernel->hold_free(*hold);
 }
 
-void npr_context::received(ibv_wc &wc) noexcept
+bool npr_context::received(ibv_wc &wc) noexcept
 {
 	std::uint64_t id;
 
-	if (receives.completed(wc, id))
-		give_back(id);
+	switch (receives.completed(wc, id)) {
+	case receives::whose::application:
+		return true;
+	case receives::whose::nobody:
+		return false;
+	case receives::whose::receive:
+		break;
+	}
+	give_back(id);
+	return true;
 }
 
 void npr_context::abandon(const void *queue) noexcept
@@ -551,8 +559,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 			if (q && q->engine.on_cqe(wc)) {
 				q->engine.step();
 				settle(*q);
-			} else {
-				ctx.received(wc);
+			} else if (ctx.received(wc)) {
 				strays_.push_back(wc);
 			}
 		}
@@ -750,8 +757,8 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		for (int i = 0; i < count; ++i) {
 			npr_qp *q = find(raw[i].qp_num);
 			if (!q || !q->engine.on_cqe(raw[i])) {
-				ctx.received(raw[i]);
-				wc[got++] = raw[i];
+				if (ctx.received(raw[i]))
+					wc[got++] = raw[i];
 			} else if (q->engine.calm() && !q->listed) {
 				/* one for one: what more has completed must not take the others' room */
 				if (q->engine.poll(wc[got]))

@@ -128,10 +128,13 @@ struct npr_context {
 	template <class F>
 	[[nodiscard]] int post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
 				    F &&post) noexcept;
-	/* If this is the completion of a receive that holds something, it holds nothing any more. */
-	void received(ibv_wc &wc) noexcept;
+	/*
+	 * If this is the completion of a receive that holds something, it holds nothing any more.
+	 * False: of one that was abandoned, and nothing to tell.
+	 */
+	[[nodiscard]] bool received(ibv_wc &wc) noexcept;
 	void give_back(std::uint64_t receive) noexcept;
-	/* Nothing of @queue will complete. */
+	/* Of what @queue has not completed nobody will hear. */
 	void abandon(const void *queue) noexcept;
 };
 

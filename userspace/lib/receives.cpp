@@ -17,11 +17,16 @@ void receives::reserve(std::size_t count, std::size_t max_sge)
 	holds_.reserve(holds_.size() + count * max_sge);
 }
 
+std::uint64_t receives::id_of(std::uint32_t i) const noexcept
+{
+	return std::uint64_t{tag_} << 32 | std::uint32_t{receives_[i].generation} << index_bits | i;
+}
+
 receives::receive *receives::at(std::uint64_t id) noexcept
 {
-	const auto i = static_cast<std::uint32_t>(id);
+	const std::uint32_t i = id & (max_receives - 1);
 
-	if (static_cast<std::uint32_t>(id >> 32) != tag_ || i >= receives_.size() || !receives_[i].queue)
+	if (i >= receives_.size() || !receives_[i].queue || id_of(i) != id)
 		return nullptr;
 	return &receives_[i];
 }
@@ -29,8 +34,10 @@ receives::receive *receives::at(std::uint64_t id) noexcept
 void receives::remove(receive &r) noexcept
 {
 	r.queue = nullptr;
-	r.holds = free_receive_;
-	free_receive_ = static_cast<std::uint32_t>(&r - receives_.data());
+	if (r.generation < generations - 1) {
+		r.holds = free_receive_;
+		free_receive_ = static_cast<std::uint32_t>(&r - receives_.data());
+	}
 	used_.fetch_sub(1, std::memory_order_relaxed); /* see any() */
 }
 
@@ -39,8 +46,10 @@ std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_i
 	const std::lock_guard lock(mutex_);
 
 	if (free_receive_ == none) {
+		if (receives_.size() == max_receives)
+			return std::nullopt;
 		try {
-			receives_.push_back({nullptr, 0, none, false});
+			receives_.push_back({nullptr, 0, none, 0, false});
 		} catch (const std::bad_alloc &) {
 			return std::nullopt;
 		}
@@ -48,9 +57,9 @@ std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_i
 	}
 	const std::uint32_t i = free_receive_;
 	free_receive_ = receives_[i].holds;
-	receives_[i] = {queue, wr_id, none, false};
+	receives_[i] = {queue, wr_id, none, receives_[i].generation, false};
 	used_.fetch_add(1, std::memory_order_relaxed); /* see any() */
-	return std::uint64_t{tag_} << 32 | i;
+	return id_of(i);
 }
 
 bool receives::add_hold(std::uint64_t id, std::uint32_t handle) noexcept
@@ -91,19 +100,20 @@ std::optional<std::uint32_t> receives::take_hold(std::uint64_t id) noexcept
 	return handle;
 }
 
-bool receives::completed(ibv_wc &wc, std::uint64_t &id) noexcept
+receives::whose receives::completed(ibv_wc &wc, std::uint64_t &id) noexcept
 {
-	if (!any() || (wc.status == IBV_WC_SUCCESS && !(wc.opcode & IBV_WC_RECV)))
-		return false;
+	if (static_cast<std::uint32_t>(wc.wr_id >> 32) != tag_ ||
+	    (wc.status == IBV_WC_SUCCESS && !(wc.opcode & IBV_WC_RECV)))
+		return whose::application;
 
 	const std::lock_guard lock(mutex_);
 	receive *r = at(wc.wr_id);
 	if (!r || r->completed)
-		return false;
+		return (wc.wr_id & (max_receives - 1)) < receives_.size() ? whose::nobody : whose::application;
 	id = wc.wr_id;
 	wc.wr_id = r->wr_id;
 	r->completed = true;
-	return true;
+	return whose::receive;
 }
 
 std::optional<std::uint64_t> receives::abandon(const void *queue) noexcept
@@ -117,7 +127,8 @@ std::optional<std::uint64_t> receives::abandon(const void *queue) noexcept
 		if (r.queue != queue || r.completed)
 			continue;
 		r.completed = true;
-		return std::uint64_t{tag_} << 32 | i;
+		++r.generation;
+		return id_of(static_cast<std::uint32_t>(i));
 	}
 	return std::nullopt;
 }

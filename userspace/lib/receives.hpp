@@ -6,6 +6,10 @@
  * The completions of a shared receive queue come in any order and on any CQ, so
  * the HCA gets the number of a receive as its wr_id, and the application's own is
  * put back into the completion. Receives without holds are not here at all.
+ *
+ * What was abandoned may complete nevertheless, late, and its place may have been given
+ * to another receive by then. So a number has a generation, which an abandoned receive
+ * takes with it; a place whose generations are used up is not used any more.
  */
 #ifndef NPR_RECEIVES_HPP
 #define NPR_RECEIVES_HPP
@@ -32,9 +36,14 @@ public:
 	[[nodiscard]] bool add_hold(std::uint64_t id, std::uint32_t hold) noexcept;
 	/* Holds of receive @id, one by one; nothing is left when there are none any more. */
 	[[nodiscard]] std::optional<std::uint32_t> take_hold(std::uint64_t id) noexcept;
-	/* Is it the completion of one of these? Then its wr_id is the application's; @id for take_hold(). */
-	[[nodiscard]] bool completed(ibv_wc &wc, std::uint64_t &id) noexcept;
-	/* A receive of @queue that is not completed, and will not be. */
+	/* Whose completion is it? */
+	enum class whose : std::uint8_t {
+		application, /* none of these */
+		receive,     /* one of these: its wr_id is the application's now; @id for take_hold() */
+		nobody,	     /* one that was abandoned */
+	};
+	[[nodiscard]] whose completed(ibv_wc &wc, std::uint64_t &id) noexcept;
+	/* A receive of @queue that is not completed; if it will be, nobody is told. */
 	[[nodiscard]] std::optional<std::uint64_t> abandon(const void *queue) noexcept;
 	[[nodiscard]] bool any(const void *queue) noexcept;
 	/* Relaxed: a completion that is polled comes after the post through the HCA. */
@@ -42,17 +51,23 @@ public:
 
 private:
 	static constexpr std::uint32_t none = ~0U;
+	/* Lower half of a wr_id: generation, index. */
+	static constexpr unsigned index_bits = 22;
+	static constexpr std::uint32_t max_receives = 1U << index_bits;
+	static constexpr std::uint32_t generations = 1U << (32 - index_bits);
 
 	struct receive {
 		const void *queue; /* null: free */
 		std::uint64_t wr_id;
 		std::uint32_t holds; /* the first, or none; of a free one the next free one */
+		std::uint16_t generation;
 		bool completed;
 	};
 	struct hold {
 		std::uint32_t handle, next;
 	};
 
+	[[nodiscard]] std::uint64_t id_of(std::uint32_t i) const noexcept;
 	[[nodiscard]] receive *at(std::uint64_t id) noexcept;
 	void remove(receive &r) noexcept;
 

@@ -563,6 +563,72 @@ TEST_F(Local, SharedQueueGivesBackWhatItHeldAndNoOtherDoes)
 	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
 }
 
+TEST_F(Local, LateCompletionOfADetachedQueuePairIsNobodys)
+{
+	ibv_wc wc{};
+	npr_qp *a = attach(1), *other = attach(2);
+
+	ASSERT_EQ(receive(a, 50, local), 0);
+	const auto late = dev.receives.front();
+	ASSERT_EQ(npr_detach_qp(a), 0);
+	ASSERT_TRUE(kernel_ptr->local_holds.empty());
+	arrive(1, 0, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0) << "of wr_id " << wc.wr_id;
+
+	/* and when its place is another's by then */
+	ASSERT_EQ(receive(other, 60, local), 0);
+	dev.receives.push_back(late);
+	arrive(1, 1, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0) << "of wr_id " << wc.wr_id;
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U) << "of a receive that is posted";
+	arrive(2);
+	ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 1);
+	EXPECT_EQ(wc.wr_id, 60U);
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+}
+
+TEST_F(Local, LateCompletionPolledByADetachIsNobodys)
+{
+	ibv_wc wc{};
+	npr_qp *a = attach(1), *other = attach(2);
+
+	ASSERT_EQ(receive(a, 50, local), 0);
+	ASSERT_EQ(npr_detach_qp(a), 0);
+	dev.stall = true;
+	ASSERT_EQ(post(other, IBV_WR_SEND, 0, b, 61), 0);
+	arrive(1, 0, IBV_WC_WR_FLUSH_ERR);
+	ASSERT_EQ(npr_detach_qp(other), 0);
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0) << "of wr_id " << wc.wr_id;
+}
+
+TEST(Receives, IdOfAnAbandonedReceiveIsNeverUsedAgain)
+{
+	npr::receives all;
+	std::vector<std::uint64_t> ids;
+	std::uint64_t id = 0;
+
+	for (unsigned i = 0; i < 3000; ++i) {
+		ids.push_back(all.add(&all, i).value());
+		ASSERT_EQ(ids.front() >> 32, ids.back() >> 32) << "the upper half tells them from others";
+		ASSERT_TRUE(all.add_hold(ids.back(), i));
+		const auto abandoned = all.abandon(&all);
+		ASSERT_TRUE(abandoned);
+		EXPECT_EQ(all.take_hold(*abandoned), i);
+		EXPECT_EQ(all.take_hold(*abandoned), std::nullopt);
+	}
+	ids.push_back(all.add(&all, 7).value());
+	std::sort(ids.begin(), ids.end() - 1);
+	EXPECT_EQ(std::adjacent_find(ids.begin(), ids.end() - 1), ids.end() - 1);
+	for (const std::uint64_t x : ids) {
+		ibv_wc wc{};
+		wc.wr_id = x;
+		wc.status = IBV_WC_WR_FLUSH_ERR;
+		EXPECT_EQ(all.completed(wc, id), x == ids.back() ? npr::receives::whose::receive
+								 : npr::receives::whose::nobody);
+	}
+	EXPECT_EQ(id, ids.back());
+}
+
 /* The application freed it with ibv_dereg_mr(), and its key names another one now. */
 TEST_F(Local, KeyThatIsNoRegionAnyMoreGoesToTheHca)
 {
