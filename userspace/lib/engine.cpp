@@ -784,7 +784,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.round = p.unproven = p.fetches = p.faulted = 0;
 	p.pause = 0;
 	want_hold(p, false);
-	p.warms = p.by_words = p.quick = p.done_held = p.no_hold = false;
+	p.warms = p.by_words = p.quick = p.done_held = p.no_hold = p.refused = false;
 	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
 }
 
@@ -1069,9 +1069,9 @@ bool engine::decide_write(piece &p) noexcept
 		else if (!(w & NP_WORD_WRITABLE))
 			p.ask.set(i);
 	});
-	if (unknown && (p.no_hold || p.fetches < max_fetches))
+	if (unknown && p.fetches < max_fetches)
 		return post_fetch(p);
-	if (!p.no_hold && (unknown || p.unproven >= max_unproven || (p.ask.any() && p.faulted))) {
+	if (unknown || p.unproven >= max_unproven || (p.ask.any() && p.faulted)) {
 		ask(p, true);
 		return true;
 	}
@@ -1196,6 +1196,8 @@ void engine::want_hold(piece &p, bool want) noexcept
 
 void engine::ask(piece &p, bool hold) noexcept
 {
+	if (hold && p.no_hold)
+		return go_without_hold(p);
 	want_hold(p, hold);
 	if (hold && sq_head_ < stalls_) {
 		p.at = stage::barrier;
@@ -1358,7 +1360,8 @@ void engine::fault_served(piece &p, const np_event &event) noexcept
 		first = false;
 		event_words(p.reg->uid, p.first_page + r.first, r.end - r.first, e);
 	});
-	p.pause = 0;
+	if (!p.refused)
+		p.pause = 0;
 	++p.faulted;
 	if (op_at(p.op).kind == op_kind::read) {
 		p.round = 1;
@@ -1367,6 +1370,17 @@ void engine::fault_served(piece &p, const np_event &event) noexcept
 		p.at = stage::write_decide;
 	}
 	proceed(p);
+}
+
+/* The pages are wanted in time for one more round, not for good. A later round may ask for a hold again. */
+void engine::go_without_hold(piece &p) noexcept
+{
+	want_hold(p, false);
+	p.refused = true;
+	p.unproven = p.fetches = p.faulted = 0;
+	p.todo.merge_runs(max_runs_);
+	p.ask = p.todo;
+	back_off(p);
 }
 
 void engine::back_off(piece &p) noexcept
@@ -1414,6 +1428,7 @@ void engine::on_event(const np_event &e) noexcept
 	}
 	if (p->done_held)
 		return hold_answered(*p, e.status);
+	const bool repeatable_hold = p->ask_hold && op_at(p->op).kind != op_kind::once;
 	switch (e.status) {
 	case NP_OK:
 		return fault_served(*p, e);
@@ -1422,13 +1437,15 @@ void engine::on_event(const np_event &e) noexcept
 		return rebind(*p);
 	case NP_BUSY:
 		++stats_.busy;
+		if (repeatable_hold)
+			return go_without_hold(*p);
 		return back_off(*p);
 	case NP_ADDRESS:
-		/* Nothing is mapped there, or nothing that can be pinned for long: then without. */
-		if (p->ask_hold && op_at(p->op).kind == op_kind::write) {
-			p->no_hold = true;
-			p->ask = p->todo;
-			return ask(*p, false);
+	case NP_NOMEM:
+		/* Nothing is mapped there, or nothing that can be pinned for long, or not now. */
+		if (repeatable_hold) {
+			p->no_hold = e.status == NP_ADDRESS;
+			return go_without_hold(*p);
 		}
 		[[fallthrough]];
 	default:

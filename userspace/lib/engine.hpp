@@ -42,8 +42,9 @@
  *   posted: it is copied (snap_) when the request is built.
  * - Keys of a region are in use only while a piece refers to it; a dead region
  *   is forgotten when none does and no answer that could name it is under way.
- * - The number of rounds of a piece is bounded unless the peer says BUSY, or cannot
- *   hold what is written (a file system that refuses long-term pins).
+ * - The number of rounds of a piece is bounded unless the peer says BUSY, or cannot hold
+ *   the memory (no memory for it, a file system that refuses long-term pins): then what
+ *   may be repeated is, with ever longer pauses, for as long as the region lives.
  *
  * Local buffers in unpinned regions of our own are held from the post until the
  * completion was polled, so all of the above sees them as pinned ones.
@@ -269,6 +270,7 @@ private:
 		bool live, dropped, warms, by_words;
 		bool ask_hold;	/* counted in holds_wanted_ */
 		bool no_hold;	/* this memory cannot be held: it has to do without */
+		bool refused;	/* a hold was: it is in no hurry any more */
 		bool done_held; /* it happened, under a hold; did the region live? */
 		bool quick; /* see post_quick(): the rest is not filled in */
 		page_bits todo;		/* not proven */
@@ -351,6 +353,7 @@ private:
 	void send_fault(piece &p) noexcept;
 	void fault_served(piece &p, const np_event &event) noexcept;
 	void doubt_hold(piece &p) noexcept;
+	void go_without_hold(piece &p) noexcept;
 	void hold_answered(piece &p, std::uint32_t status) noexcept;
 	void back_off(piece &p) noexcept;
 	void rebind(piece &p) noexcept;

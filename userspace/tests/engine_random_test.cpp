@@ -17,7 +17,7 @@ struct scenario {
 	const char *name;
 	unsigned page_out, busy, rereg, budget, slots, read_words_min;
 	bool relaxed, sig_all, signature_data;
-	unsigned once = 0, local = 0;
+	unsigned once = 0, local = 0, no_hold = 0;
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -38,6 +38,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_page_out = s.page_out;
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
+	a.world.chance_no_hold = s.no_hold;
 	a.chance_once = s.once;
 	a.chance_local = s.local;
 	if (s.signature_data) {
@@ -105,6 +106,9 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"ExactlyOnceRelaxed", 15, 10, 0, 9, 64, 4096, true, true, false, 30},
 		scenario{"LocalBuffers", 15, 10, 0, 16, 64, 4096, false, false, false, 20, 60},
 		scenario{"LocalBuffersRelaxed", 15, 10, 0, 5, 4, 0, true, true, false, 20, 60},
+		scenario{"NoMemoryForHolds", 40, 10, 0, 16, 64, 0, false, false, false, 0, 20, 60},
+		scenario{"NoMemoryForHoldsRelaxed", 20, 5, 2, 5, 4, 4096, true, false, true, 0, 20, 90},
+		scenario{"NoHolds", 20, 5, 0, 9, 64, 0, false, false, false, 0, 0, 100},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });

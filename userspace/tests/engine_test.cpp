@@ -841,12 +841,64 @@ TEST_F(Engine, PageTakenUnderTheHoldOfAReadOrWriteEndsIt)
 	}
 }
 
-TEST_F(Engine, WriteToMemoryThatCannotBeHeldGoesOnWithoutAHold)
+/* Files on DAX or ext4, or for a while no memory, or too many holds. */
+TEST_F(Engine, MemoryThatCannotBeHeldIsReadAndWrittenWithoutAHold)
 {
 	resolve();
-	a.world.no_write_holds = true;
-	a.post(IBV_WR_RDMA_WRITE, 0, 0, 2 * page_size);
-	for (int i = 0; i < 50; ++i) {
+	for (const auto op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
+		for (const np_status answer : {NP_ADDRESS, NP_NOMEM, NP_BUSY}) {
+			SCOPED_TRACE(testing::Message() << op << ' ' << answer);
+			nanoseconds last = 0, pause = 0;
+			unsigned pauses = 0;
+			a.world.hold_answer = answer;
+			a.world.hold_requests = a.world.fault_requests = 0;
+			a.world.all_out(r);
+			a.post(op, 0, 0, 2 * page_size);
+			for (int i = 0; i < 1000; ++i) {
+				while (!a.world.queue.empty()) {
+					a.world.all_out(r);
+					a.world.advance(0, ~0ULL, false);
+					a.world.complete_one();
+				}
+				while (!a.world.faults.empty())
+					a.world.serve_fault(0);
+				while (!a.world.events.empty())
+					a.world.deliver(0);
+				const auto d = a.eng->deadline();
+				if (!d)
+					continue;
+				ASSERT_TRUE(a.world.queue.empty() && a.world.faults.empty()) << "no pause";
+				pause = *d - a.world.clock;
+				EXPECT_GE(pause, last);
+				last = pause;
+				++pauses;
+				a.world.clock = *d;
+				a.eng->step();
+			}
+			EXPECT_EQ(a.poll(), 0U);
+			EXPECT_EQ(pause, 20'000'000U);
+			EXPECT_GT(8 * pauses, a.world.fault_requests) << "pauses are few";
+			if (answer == NP_ADDRESS)
+				EXPECT_EQ(a.world.hold_requests, 1U) << "it will not be held ever";
+			else
+				EXPECT_GT(a.world.hold_requests, 10U) << "it could be held again";
+			/* the pressure ends */
+			a.world.settle();
+			EXPECT_EQ(a.poll(), 1U);
+			a.check_memory();
+		}
+	}
+}
+
+TEST_F(Engine, HoldThatIsRefusedForAWhileEndsTheMatterLater)
+{
+	resolve();
+	a.world.hold_answer = NP_NOMEM;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
+	a.post(IBV_WR_RDMA_WRITE, 0, 4 * page_size, 2 * page_size);
+	for (int i = 0; i < 1000 && !a.world.ops.empty(); ++i) {
+		if (a.world.hold_requests >= 5)
+			a.world.hold_answer = NP_OK;
 		while (!a.world.queue.empty()) {
 			a.world.all_out(r);
 			a.world.advance(0, ~0ULL, false);
@@ -856,20 +908,31 @@ TEST_F(Engine, WriteToMemoryThatCannotBeHeldGoesOnWithoutAHold)
 			a.world.serve_fault(0);
 		while (!a.world.events.empty())
 			a.world.deliver(0);
+		if (const auto d = a.eng->deadline()) {
+			a.world.clock = *d;
+			a.eng->step();
+		}
+		a.poll();
 	}
-	EXPECT_EQ(a.poll(), 0U);
-	EXPECT_EQ(a.world.hold_requests, 1U);
-	/* the pressure ends */
-	a.world.settle();
-	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_TRUE(a.world.ops.empty());
+	EXPECT_GT(a.world.hold_requests, 5U);
+	EXPECT_TRUE(a.world.holds.empty());
 	a.check_memory();
-	/* nothing mapped is an error all the same, and so is what must happen once */
-	a.expect_success = false;
-	a.world.all_out(r);
-	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
-	a.world.settle();
-	a.poll();
-	EXPECT_EQ(a.completions.back().status, IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(Engine, WhatHappensOnceFailsWithoutAHold)
+{
+	for (const auto &[answer, status] : {std::pair{NP_ADDRESS, IBV_WC_REM_ACCESS_ERR},
+					     std::pair{NP_NOMEM, IBV_WC_REM_OP_ERR}}) {
+		app b(small_config());
+		b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.hold_answer = answer;
+		b.expect_success = false;
+		b.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+		b.world.settle();
+		ASSERT_EQ(b.poll(), 1U);
+		EXPECT_EQ(b.completions.back().status, status);
+	}
 }
 
 TEST_F(Engine, HoldThatEndedWithItsRegionIsNotTrusted)

@@ -530,8 +530,8 @@ void sim::serve_fault(std::size_t i, np_status status)
 	EXPECT_TRUE(r);
 	if (r->gone)
 		e.status = NP_GONE;
-	if (no_write_holds && e.status == NP_OK && f.req.flags == (NP_FAULT_WRITE | NP_FAULT_HOLD))
-		e.status = NP_ADDRESS;
+	if (e.status == NP_OK && f.req.flags & NP_FAULT_HOLD)
+		e.status = chance_no_hold && dice(100) < chance_no_hold ? NP_NOMEM : hold_answer;
 	/* The owner has another page there now, and the leaf is the holds' */
 	for (const np_range &range : f.ranges)
 		for (std::uint64_t p = r->page_of(range.addr - r->info.base);

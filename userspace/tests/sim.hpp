@@ -185,7 +185,8 @@ public:
 	/* faults of the dice */
 	unsigned chance_page_out = 0; /* percent of ticks */
 	unsigned chance_busy = 0;     /* percent of faults */
-	bool no_write_holds = false;  /* as of files on ext4 */
+	np_status hold_answer = NP_OK; /* to holds: NP_ADDRESS as of files on ext4 or DAX */
+	unsigned chance_no_hold = 0;  /* percent of holds that the peer has no memory for */
 	unsigned chance_rereg = 0;    /* permille of ticks */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
 	int refuse_post_after = -1;   /* entries until post() fails */
