@@ -693,7 +693,8 @@ void engine::settle_failure() noexcept
 	for (std::uint64_t i = head_; i < failing_; ++i) {
 		const op &o = op_at(i);
 		/* Of an unsignaled request that the HCA did nobody may ever hear. */
-		if (!o.finished && (o.kind != op_kind::pass || o.wr.send_flags & IBV_SEND_SIGNALED))
+		const bool signaled = config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED;
+		if (!o.finished && (o.kind != op_kind::pass || signaled))
 			return;
 	}
 	/*

@@ -127,6 +127,7 @@ TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 		SCOPED_TRACE(testing::Message() << "seed " << seed);
 		engine_config c = small_config();
 		c.relaxed = seed % 2;
+		c.sq_sig_all = seed / 2 % 2;
 		c.sq_budget = 2 + static_cast<std::uint32_t>(seed % 9);
 		app a(c, seed);
 		a.expect_success = false;

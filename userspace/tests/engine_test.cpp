@@ -1597,6 +1597,37 @@ TEST_F(Engine, UnsignaledRequestThatWasDoneBeforeAFailureIsNoFailure)
 	EXPECT_TRUE(a.eng->idle());
 }
 
+TEST(SigAll, RequestBeforeAFailureThatAsksForNoCompletionHasItsOwn)
+{
+	engine_config c = small_config();
+	c.sq_sig_all = true;
+	app a(c);
+	const sim_region &r = a.world.add_region(0x100000, 16 * page_size, 0x100);
+	a.expect_success = false;
+	a.world.resolve(r.rkey);
+	a.eng->resolve_begins();
+	a.world.answer_resolve(0);
+	a.post(IBV_WR_SEND, 0, 0, 0, 0);
+	std::byte byte{};
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(&byte), 1, 0};
+	ibv_send_wr wr{}, *bad;
+	wr.wr_id = 99;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_RDMA_READ;
+	wr.wr.rdma.rkey = r.rkey;
+	wr.wr.rdma.remote_addr = r.info.base - 1;
+	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	EXPECT_FALSE(a.world.qp_error) << "what comes before it is under way";
+	a.world.run_wire();
+	ibv_wc wc;
+	ASSERT_TRUE(a.eng->poll(wc));
+	EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+	ASSERT_TRUE(a.eng->poll(wc));
+	EXPECT_EQ(wc.wr_id, 99U);
+	EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
+}
+
 /* The peer may be away, or its QP gone: what we know to be wrong stays what it is. */
 TEST_F(Engine, ErrorIsTheOneThatWasFoundWhateverBecomesOfItsRefusal)
 {

@@ -465,7 +465,7 @@ bool sim::complete_one()
 		return false;
 	const wire w = std::move(queue.front());
 	queue.pop_front();
-	if (!(w.wr.send_flags & IBV_SEND_SIGNALED) && w.status == IBV_WC_SUCCESS)
+	if (!sig_all && !(w.wr.send_flags & IBV_SEND_SIGNALED) && w.status == IBV_WC_SUCCESS)
 		return true;
 	ibv_wc wc{};
 	wc.wr_id = w.wr.wr_id;
@@ -695,6 +695,7 @@ app::app(engine_config c, std::uint64_t seed) : world(seed), config(c)
 	}
 	eng = std::make_unique<engine>(config, world);
 	world.ordered = !config.relaxed;
+	world.sig_all = config.sq_sig_all;
 	world.attached = eng.get();
 	world.budget = config.sq_budget;
 	fill = [this](std::span<std::byte> b) {

@@ -188,6 +188,7 @@ public:
 	np_status hold_answer = NP_OK; /* to holds: NP_ADDRESS as of files on ext4 or DAX */
 	unsigned chance_no_hold = 0;  /* percent of holds that the peer has no memory for */
 	unsigned chance_rereg = 0;    /* permille of ticks */
+	bool sig_all = false;	      /* the HCA tells of everything */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
 	int refuse_post_after = -1;   /* entries until post() fails */
 	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */
