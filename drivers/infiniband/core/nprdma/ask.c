@@ -44,15 +44,15 @@ EXPORT_SYMBOL_IF_KUNIT(np_trans_put);
 
 static unsigned long np_trans_delay(struct np_trans *trans)
 {
-	unsigned long us = np_rtt_timeout(&trans->peer->rtt, trans->tries);
-
-	if (trans->forever && trans->tries > NP_TRIES)
-		us = min_t(u64, (u64)us << (trans->tries - NP_TRIES),
-			   NP_GONE_MAX_MS * USEC_PER_MSEC);
-	return max(usecs_to_jiffies(us), 1UL);
+	return max(usecs_to_jiffies(np_rtt_timeout(&trans->peer->rtt,
+						   trans->tries)), 1UL);
 }
 
-static void np_trans_send(struct np_trans *trans)
+/**
+ * np_trans_send - Send a request that is listed
+ * @trans: the caller has a reference
+ */
+void np_trans_send(struct np_trans *trans)
 {
 	struct np_peer *peer = trans->peer;
 
@@ -136,9 +136,8 @@ static void np_trans_work(struct work_struct *work)
 		np_trans_unref(trans);
 		return;
 	}
-	expired = !trans->forever &&
-		  (trans->unheard >= NP_TRIES ||
-		   time_after(jiffies, trans->deadline));
+	expired = trans->unheard >= NP_TRIES ||
+		  time_after(jiffies, trans->deadline);
 	if (expired) {
 		list_del_init(&trans->entry);
 	} else {
@@ -198,11 +197,11 @@ EXPORT_SYMBOL_IF_KUNIT(np_trans_init);
 
 /**
  * np_trans_list - Begin to wait for the answer
- * @trans: prepared, sent by np_trans_start() or soon after
+ * @trans: prepared, or finished before; the caller sends it soon
  *
  * Context: under the peer's lock, and the peer is alive
  */
-static void np_trans_list(struct np_trans *trans)
+void np_trans_list(struct np_trans *trans)
 {
 	struct np_peer *peer = trans->peer;
 
@@ -211,13 +210,17 @@ static void np_trans_list(struct np_trans *trans)
 	kref_get(&peer->ref);
 	list_add_tail(&trans->entry, &peer->trans);
 
+	/* What comes late for an earlier time is no answer to this one */
+	trans->msg.tid = atomic64_inc_return(&np_last_tid);
 	trans->sent = ktime_get_ns();
 	trans->deadline = jiffies + msecs_to_jiffies(NP_WORKING_MS);
 	trans->tries = 1;
 	trans->unheard = 1;
+	trans->placed = false;
 	kref_get(&trans->ref);
 	kref_get(&peer->ref);
-	queue_delayed_work(np_wq, &trans->work, np_trans_delay(trans));
+	if (!queue_delayed_work(np_wq, &trans->work, np_trans_delay(trans)))
+		np_trans_unref(trans);
 }
 
 /**
@@ -518,10 +521,9 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 	__set_bit(lane, peer->lanes);
 	fault->trans.msg.fault.lane = lane;
 	/*
-	 * The answerer takes a tid below the lane's last one for a late copy, so
-	 * it must be drawn after the lane.
+	 * The answerer takes a tid below the lane's last one for a late copy: it is
+	 * drawn here, after the lane.
 	 */
-	fault->trans.msg.tid = atomic64_inc_return(&np_last_tid);
 	np_trans_list(&fault->trans);
 	spin_unlock(&peer->lock);
 
@@ -862,8 +864,7 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 	}
 
 	peer->heard = true;
-	if (msg->status == NP_WIRE_WORKING ||
-	    (trans->forever && msg->status == NP_BUSY)) {
+	if (msg->status == NP_WIRE_WORKING) {
 		trans->unheard = 0;
 		spin_unlock(&peer->lock);
 		return;

@@ -64,7 +64,7 @@ struct np_send {
 	struct ib_ah *ah;
 };
 
-static struct ib_client np_client;
+VISIBLE_IF_KUNIT struct ib_client np_client;
 
 /**
  * np_incarnation - This boot's random number
@@ -516,11 +516,12 @@ static void np_client_remove(struct ib_device *ibdev, void *client_data)
 	np_hca_put(hca);
 }
 
-static struct ib_client np_client = {
+VISIBLE_IF_KUNIT struct ib_client np_client = {
 	.name = "nprdma",
 	.add = np_client_add,
 	.remove = np_client_remove,
 };
+EXPORT_SYMBOL_IF_KUNIT(np_client);
 
 /**
  * np_mad_init - Begin to talk to the kernels of peers

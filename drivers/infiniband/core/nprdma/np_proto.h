@@ -16,7 +16,8 @@
  *   FORGET   of a region's keys.     Carries the tid of the RESOLVE it undoes, so
  *                                    a late copy cannot undo a newer RESOLVE.
  *   GONE     the other way, from the region's owner: forget it.  Answered BUSY
- *            for as long as somebody uses the keys; then asked again.
+ *            for as long as somebody uses the keys; then asked again, in its turn:
+ *            see struct np_pgrant.
  *
  * Lock order: np_peer.ctl > np_region.lock > np_peer.lock > np_channel.lock.
  */
@@ -245,7 +246,11 @@ struct np_rtt {
 #define NP_TRIES		8
 /* ... and one that is still WORKING after: */
 #define NP_WORKING_MS		60000U
-/* GONE is repeated until the QP dies, at last this often. */
+/*
+ * A GONE that was answered BUSY, or not at all, is asked again until the QP dies: as
+ * many as may be under way, first after, and at last this often.
+ */
+#define NP_GONE_MIN_MS		100U
 #define NP_GONE_MAX_MS		10000U
 
 void np_rtt_sample(struct np_rtt *rtt, u64 us);
@@ -429,12 +434,25 @@ void np_mad_exit(void);
 #define NP_MAX_KEPT		256
 /*
  * RESOLVEs of one QP under way, and, apart from these, FORGETs: the other end
- * serves no more than NP_SERVE_CONTROL of them.  With FAULTs, which have their
- * lanes, and RELEASEs, of which there are no more than holds, these are all
- * transactions of a peer but for GONE: one for each region of ours that died and
- * that the other end has not forgotten, in memory that came with its grant.
+ * serves no more than NP_SERVE_CONTROL of them.
  */
 #define NP_MAX_ASKED		64
+/*
+ * Regions of ours whose keys one QP's other end may have; of these, dead ones that it
+ * has not forgotten: who keeps more memory of others from ending loses the QP; and
+ * GONEs under way, of these.
+ */
+#define NP_MAX_GRANTS		65536
+#define NP_MAX_DEAD		4096
+#define NP_MAX_GONE		8
+/*
+ * With FAULTs, which have their lanes, and RELEASEs, of which there are no more than
+ * holds, these are all transactions of a peer.  An answer is looked up among them, and
+ * among the holds, under the peer's lock.  A FAULT that asks for a hold counts as one
+ * when it is answered, so there may be a lane's more for each but one.
+ */
+#define NP_MAX_UNDER_WAY	(NP_LANES + 2 * NP_MAX_ASKED + NP_MAX_GONE + \
+				 NP_MAX_KEPT + NP_LANES - 1)
 
 struct np_serve;
 struct np_channel;
@@ -472,12 +490,20 @@ struct np_channel;
  * @serve: lanes of the other end; NULL until it resolved something
  * @holds: struct np_held: pages that the other end may keep
  * @held_pages: their number, those being granted included
+ * @untold: struct np_pgrant: GONEs that wait for their turn, never sent
+ * @told: likewise, not answered with what would end them
+ * @nr_gone: GONEs under way, which are in neither
+ * @gone_pause: jiffies between GONEs of @told; 0: the first ones
+ * @nr_dead: grants of dead regions
  * @idle: woken when @active falls to 0
  * @gone: the kill is complete
  * @ctl: serialises RESOLVE, FORGET and ungranting; protects @grants
  * @grants: struct np_pgrant by region id: keys the other end was given; its
  *          lock keeps the region of an entry that was found
+ * @nr_grants: their number
  * @expire: ends holds not given back in time
+ * @gone_again: sends those of @told
+ * @overdue: ends the QP for which too many dead regions wait
  * @failed: ends the peer after the device failed its QP
  */
 struct np_peer {
@@ -513,12 +539,20 @@ struct np_peer {
 	struct np_serve *serve;
 	struct list_head holds;
 	unsigned long held_pages;
+	struct list_head untold;
+	struct list_head told;
+	unsigned int nr_gone;
+	unsigned long gone_pause;
+	unsigned int nr_dead;
 	wait_queue_head_t idle;
 	struct completion gone;
 
 	struct mutex ctl; /* of what follows */
 	struct xarray grants;
+	unsigned int nr_grants;
 	struct delayed_work expire;
+	struct delayed_work gone_again;
+	struct work_struct overdue;
 	struct work_struct failed;
 };
 
@@ -533,7 +567,6 @@ struct np_peer {
  * @deadline: jiffies, even if the peer says WORKING
  * @tries: times it was sent
  * @unheard: times it was sent since the peer last said anything about it
- * @forever: is never given up
  * @placed: is sent again when @work runs next, whatever else is
  * @done: called once, in process context, without locks
  * @release: frees the structure around it; NULL: its owner does
@@ -548,7 +581,6 @@ struct np_trans {
 	unsigned long deadline;
 	unsigned int tries;
 	unsigned int unheard;
-	bool forever;
 	bool placed;
 	void (*done)(struct np_trans *trans, u32 status,
 		     const struct np_msg *answer);
@@ -606,6 +638,8 @@ void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
 		   void (*done)(struct np_trans *trans, u32 status,
 				const struct np_msg *answer),
 		   void (*release)(struct np_trans *trans));
+void np_trans_list(struct np_trans *trans);
+void np_trans_send(struct np_trans *trans);
 int np_trans_start(struct np_trans *trans);
 bool np_trans_cancel(struct np_trans *trans);
 void np_trans_put(struct np_trans *trans);
@@ -625,8 +659,12 @@ void np_ask_init(void);
 
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 		const struct np_addr *from, struct ib_mad_recv_wc *recv);
-void np_serve_expire(struct work_struct *work);
+void np_serve_init(struct np_peer *peer);
 #if IS_ENABLED(CONFIG_KUNIT)
+extern struct ib_client np_client;
+struct np_pgrant;
+struct np_pgrant *np_pgrant_make(struct np_peer *peer,
+				 struct np_region *region);
 int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);
 void np_held_unreserve(struct np_peer *peer, const void *owner,
 		       unsigned int pages);

@@ -173,12 +173,9 @@ static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
 	INIT_LIST_HEAD(&peer->trans);
 	hash_init(peer->bindings);
 	INIT_LIST_HEAD(&peer->kept);
-	INIT_LIST_HEAD(&peer->holds);
 	init_waitqueue_head(&peer->idle);
 	init_completion(&peer->gone);
-	mutex_init(&peer->ctl);
-	xa_init(&peer->grants);
-	INIT_DELAYED_WORK(&peer->expire, np_serve_expire);
+	np_serve_init(peer);
 	INIT_WORK(&peer->failed, np_peer_failed);
 
 	err = np_peer_query(peer, qp);
@@ -377,6 +374,7 @@ void np_peer_fail(struct np_peer *peer)
 	if (err)
 		np_peer_kill(peer);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_peer_fail);
 
 /**
  * np_peer_kill_device - End all peers of a device

@@ -59,18 +59,30 @@ struct np_held {
  * @grant: the region's part
  * @gone: tells the other end that the region died; its references are those
  *        of the whole
+ * @wait: in np_peer.untold or told
  * @drop: ungrants
  * @peer: the peer
  * @id: the region's id
  * @seq: tid of the newest RESOLVE that was answered with it
+ * @dead: the region died
+ * @dropped: is told no more
+ *
+ * What a dead region has (keys, windows, addresses) stays until the other end says that
+ * it does not use it, in which it may be slow, or malicious.  So GONEs take turns: there
+ * are NP_MAX_GONE under way, whatever they are answered.  The next one goes when one has
+ * ended: of those that were never sent in any case, of the others only if there was
+ * progress, or after a pause, which grows.  And what waits so is bounded.
  */
 struct np_pgrant {
 	struct np_grant grant;
 	struct np_trans gone;
+	struct list_head wait;
 	struct work_struct drop;
 	struct np_peer *peer;
 	u64 id;
 	u64 seq;
+	bool dead;
+	bool dropped;
 };
 
 /**
@@ -317,11 +329,8 @@ static bool np_held_add(struct np_peer *peer, struct np_held *held)
 	return true;
 }
 
-/**
- * np_serve_expire - End the QP of a hold that was not given back
- * @work: np_peer.expire, which has a reference to the peer
- */
-void np_serve_expire(struct work_struct *work)
+/* np_peer.expire, with a reference: ends the QP of a hold that was not given back. */
+static void np_serve_expire(struct work_struct *work)
 {
 	struct np_peer *peer = container_of(to_delayed_work(work),
 					    struct np_peer, expire);
@@ -617,6 +626,92 @@ static void np_pgrant_free(struct np_trans *gone)
 	kfree(container_of(gone, struct np_pgrant, gone));
 }
 
+/* GONEs for the places that are free, @again of them at most of those that were sent. */
+static void np_gone_next(struct np_peer *peer, unsigned int again)
+{
+	struct np_pgrant *pg;
+
+	for (;;) {
+		spin_lock(&peer->lock);
+		pg = list_first_entry_or_null(&peer->untold, struct np_pgrant,
+					      wait);
+		if (!pg && again) {
+			pg = list_first_entry_or_null(&peer->told,
+						      struct np_pgrant, wait);
+			again--;
+		}
+		if (!pg || peer->dead || peer->nr_gone >= NP_MAX_GONE) {
+			spin_unlock(&peer->lock);
+			return;
+		}
+		list_del_init(&pg->wait);
+		peer->nr_gone++;
+		np_trans_list(&pg->gone);
+		kref_get(&pg->gone.ref);
+		spin_unlock(&peer->lock);
+
+		trace_np_gone_send(peer->hca->ibdev, peer->qpn, pg->id, NP_OK);
+		np_trans_send(&pg->gone);
+		np_trans_put(&pg->gone);
+	}
+}
+
+static unsigned long np_gone_pause(struct np_peer *peer)
+{
+	return peer->gone_pause ?: msecs_to_jiffies(NP_GONE_MIN_MS);
+}
+
+/* Under the peer's lock: the other end let go of one, so maybe it does of the others. */
+static void np_gone_progress(struct np_peer *peer)
+{
+	lockdep_assert_held(&peer->lock);
+	if (!peer->gone_pause)
+		return;
+	peer->gone_pause = 0;
+	if (!peer->dead && !list_empty(&peer->told) &&
+	    !mod_delayed_work(np_wq, &peer->gone_again, np_gone_pause(peer)))
+		kref_get(&peer->ref);
+}
+
+/* np_peer.gone_again, with a reference. */
+static void np_gone_again(struct work_struct *work)
+{
+	struct np_peer *peer = container_of(to_delayed_work(work),
+					    struct np_peer, gone_again);
+
+	spin_lock(&peer->lock);
+	peer->gone_pause = min(2 * np_gone_pause(peer),
+			       msecs_to_jiffies(NP_GONE_MAX_MS));
+	if (!peer->dead && !list_empty(&peer->told) &&
+	    queue_delayed_work(np_wq, &peer->gone_again, peer->gone_pause))
+		kref_get(&peer->ref);
+	spin_unlock(&peer->lock);
+	np_gone_next(peer, NP_MAX_GONE);
+	np_peer_put(peer);
+}
+
+/* It is not granted any more: no GONE of it is under way, nor will be. */
+static void np_gone_stop(struct np_pgrant *pg)
+{
+	struct np_peer *peer = pg->peer;
+	bool dead = pg->dead, cancelled;
+
+	spin_lock(&peer->lock);
+	pg->dropped = true;
+	list_del_init(&pg->wait);
+	peer->nr_dead -= dead;
+	spin_unlock(&peer->lock);
+	cancelled = np_trans_cancel(&pg->gone);
+	np_trans_put(&pg->gone);
+	if (!dead)
+		return;
+	spin_lock(&peer->lock);
+	peer->nr_gone -= cancelled;
+	np_gone_progress(peer);
+	spin_unlock(&peer->lock);
+	np_gone_next(peer, 1);
+}
+
 /* Under np_peer.ctl. */
 static void np_pgrant_drop(struct np_pgrant *pg)
 {
@@ -624,11 +719,11 @@ static void np_pgrant_drop(struct np_pgrant *pg)
 
 	lockdep_assert_held(&peer->ctl);
 	xa_erase(&peer->grants, pg->id);
+	peer->nr_grants--;
 	trace_np_ungrant(peer->hca->ibdev, peer->qpn, pg->id, NP_OK);
 	/* After this np_peer_region_gone() is not called for it any more */
 	np_region_ungrant(&pg->grant);
-	np_trans_cancel(&pg->gone);
-	np_trans_put(&pg->gone);
+	np_gone_stop(pg);
 }
 
 static void np_pgrant_drop_work(struct work_struct *work)
@@ -645,18 +740,45 @@ static void np_pgrant_drop_work(struct work_struct *work)
 	np_peer_put(peer);
 }
 
-/* The other end does not use the keys (OK), or does not know the QP. */
+/*
+ * The other end does not use the keys (OK), or does not know the QP; or else it has its
+ * turn again.
+ */
 static void np_gone_done(struct np_trans *gone, u32 status,
 			 const struct np_msg *answer)
 {
 	struct np_pgrant *pg = container_of(gone, struct np_pgrant, gone);
+	struct np_peer *peer = pg->peer;
+	bool over = answer && status != NP_BUSY;
 
+	spin_lock(&peer->lock);
+	peer->nr_gone--;
 	/* If it is our QP that died, who kills the peer drops the grant */
-	if (!answer)
-		return;
-	kref_get(&gone->ref);
-	kref_get(&pg->peer->ref);
-	queue_work(np_wq, &pg->drop);
+	if (!over && !peer->dead && !pg->dropped) {
+		list_add_tail(&pg->wait, &peer->told);
+		if (queue_delayed_work(np_wq, &peer->gone_again,
+				       np_gone_pause(peer)))
+			kref_get(&peer->ref);
+	}
+	spin_unlock(&peer->lock);
+	if (over) {
+		kref_get(&gone->ref);
+		kref_get(&peer->ref);
+		queue_work(np_wq, &pg->drop);
+	}
+	np_gone_next(peer, over);
+}
+
+/* np_peer.overdue, with a reference. */
+static void np_serve_overdue(struct work_struct *work)
+{
+	struct np_peer *peer = container_of(work, struct np_peer, overdue);
+
+	ibdev_warn_ratelimited(peer->hca->ibdev,
+			       "nprdma: QP %u kept the keys of more than %u dead regions: ending it\n",
+			       peer->qpn, NP_MAX_DEAD);
+	np_peer_fail(peer);
+	np_peer_put(peer);
 }
 
 /**
@@ -668,28 +790,43 @@ static void np_gone_done(struct np_trans *gone, u32 status,
 void np_peer_region_gone(struct np_grant *grant)
 {
 	struct np_pgrant *pg = container_of(grant, struct np_pgrant, grant);
-	int err;
+	struct np_peer *peer = pg->peer;
+	bool overdue;
 
-	err = np_trans_start(&pg->gone);
-	trace_np_gone_send(pg->peer->hca->ibdev, pg->peer->qpn, pg->id,
-			   err ? NP_QP : NP_OK);
+	spin_lock(&peer->lock);
+	pg->dead = true;
+	list_add_tail(&pg->wait, &peer->untold);
+	overdue = ++peer->nr_dead > NP_MAX_DEAD;
+	spin_unlock(&peer->lock);
+	np_gone_next(peer, 0);
+	if (!overdue)
+		return;
+	/* The QP goes to the error state, and then the keys go */
+	kref_get(&peer->ref);
+	if (!np_peer_queue_kill(&peer->overdue))
+		np_peer_put(peer);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_peer_region_gone);
 
-static struct np_pgrant *np_pgrant_make(struct np_peer *peer,
-					struct np_region *region)
+/* Under np_peer.ctl. */
+VISIBLE_IF_KUNIT struct np_pgrant *np_pgrant_make(struct np_peer *peer,
+						  struct np_region *region)
 {
 	struct np_pgrant *pg;
 	int err;
 
+	/* What is being forgotten makes room */
+	if (peer->nr_grants >= NP_MAX_GRANTS)
+		return ERR_PTR(-EBUSY);
 	pg = kzalloc(sizeof(*pg), GFP_KERNEL);
 	if (!pg)
 		return ERR_PTR(-ENOMEM);
 	pg->peer = peer;
 	pg->id = np_region_id(region);
+	INIT_LIST_HEAD(&pg->wait);
 	INIT_WORK(&pg->drop, np_pgrant_drop_work);
 	np_trans_init(&pg->gone, peer, NP_MSG_GONE, np_gone_done,
 		      np_pgrant_free);
-	pg->gone.forever = true;
 	pg->gone.msg.forget.region_id = pg->id;
 
 	/* From here on it may be told that the region is gone */
@@ -699,15 +836,18 @@ static struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 	err = xa_err(xa_store(&peer->grants, pg->id, pg, GFP_KERNEL));
 	if (err)
 		goto err_ungrant;
+	peer->nr_grants++;
 	return pg;
 
 err_ungrant:
 	np_region_ungrant(&pg->grant);
-	np_trans_cancel(&pg->gone);
+	np_gone_stop(pg);
+	return ERR_PTR(err);
 err_free:
 	np_trans_put(&pg->gone);
 	return ERR_PTR(err);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_pgrant_make);
 
 static int np_serve_alloc(struct np_peer *peer)
 {
@@ -985,6 +1125,23 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 EXPORT_SYMBOL_IF_KUNIT(np_receive);
 
 /**
+ * np_serve_init - Prepare a peer's part of serving
+ * @peer: zeroed
+ */
+void np_serve_init(struct np_peer *peer)
+{
+	INIT_LIST_HEAD(&peer->holds);
+	INIT_LIST_HEAD(&peer->untold);
+	INIT_LIST_HEAD(&peer->told);
+	mutex_init(&peer->ctl);
+	xa_init(&peer->grants);
+	INIT_DELAYED_WORK(&peer->expire, np_serve_expire);
+	INIT_DELAYED_WORK(&peer->gone_again, np_gone_again);
+	INIT_WORK(&peer->overdue, np_serve_overdue);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_serve_init);
+
+/**
  * np_serve_kill - The QP is not connected any more: undo what we did for it
  * @peer: dead, and nobody serves it
  */
@@ -1002,9 +1159,12 @@ void np_serve_kill(struct np_peer *peer)
 		np_held_free(peer, held);
 	if (cancel_delayed_work(&peer->expire))
 		np_peer_put(peer);
+	if (cancel_delayed_work(&peer->gone_again))
+		np_peer_put(peer);
 
 	mutex_lock(&peer->ctl);
 	xa_for_each(&peer->grants, id, pg)
 		np_pgrant_drop(pg);
 	mutex_unlock(&peer->ctl);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_serve_kill);

@@ -10,7 +10,8 @@
 #include <kunit/test.h>
 #include <linux/prandom.h>
 
-#include "../np_proto.h"
+#include "../np_region.h"
+#include "np_fake_peer.h"
 
 MODULE_IMPORT_NS(EXPORTED_FOR_KUNIT_TESTING);
 
@@ -360,14 +361,13 @@ static void np_addr_only_the_other_end(struct kunit *test)
 
 /* --- asking -------------------------------------------------------------------------- */
 
-#define NP_TEST_SENT	256U
+#define NP_TEST_SENT	512U
 
 /* A peer without a device, and what was sent to it. */
 struct np_ask_test {
-	struct np_peer peer;
-	struct np_hca hca;
-	struct np_port port;
-	struct ib_device ibdev;
+	struct np_fake_peer fake;
+	bool had_keys;
+	unsigned int failed;
 	struct np_channel channel;
 	bool released;
 	/* What a transaction does in the end, when a test has taken its place */
@@ -375,6 +375,7 @@ struct np_ask_test {
 		     const struct np_msg *answer);
 	spinlock_t lock; /* of what follows */
 	struct np_msg sent[NP_TEST_SENT];
+	unsigned long sent_at[NP_TEST_SENT];
 	unsigned int nr_sent;
 	wait_queue_head_t wait;
 };
@@ -388,11 +389,14 @@ static int np_test_send(struct np_port *port, struct ib_ah *ah,
 			u16 pkey_index, struct np_peer *peer,
 			const struct np_msg *msg)
 {
-	struct np_ask_test *t = container_of(port, struct np_ask_test, port);
+	struct np_ask_test *t = container_of(port, struct np_ask_test,
+					     fake.port);
 
 	spin_lock(&t->lock);
-	if (t->nr_sent < NP_TEST_SENT)
+	if (t->nr_sent < NP_TEST_SENT) {
 		t->sent[t->nr_sent] = *msg;
+		t->sent_at[t->nr_sent] = jiffies;
+	}
 	t->nr_sent++;
 	spin_unlock(&t->lock);
 	wake_up_all(&t->wait);
@@ -407,37 +411,14 @@ static void np_test_channel_free(struct np_channel *channel)
 static int np_ask_init_test(struct kunit *test)
 {
 	struct np_ask_test *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
-	struct np_peer *peer;
 
 	KUNIT_ASSERT_NOT_NULL(test, t);
 	test->priv = t;
 	spin_lock_init(&t->lock);
 	init_waitqueue_head(&t->wait);
 	np_channel_init(&t->channel, np_test_channel_free);
-
-	peer = &t->peer;
-	peer->hca = &t->hca;
-	t->hca.ibdev = &t->ibdev;
-	peer->port = &t->port;
-	t->port.send = np_test_send;
-	peer->qpn = 1;
-	peer->again = jiffies;
-	peer->remote_qpn = 2;
-	kref_init(&peer->ref);
-	spin_lock_init(&peer->lock);
-	INIT_LIST_HEAD(&peer->trans);
-	hash_init(peer->bindings);
-	INIT_LIST_HEAD(&peer->kept);
-	INIT_LIST_HEAD(&peer->holds);
-	init_waitqueue_head(&peer->idle);
-	mutex_init(&peer->ctl);
-	xa_init(&peer->grants);
-
-	t->port.hca = &t->hca;
-	xa_init_flags(&t->hca.peers, XA_FLAGS_LOCK_IRQ);
-	init_waitqueue_head(&t->hca.idle);
-	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&t->hca.peers, peer->qpn,
-						     peer, GFP_KERNEL)));
+	np_fake_peer_init(test, &t->fake);
+	t->fake.port.send = np_test_send;
 	return 0;
 }
 
@@ -446,22 +427,13 @@ static void np_ask_exit_test(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 
-	spin_lock(&t->peer.lock);
-	t->peer.dead = true;
-	spin_unlock(&t->peer.lock);
-	np_ask_kill(&t->peer);
 	np_channel_close(&t->channel);
 	np_channel_put(&t->channel);
-	flush_workqueue(np_wq);
+	np_fake_peer_exit(test, &t->fake);
 	KUNIT_EXPECT_TRUE(test, t->released);
-	xa_destroy(&t->hca.peers);
-	xa_destroy(&t->peer.grants);
-	KUNIT_EXPECT_EQ(test, t->hca.serving, 0);
-	KUNIT_EXPECT_EQ(test, t->peer.active, 0);
-	KUNIT_EXPECT_EQ(test, kref_read(&t->peer.ref), 1);
 	KUNIT_EXPECT_EQ(test, t->channel.reserved, 0);
-	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->peer.lanes, NP_LANES));
-	KUNIT_EXPECT_EQ(test, t->peer.nr_kept, 0);
+	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->fake.peer.lanes, NP_LANES));
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_kept, 0);
 }
 
 /* As if RESOLVE had been answered. */
@@ -477,10 +449,10 @@ static void np_bind(struct kunit *test, u64 region_id, u64 seq)
 	INIT_LIST_HEAD(&binding->ev.entry);
 	binding->ev.ev.type = NP_EVENT_REGION_GONE;
 	binding->ev.ev.region_id = region_id;
-	spin_lock(&t->peer.lock);
-	hash_add(t->peer.bindings, &binding->entry, region_id);
-	t->peer.nr_bindings++;
-	spin_unlock(&t->peer.lock);
+	spin_lock(&t->fake.peer.lock);
+	hash_add(t->fake.peer.bindings, &binding->entry, region_id);
+	t->fake.peer.nr_bindings++;
+	spin_unlock(&t->fake.peer.lock);
 }
 
 static int np_ask_fault(struct kunit *test, u64 region_id, u64 cookie,
@@ -492,7 +464,7 @@ static int np_ask_fault(struct kunit *test, u64 region_id, u64 cookie,
 		.region_id = region_id, .cookie = cookie, .flags = flags,
 	};
 
-	return np_peer_fault(&t->peer, &t->channel, &req, &range, 1);
+	return np_peer_fault(&t->fake.peer, &t->channel, &req, &range, 1);
 }
 
 static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
@@ -511,7 +483,7 @@ static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
 		answer.faulted.nr_words = 1;
 		answer.faulted.words[0] = 7;
 	}
-	np_peer_answered(&t->peer, &answer);
+	np_peer_answered(&t->fake.peer, &answer);
 }
 
 static void np_fault_has_one_event(struct kunit *test)
@@ -581,11 +553,8 @@ static void np_fault_dies_with_the_qp(struct kunit *test)
 
 	np_bind(test, 7, 1);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
-	spin_lock(&t->peer.lock);
-	t->peer.dead = true;
-	spin_unlock(&t->peer.lock);
+	np_peer_fail(&t->fake.peer);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -ENOTCONN);
-	np_ask_kill(&t->peer);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.status, NP_QP);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
@@ -607,7 +576,7 @@ static void np_fault_is_repeated_then_given_up(struct kunit *test)
 	unsigned int i;
 
 	/* The shortest time-outs: 3.3 s in all */
-	np_rtt_sample(&t->peer.rtt, 1);
+	np_rtt_sample(&t->fake.peer.rtt, 1);
 	np_bind(test, 7, 1);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_TRUE(test, np_wait_event(t, &ev));
@@ -620,7 +589,7 @@ static void np_fault_is_repeated_then_given_up(struct kunit *test)
 	for (i = 1; i < NP_TRIES; i++)
 		KUNIT_EXPECT_MEMEQ(test, &t->sent[i], &t->sent[0],
 				   sizeof(t->sent[0]));
-	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->peer.lanes, NP_LANES));
+	KUNIT_EXPECT_TRUE(test, bitmap_empty(t->fake.peer.lanes, NP_LANES));
 }
 
 static void np_fault_working_is_not_given_up(struct kunit *test)
@@ -629,7 +598,7 @@ static void np_fault_working_is_not_given_up(struct kunit *test)
 	struct np_event ev;
 	unsigned int seen;
 
-	np_rtt_sample(&t->peer.rtt, 1);
+	np_rtt_sample(&t->fake.peer.rtt, 1);
 	np_bind(test, 7, 1);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	for (seen = 1; seen <= NP_TRIES + 2; seen++) {
@@ -644,7 +613,7 @@ static void np_fault_working_is_not_given_up(struct kunit *test)
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
 	/* Which copy was answered is not known: it teaches nothing */
-	KUNIT_EXPECT_EQ(test, t->peer.rtt.srtt_us, 1);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.rtt.srtt_us, 1);
 }
 
 static void np_fault_repeated_too_early_teaches(struct kunit *test)
@@ -655,7 +624,7 @@ static void np_fault_repeated_too_early_teaches(struct kunit *test)
 		.quick = true,
 	};
 
-	np_rtt_sample(&t->peer.rtt, 1);
+	np_rtt_sample(&t->fake.peer.rtt, 1);
 	np_bind(test, 7, 1);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
@@ -663,9 +632,9 @@ static void np_fault_repeated_too_early_teaches(struct kunit *test)
 						    30 * HZ));
 	/* To the first copy: the other one did not go the quick way */
 	answer.tid = t->sent[0].tid;
-	np_peer_answered(&t->peer, &answer);
+	np_peer_answered(&t->fake.peer, &answer);
 	/* The time-out, of which a timer may leave out a part of a jiffy, with weight 1/8 */
-	KUNIT_EXPECT_GE(test, t->peer.rtt.srtt_us, NP_RTO_MIN_US / 16);
+	KUNIT_EXPECT_GE(test, t->fake.peer.rtt.srtt_us, NP_RTO_MIN_US / 16);
 }
 
 static void np_fault_is_not_repeated_out_of_place(struct kunit *test)
@@ -673,17 +642,17 @@ static void np_fault_is_not_repeated_out_of_place(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	unsigned long place = jiffies + HZ / 2;
 
-	np_rtt_sample(&t->peer.rtt, 1);
+	np_rtt_sample(&t->fake.peer.rtt, 1);
 	np_bind(test, 7, 1);
 	/* Others have all places before */
-	t->peer.again = place;
+	t->fake.peer.again = place;
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
 						    READ_ONCE(t->nr_sent) >= 2,
 						    30 * HZ));
 	KUNIT_EXPECT_TRUE(test, time_after_eq(jiffies, place));
 	/* The one that comes next is behind it */
-	KUNIT_EXPECT_TRUE(test, time_after(READ_ONCE(t->peer.again), place));
+	KUNIT_EXPECT_TRUE(test, time_after(READ_ONCE(t->fake.peer.again), place));
 	KUNIT_EXPECT_MEMEQ(test, &t->sent[1].fault, &t->sent[0].fault,
 			   sizeof(t->sent[0].fault));
 	np_answer_to(test, 0, NP_OK, 0);
@@ -696,7 +665,7 @@ static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
 	unsigned int first;
 
 	/* A long time-out, so that a place is far away */
-	np_rtt_sample(&t->peer.rtt, NP_RTO_MAX_US);
+	np_rtt_sample(&t->fake.peer.rtt, NP_RTO_MAX_US);
 	np_bind(test, 7, 1);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 6, 0), 0);
@@ -707,16 +676,21 @@ static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
 	first = t->sent[2].tid == t->sent[0].tid ? 0 : 1;
 	np_answer_to(test, 2, NP_OK, 0);
 	/* On its way, without waiting for its place, or sent already */
-	spin_lock(&t->peer.lock);
-	next = list_first_entry(&t->peer.trans, struct np_trans, entry);
+	spin_lock(&t->fake.peer.lock);
+	next = list_first_entry(&t->fake.peer.trans, struct np_trans, entry);
 	KUNIT_EXPECT_TRUE(test, !next->placed ||
 				!timer_pending(&next->work.timer));
-	spin_unlock(&t->peer.lock);
+	spin_unlock(&t->fake.peer.lock);
 	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
 						    READ_ONCE(t->nr_sent) >= 4,
 						    30 * HZ));
 	KUNIT_EXPECT_EQ(test, t->sent[3].tid, t->sent[1 - first].tid);
 	np_answer_to(test, 3, NP_OK, 0);
+}
+
+static void np_test_done(struct np_trans *trans, u32 status,
+			 const struct np_msg *answer)
+{
 }
 
 static void np_hold_is_kept_and_given_back_once(struct kunit *test)
@@ -725,7 +699,7 @@ static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 	struct np_event ev;
 
 	np_bind(test, 7, 1);
-	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), -ENOENT);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
 	np_answer_to(test, 0, NP_OK, 42);
 	/* A copy does not release what is in use */
@@ -734,9 +708,9 @@ static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 42);
 
-	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 43), -ENOENT);
-	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), 0);
-	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 43), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), -ENOENT);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
 	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
 	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
@@ -760,18 +734,18 @@ static void np_instead_of_done(struct kunit *test,
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_trans *trans;
 
-	spin_lock(&t->peer.lock);
-	trans = list_first_entry(&t->peer.trans, struct np_trans, entry);
+	spin_lock(&t->fake.peer.lock);
+	trans = list_first_entry(&t->fake.peer.trans, struct np_trans, entry);
 	t->done = trans->done;
 	trans->done = done;
-	spin_unlock(&t->peer.lock);
+	spin_unlock(&t->fake.peer.lock);
 }
 
 static void np_copy_then_done(struct np_trans *trans, u32 status,
 			      const struct np_msg *answer)
 {
 	struct np_ask_test *t = container_of(trans->peer, struct np_ask_test,
-					     peer);
+					     fake.peer);
 
 	np_peer_answered(trans->peer, answer);
 	t->done(trans, status, answer);
@@ -791,7 +765,7 @@ static void np_hold_outlives_a_copy_beside_its_answer(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 42);
 	KUNIT_EXPECT_EQ(test, np_released(t), 0);
-	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 42), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), 0);
 	KUNIT_EXPECT_EQ(test, np_released(t), 1);
 }
 
@@ -799,12 +773,9 @@ static void np_kill_then_done(struct np_trans *trans, u32 status,
 			      const struct np_msg *answer)
 {
 	struct np_ask_test *t = container_of(trans->peer, struct np_ask_test,
-					     peer);
+					     fake.peer);
 
-	spin_lock(&trans->peer->lock);
-	trans->peer->dead = true;
-	spin_unlock(&trans->peer->lock);
-	np_ask_kill(trans->peer);
+	np_peer_fail(trans->peer);
 	t->done(trans, status, answer);
 }
 
@@ -823,7 +794,7 @@ static void np_hold_answered_while_its_qp_ends_is_none(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, ev.nr_words, 0);
 	/* The other end's QP may live on */
 	KUNIT_EXPECT_EQ(test, np_released(t), 1);
-	KUNIT_EXPECT_EQ(test, t->peer.nr_kept, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_kept, 0);
 }
 
 static void np_hold_not_asked_for_is_given_back(struct kunit *test)
@@ -838,7 +809,7 @@ static void np_hold_not_asked_for_is_given_back(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
 	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
-	KUNIT_EXPECT_EQ(test, t->peer.nr_kept, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_kept, 0);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
 	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
 	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
@@ -864,7 +835,7 @@ static void np_holds_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 
 	/* One that is being given back counts until that was answered */
-	KUNIT_EXPECT_EQ(test, np_peer_release(&t->peer, 3), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 3), 0);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
 	np_answer_to(test, 1, NP_WIRE_WORKING, 0);
@@ -889,7 +860,7 @@ static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
 
 	/* An answer to a request that was given up */
 	late = np_sample(NP_MSG_FAULT, true);
-	np_peer_answered(&t->peer, &late);
+	np_peer_answered(&t->fake.peer, &late);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 3);
 	KUNIT_EXPECT_EQ(test, t->sent[2].type, NP_MSG_RELEASE);
 	KUNIT_EXPECT_EQ(test, t->sent[2].hold_id, late.faulted.hold_id);
@@ -900,25 +871,25 @@ static void np_gone_waits_for_forget(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
 	np_bind(test, 7, 31);
 	np_bind(test, 8, 32);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.type, NP_EVENT_REGION_GONE);
 	KUNIT_EXPECT_EQ(test, ev.region_id, 7);
 	/* Once, however often the peer repeats it */
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 
-	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->peer, 7), 0);
-	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->peer, 7), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), -ENOENT);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
 	KUNIT_EXPECT_EQ(test, t->sent[0].type, NP_MSG_FORGET);
 	KUNIT_EXPECT_EQ(test, t->sent[0].forget.region_id, 7);
 	KUNIT_EXPECT_EQ(test, t->sent[0].forget.seq, 31);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 8), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 8), NP_BUSY);
 }
 
 static void np_gone_event_unread_at_forget_is_taken_back(struct kunit *test)
@@ -927,8 +898,8 @@ static void np_gone_event_unread_at_forget_is_taken_back(struct kunit *test)
 	struct np_event ev;
 
 	np_bind(test, 7, 31);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
-	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->peer, 7), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), 0);
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 }
 
@@ -938,8 +909,8 @@ static void np_gone_closed_channel_uses_nothing(struct kunit *test)
 
 	np_bind(test, 7, 31);
 	np_channel_close(&t->channel);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
-	KUNIT_EXPECT_EQ(test, t->peer.nr_bindings, 0);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_bindings, 0);
 }
 
 /* The answer to RESOLVE may be overtaken by GONE. */
@@ -947,10 +918,10 @@ static void np_gone_waits_for_resolve(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 
-	t->peer.resolving = 1;
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_BUSY);
-	t->peer.resolving = 0;
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, 7), NP_OK);
+	t->fake.peer.resolving = 1;
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
+	t->fake.peer.resolving = 0;
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
 }
 
 static void np_channel_is_bounded(struct kunit *test)
@@ -973,13 +944,13 @@ static void np_resolved_regions_are_bounded(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_resolve info;
 
-	t->peer.nr_bindings = NP_MAX_BINDINGS - 1;
-	t->peer.resolving = 1;
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->peer, &t->channel, 7, &info),
+	t->fake.peer.nr_bindings = NP_MAX_BINDINGS - 1;
+	t->fake.peer.resolving = 1;
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
 			-ENOSPC);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
-	t->peer.nr_bindings = 0;
-	t->peer.resolving = 0;
+	t->fake.peer.nr_bindings = 0;
+	t->fake.peer.resolving = 0;
 }
 
 static void np_resolves_under_way_are_bounded(struct kunit *test)
@@ -988,11 +959,11 @@ static void np_resolves_under_way_are_bounded(struct kunit *test)
 	struct np_resolve info;
 
 	/* Asks again for a while, as if the peer had said so */
-	t->peer.resolving = NP_MAX_ASKED;
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->peer, &t->channel, 7, &info),
+	t->fake.peer.resolving = NP_MAX_ASKED;
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
 			-EBUSY);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
-	t->peer.resolving = 0;
+	t->fake.peer.resolving = 0;
 }
 
 /* The place of the FORGET of a region; others may be sent again meanwhile. */
@@ -1022,24 +993,24 @@ static void np_forgets_under_way_are_bounded(struct kunit *test)
 		t->nr_sent = 0;
 		spin_unlock(&t->lock);
 		np_bind(test, id, id);
-		KUNIT_ASSERT_EQ(test, np_peer_forget(&t->peer, id), 0);
+		KUNIT_ASSERT_EQ(test, np_peer_forget(&t->fake.peer, id), 0);
 		/* Each is sent */
 		nr = np_sent_forget(t, id);
 		KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
 		np_answer_to(test, nr, NP_WIRE_WORKING, 0);
 	}
-	KUNIT_EXPECT_EQ(test, list_count_nodes(&t->peer.trans), NP_MAX_ASKED);
+	KUNIT_EXPECT_EQ(test, list_count_nodes(&t->fake.peer.trans), NP_MAX_ASKED);
 	/* Also if the last one was lost, the peer is told when it asks */
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->peer, id - 1), NP_OK);
-	np_ask_kill(&t->peer);
-	KUNIT_EXPECT_EQ(test, t->peer.forgetting, 0);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, id - 1), NP_OK);
+	np_ask_kill(&t->fake.peer);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.forgetting, 0);
 }
 
 /* --- serving ------------------------------------------------------------------------- */
 
 static void np_requests_other_than_fault_are_bounded(struct kunit *test)
 {
-	struct np_hca *hca = &np_ask_test(test)->hca;
+	struct np_hca *hca = &np_ask_test(test)->fake.hca;
 	unsigned int nr, strangers;
 
 	for (strangers = 0; np_hca_begin(hca, true); strangers++)
@@ -1072,32 +1043,32 @@ static void np_requests_of_one_peer_are_bounded(struct kunit *test)
 	static const struct np_addr from;
 	unsigned int i;
 
-	msg.dst_qpn = t->peer.qpn;
-	msg.src_qpn = t->peer.remote_qpn;
-	mutex_lock(&t->peer.ctl);
+	msg.dst_qpn = t->fake.peer.qpn;
+	msg.src_qpn = t->fake.peer.remote_qpn;
+	mutex_lock(&t->fake.peer.ctl);
 	for (i = 0; i < NP_SERVE_CONTROL; i++) {
 		msg.tid++;
-		np_receive(&t->port, &msg, false, &from, NULL);
+		np_receive(&t->fake.port, &msg, false, &from, NULL);
 	}
 	KUNIT_EXPECT_EQ(test, READ_ONCE(t->nr_sent), 0);
 	msg.tid++;
-	np_receive(&t->port, &msg, false, &from, NULL);
+	np_receive(&t->fake.port, &msg, false, &from, NULL);
 	KUNIT_EXPECT_EQ(test, READ_ONCE(t->nr_sent), 1);
 	KUNIT_EXPECT_EQ(test, t->sent[0].status, NP_BUSY);
 	KUNIT_EXPECT_EQ(test, t->sent[0].tid, msg.tid);
-	KUNIT_EXPECT_EQ(test, READ_ONCE(t->hca.serving), NP_SERVE_CONTROL);
-	mutex_unlock(&t->peer.ctl);
+	KUNIT_EXPECT_EQ(test, READ_ONCE(t->fake.hca.serving), NP_SERVE_CONTROL);
+	mutex_unlock(&t->fake.peer.ctl);
 	flush_workqueue(np_wq);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 1 + NP_SERVE_CONTROL);
 	for (i = 1; i <= NP_SERVE_CONTROL; i++)
 		KUNIT_EXPECT_EQ(test, t->sent[i].status, NP_OK);
-	KUNIT_EXPECT_EQ(test, t->peer.control, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.control, 0);
 }
 
 /* As many as there are of @owner, in steps of a FAULT, each with a QP that has none. */
 static unsigned int np_hold_all(struct kunit *test, const char *owner)
 {
-	struct np_peer *peer = &np_ask_test(test)->peer;
+	struct np_peer *peer = &np_ask_test(test)->fake.peer;
 	unsigned int pages = 0;
 
 	while (!np_held_reserve(peer, owner, NP_MAX_PAGES)) {
@@ -1112,7 +1083,7 @@ static unsigned int np_hold_all(struct kunit *test, const char *owner)
 static void np_pages_under_hold_are_bounded(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_peer *peer = &t->peer;
+	struct np_peer *peer = &t->fake.peer;
 	static const char owner[3];
 	unsigned int pages[3], i;
 
@@ -1124,8 +1095,8 @@ static void np_pages_under_hold_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 2), -EBUSY);
 	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 1), 0);
 	np_held_unreserve(peer, owner, NP_HELD_QP);
-	KUNIT_EXPECT_EQ(test, t->hca.held_pages, 0);
-	KUNIT_EXPECT_TRUE(test, hash_empty(t->hca.holders));
+	KUNIT_EXPECT_EQ(test, t->fake.hca.held_pages, 0);
+	KUNIT_EXPECT_TRUE(test, hash_empty(t->fake.hca.holders));
 
 	/* Each owner takes half of what is left, whoever else asks for it. */
 	for (i = 0; i < 3; i++) {
@@ -1143,11 +1114,320 @@ static void np_pages_under_hold_are_bounded(struct kunit *test)
 		peer->held_pages = pages[i];
 		np_held_unreserve(peer, &owner[i], pages[i]);
 	}
-	KUNIT_EXPECT_EQ(test, t->hca.held_pages, 0);
-	KUNIT_EXPECT_TRUE(test, hash_empty(t->hca.holders));
+	KUNIT_EXPECT_EQ(test, t->fake.hca.held_pages, 0);
+	KUNIT_EXPECT_TRUE(test, hash_empty(t->fake.hca.holders));
 
-	peer->dead = true;
+	np_peer_fail(peer);
 	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, owner, 1), -EBUSY);
+}
+
+/* --- dead regions -------------------------------------------------------------------- */
+
+KUNIT_DEFINE_ACTION_WRAPPER(np_test_kvfree, kvfree, const void *);
+
+/* @nr regions whose keys the peer has, with ids from 1. */
+static struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
+{
+	struct np_peer *peer = &np_ask_test(test)->fake.peer;
+	struct np_region *regions;
+	unsigned int i;
+
+	regions = kvcalloc(nr, sizeof(*regions), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, regions);
+	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, np_test_kvfree,
+							regions), 0);
+	for (i = 0; i < nr; i++) {
+		kref_init(&regions[i].ref);
+		regions[i].id = i + 1;
+		mutex_init(&regions[i].lock);
+		INIT_LIST_HEAD(&regions[i].grants);
+		/* Compared only */
+		regions[i].owner = (void *)regions;
+		mutex_lock(&peer->ctl);
+		KUNIT_EXPECT_NOT_ERR_OR_NULL(test,
+					     np_pgrant_make(peer, &regions[i]));
+		mutex_unlock(&peer->ctl);
+	}
+	return regions;
+}
+
+/* As in np_region_close() */
+static void np_region_dies(struct np_region *region)
+{
+	struct np_grant *grant;
+
+	mutex_lock(&region->lock);
+	region->gone = true;
+	list_for_each_entry(grant, &region->grants, node) {
+		grant->told = true;
+		np_peer_region_gone(grant);
+	}
+	mutex_unlock(&region->lock);
+}
+
+static void np_test_forgets(struct np_ask_test *t, u64 region_id)
+{
+	struct np_msg msg = np_sample(NP_MSG_FORGET, false);
+	static const struct np_addr from;
+
+	msg.dst_qpn = t->fake.peer.qpn;
+	msg.src_qpn = t->fake.peer.remote_qpn;
+	msg.forget.region_id = region_id;
+	np_receive(&t->fake.port, &msg, false, &from, NULL);
+	flush_workqueue(np_wq);
+}
+
+static unsigned int np_under_way(struct np_ask_test *t)
+{
+	unsigned int nr;
+
+	spin_lock(&t->fake.peer.lock);
+	nr = list_count_nodes(&t->fake.peer.trans);
+	spin_unlock(&t->fake.peer.lock);
+	return nr;
+}
+
+/* The place of a region's GONE, looked for from @first on. */
+static unsigned int np_sent_gone(struct np_ask_test *t, u64 region_id,
+				 unsigned int first)
+{
+	unsigned int i, nr;
+
+	spin_lock(&t->lock);
+	nr = min(t->nr_sent, NP_TEST_SENT);
+	for (i = first; i < nr; i++)
+		if (t->sent[i].type == NP_MSG_GONE &&
+		    t->sent[i].forget.region_id == region_id)
+			break;
+	spin_unlock(&t->lock);
+	return i < nr ? i : NP_TEST_SENT;
+}
+
+/* One that is in use keeps no other from being told, and neither do many. */
+static void np_gone_is_told_of_each_region(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	const unsigned int nr = 5 * NP_MAX_GONE;
+	struct np_peer *peer = &t->fake.peer;
+	struct np_region *regions;
+	unsigned int i, at;
+
+	/* Else they are sent again beside the test */
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	regions = np_granted_regions(test, nr);
+	for (i = 0; i < nr; i++)
+		np_region_dies(&regions[i]);
+	KUNIT_EXPECT_EQ(test, np_under_way(t), NP_MAX_GONE);
+	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_GONE + 1, 0), NP_TEST_SENT);
+
+	for (i = 0; i < nr; i++) {
+		at = np_sent_gone(t, i + 1, 0);
+		KUNIT_ASSERT_LT_MSG(test, at, NP_TEST_SENT, "region %u", i + 1);
+		np_answer_to(test, at, NP_BUSY, 0);
+		KUNIT_ASSERT_LE(test, np_under_way(t),
+				NP_MAX_GONE);
+	}
+	KUNIT_EXPECT_EQ(test, peer->nr_dead, nr);
+	KUNIT_EXPECT_FALSE(test, xa_empty(&peer->grants));
+
+	/* Those come again in their turn: so each of them may end */
+	for (i = 0; i < nr; i++) {
+		KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
+			(at = np_sent_gone(t, i + 1, nr)) < NP_TEST_SENT,
+			30 * HZ));
+		np_answer_to(test, at, NP_OK, 0);
+	}
+	flush_workqueue(np_wq);
+	KUNIT_EXPECT_EQ(test, peer->nr_dead, 0);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&peer->grants));
+}
+
+/* Not more often for those that are many, and ever more seldom. */
+static void np_gone_is_seldom_repeated(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	unsigned long begin = jiffies, due = 0, pause;
+	const unsigned int nr = 5 * NP_MAX_GONE;
+	struct np_region *regions;
+	unsigned int i;
+
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	regions = np_granted_regions(test, nr);
+	for (i = 0; i < nr; i++)
+		np_region_dies(&regions[i]);
+	for (i = 0; i < nr + 3 * NP_MAX_GONE; i++) {
+		KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
+			READ_ONCE(t->nr_sent) > i, 30 * HZ));
+		np_answer_to(test, i, NP_BUSY, 0);
+	}
+	pause = msecs_to_jiffies(NP_GONE_MIN_MS);
+	for (i = nr; i < nr + 3 * NP_MAX_GONE; i += NP_MAX_GONE) {
+		due += pause;
+		pause *= 2;
+		KUNIT_EXPECT_TRUE_MSG(test, time_after_eq(t->sent_at[i],
+							  begin + due),
+				      "number %u after %lu jiffies", i,
+				      t->sent_at[i] - begin);
+	}
+}
+
+/* Time-outs are long, so nothing is sent beside the test. */
+static void np_forgotten_region_makes_room_for_a_gone(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_region *regions;
+	unsigned int i;
+
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	regions = np_granted_regions(test, NP_MAX_GONE + 2);
+	for (i = 0; i < NP_MAX_GONE + 2; i++)
+		np_region_dies(&regions[i]);
+	/* One under way, and one that waits */
+	np_test_forgets(t, 3);
+	KUNIT_EXPECT_LT(test, np_sent_gone(t, NP_MAX_GONE + 1, 0), NP_TEST_SENT);
+	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_GONE + 2, 0), NP_TEST_SENT);
+	np_test_forgets(t, NP_MAX_GONE + 2);
+	KUNIT_EXPECT_EQ(test, peer->nr_dead, NP_MAX_GONE);
+	KUNIT_EXPECT_EQ(test, np_under_way(t), NP_MAX_GONE);
+	KUNIT_EXPECT_TRUE(test, list_empty(&peer->untold));
+}
+
+static void np_peer_that_answers_no_gone_hears_of_the_next(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_region *regions;
+	unsigned int i;
+
+	np_rtt_sample(&t->fake.peer.rtt, 1);
+	regions = np_granted_regions(test, NP_MAX_GONE + 1);
+	for (i = 0; i < NP_MAX_GONE + 1; i++)
+		np_region_dies(&regions[i]);
+	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_GONE + 1, 0), NP_TEST_SENT);
+	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait,
+		np_sent_gone(t, NP_MAX_GONE + 1, 0) < NP_TEST_SENT, 60 * HZ));
+}
+
+/* @nr holds: all are asked for, and then granted. */
+static void np_test_holds(struct kunit *test, unsigned int nr)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	static u64 id;
+	struct np_event ev;
+	unsigned int i;
+
+	spin_lock(&t->lock);
+	t->nr_sent = 0;
+	spin_unlock(&t->lock);
+	for (i = 0; i < nr; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, NP_FAULT_HOLD),
+				0);
+	for (i = 0; i < nr; i++) {
+		np_answer_to(test, i, NP_OK, ++id);
+		KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	}
+}
+
+/* All that a peer can leave unanswered: among these each answer is looked up. */
+static void np_all_under_way_is_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_region *regions;
+	struct np_trans *resolves;
+	unsigned int i, most;
+	u64 id;
+
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	resolves = kunit_kcalloc(test, NP_MAX_ASKED, sizeof(*resolves),
+				 GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, resolves);
+	np_bind(test, 1, 1);
+	for (i = 0; i < NP_MAX_KEPT - 1; i++)
+		np_test_holds(test, 1);
+	np_test_holds(test, NP_LANES);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 1, i, NP_FAULT_HOLD), -EBUSY);
+	for (i = 0; i < NP_LANES; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, 0), 0);
+	for (id = 2; id < 2 + 2 * NP_MAX_ASKED; id++) {
+		np_bind(test, id, id);
+		KUNIT_ASSERT_EQ(test, np_peer_forget(peer, id), 0);
+	}
+	/* Each of which somebody waits for */
+	for (i = 0; i < NP_MAX_ASKED; i++) {
+		np_trans_init(&resolves[i], peer, NP_MSG_RESOLVE, np_test_done,
+			      NULL);
+		KUNIT_ASSERT_EQ(test, np_trans_start(&resolves[i]), 0);
+	}
+	regions = np_granted_regions(test, 5 * NP_MAX_GONE);
+	for (i = 0; i < 5 * NP_MAX_GONE; i++)
+		np_region_dies(&regions[i]);
+
+	spin_lock(&peer->lock);
+	most = list_count_nodes(&peer->trans) + list_count_nodes(&peer->kept);
+	spin_unlock(&peer->lock);
+	KUNIT_EXPECT_EQ(test, most, NP_MAX_UNDER_WAY);
+	np_peer_fail(peer);
+	flush_workqueue(np_wq);
+}
+
+static void np_keys_are_there(struct np_fake_peer *fake)
+{
+	struct np_ask_test *t = container_of(fake, struct np_ask_test, fake);
+
+	t->had_keys = !xa_empty(&fake->peer.grants);
+	t->failed++;
+}
+
+static void np_dead_regions_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_region *regions;
+	unsigned int i;
+
+	t->fake.failed = np_keys_are_there;
+	regions = np_granted_regions(test, NP_MAX_DEAD + 2);
+	for (i = 0; i < NP_MAX_DEAD + 1; i++) {
+		np_region_dies(&regions[i]);
+		/* What was forgotten does not count */
+		if (!i)
+			np_test_forgets(t, 1);
+	}
+	flush_work(&peer->overdue);
+	KUNIT_EXPECT_EQ(test, peer->nr_dead, NP_MAX_DEAD);
+	KUNIT_EXPECT_EQ(test, t->failed, 0);
+	KUNIT_EXPECT_FALSE(test, peer->dead);
+
+	np_region_dies(&regions[i]);
+	flush_work(&peer->overdue);
+	/* First the QP, then the keys */
+	KUNIT_EXPECT_EQ(test, t->failed, 1);
+	KUNIT_EXPECT_TRUE(test, t->had_keys);
+	KUNIT_EXPECT_TRUE(test, peer->dead);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&peer->grants));
+}
+
+static void np_regions_that_a_peer_knows_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_region *regions = np_granted_regions(test, 1);
+
+	np_test_forgets(t, 1);
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, 0);
+	mutex_lock(&peer->ctl);
+	peer->nr_grants = NP_MAX_GRANTS;
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_pgrant_make(peer, regions)), -EBUSY);
+	KUNIT_EXPECT_TRUE(test, list_empty(&regions->grants));
+	/* Which an asker takes for: later */
+	KUNIT_EXPECT_EQ(test, np_errno_to_status(-EBUSY), NP_BUSY);
+	peer->nr_grants = NP_MAX_GRANTS - 1;
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, np_pgrant_make(peer, regions));
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, NP_MAX_GRANTS);
+	peer->nr_grants = 1;
+	mutex_unlock(&peer->ctl);
 }
 
 /* --- ends ---------------------------------------------------------------------------- */
@@ -1241,6 +1521,13 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
 	KUNIT_CASE(np_requests_of_one_peer_are_bounded),
 	KUNIT_CASE(np_pages_under_hold_are_bounded),
+	KUNIT_CASE_SLOW(np_gone_is_told_of_each_region),
+	KUNIT_CASE_SLOW(np_gone_is_seldom_repeated),
+	KUNIT_CASE(np_forgotten_region_makes_room_for_a_gone),
+	KUNIT_CASE_SLOW(np_peer_that_answers_no_gone_hears_of_the_next),
+	KUNIT_CASE(np_all_under_way_is_bounded),
+	KUNIT_CASE(np_dead_regions_are_bounded),
+	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
 	{}
 };
 

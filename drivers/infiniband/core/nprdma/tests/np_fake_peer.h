@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A peer whose device does nothing, for KUnit tests: the protocol runs for real, what
+ * it sends goes to the test, and so does what it does with the QP.
+ */
+#ifndef NP_FAKE_PEER_H
+#define NP_FAKE_PEER_H
+
+#include <kunit/test.h>
+
+#include "../../restrack.h"
+#include "../np_proto.h"
+
+/**
+ * struct np_fake_peer - a QP that is connected, and its peer
+ * @peer: has one reference more than the table's, the test's
+ * @hca: the device's
+ * @port: @port.send is the test's
+ * @ibdev: the device
+ * @port_data: of a port without properties
+ * @qp: the QP
+ * @failed: the QP goes to the error state
+ */
+struct np_fake_peer {
+	struct np_peer peer;
+	struct np_hca hca;
+	struct np_port port;
+	struct ib_device *ibdev;
+	struct ib_port_data port_data;
+	struct ib_qp qp;
+	void (*failed)(struct np_fake_peer *fake);
+};
+
+static inline int np_fake_modify_qp(struct ib_qp *qp, struct ib_qp_attr *attr,
+				    int attr_mask, struct ib_udata *udata)
+{
+	struct np_fake_peer *fake = container_of(qp, struct np_fake_peer, qp);
+
+	if (attr_mask != IB_QP_STATE || attr->qp_state != IB_QPS_ERR)
+		return -EINVAL;
+	if (fake->failed)
+		fake->failed(fake);
+	return 0;
+}
+
+/* @fake: zeroed */
+static inline void np_fake_peer_init(struct kunit *test,
+				     struct np_fake_peer *fake)
+{
+	struct np_peer *peer = &fake->peer;
+	struct ib_qp *qp = &fake->qp;
+
+	fake->ibdev = _ib_alloc_device(sizeof(*fake->ibdev));
+	KUNIT_ASSERT_NOT_NULL(test, fake->ibdev);
+	fake->ibdev->port_data = &fake->port_data;
+	fake->ibdev->ops.modify_qp = np_fake_modify_qp;
+	ib_set_client_data(fake->ibdev, &np_client, &fake->hca);
+
+	qp->device = fake->ibdev;
+	qp->real_qp = qp;
+	qp->qp_num = 1;
+	qp->qp_type = IB_QPT_RC;
+	rdma_restrack_new(&qp->res, RDMA_RESTRACK_QP);
+	rdma_restrack_set_name(&qp->res, "kunit");
+	rdma_restrack_add(&qp->res);
+
+	fake->hca.ibdev = fake->ibdev;
+	kref_init(&fake->hca.ref);
+	xa_init_flags(&fake->hca.peers, XA_FLAGS_LOCK_IRQ);
+	init_waitqueue_head(&fake->hca.idle);
+	fake->port.hca = &fake->hca;
+
+	peer->hca = &fake->hca;
+	peer->port = &fake->port;
+	peer->qp = qp;
+	peer->qpn = qp->qp_num;
+	peer->remote_qpn = 2;
+	peer->again = jiffies;
+	kref_init(&peer->ref);
+	spin_lock_init(&peer->lock);
+	INIT_LIST_HEAD(&peer->trans);
+	hash_init(peer->bindings);
+	INIT_LIST_HEAD(&peer->kept);
+	init_waitqueue_head(&peer->idle);
+	init_completion(&peer->gone);
+	np_serve_init(peer);
+	kref_get(&peer->ref);
+	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&fake->hca.peers,
+						     peer->qpn, peer,
+						     GFP_KERNEL)));
+}
+
+/* Ends the peer as the end of its QP does; nothing keeps a reference. */
+static inline void np_fake_peer_exit(struct kunit *test,
+				     struct np_fake_peer *fake)
+{
+	struct np_peer *peer = &fake->peer;
+
+	np_peer_fail(peer);
+	flush_work(&peer->overdue);
+	flush_delayed_work(&peer->expire);
+	flush_workqueue(np_wq);
+	KUNIT_EXPECT_TRUE(test, peer->dead);
+	KUNIT_EXPECT_TRUE(test, completion_done(&peer->gone));
+	KUNIT_EXPECT_TRUE(test, xa_empty(&peer->grants));
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, 0);
+	KUNIT_EXPECT_EQ(test, peer->nr_dead, 0);
+	KUNIT_EXPECT_EQ(test, peer->nr_gone, 0);
+	KUNIT_EXPECT_EQ(test, peer->active, 0);
+	KUNIT_EXPECT_EQ(test, kref_read(&peer->ref), 1);
+	KUNIT_EXPECT_EQ(test, kref_read(&fake->hca.ref), 1);
+	KUNIT_EXPECT_EQ(test, fake->hca.serving, 0);
+	kvfree(peer->serve);
+	xa_destroy(&peer->grants);
+	xa_destroy(&fake->hca.peers);
+	rdma_restrack_del(&fake->qp.res);
+	xa_erase(&fake->ibdev->client_data, np_client.client_id);
+	fake->ibdev->port_data = NULL;
+	ib_dealloc_device(fake->ibdev);
+}
+
+#endif /* NP_FAKE_PEER_H */
