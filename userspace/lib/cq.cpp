@@ -49,6 +49,16 @@ unique_fd checked(int fd, const char *what)
 
 /* --- resolver ---------------------------------------------------------- */
 
+namespace {
+
+/* What a RESOLVE failed of may be over the next time: bounds, memory here or at the peer. */
+bool passes(int error) noexcept
+{
+	return error == -EBUSY || error == -EAGAIN || error == -EINTR || error == -ENOMEM;
+}
+
+} // namespace
+
 resolver::~resolver()
 {
 	{
@@ -112,10 +122,10 @@ void resolver::run() noexcept
 
 		np_region_info info;
 		int rc = kernel_.resolve(*j.qp->verbs, j.qp->cq.channel.get(), j.rkey, info);
-		const bool again = rc == -EBUSY || rc == -EAGAIN || rc == -EINTR;
+		const bool again = passes(rc);
 		const nanoseconds after = monotonic();
 		const bool late = after - j.begun > resolve_patience;
-		if (again && late)
+		if (again && late && rc != -ENOMEM)
 			rc = -ETIMEDOUT;
 		if (!again || late)
 			j.qp->cq.resolved(*j.qp, j.rkey, rc, info);
@@ -865,10 +875,10 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	}
 	for (;;) {
 		rc = ctx.kernel->resolve(*qp.verbs, channel.get(), rkey, info);
-		if (rc != -EBUSY && rc != -EAGAIN)
+		if (!passes(rc))
 			break;
 		if (monotonic() - begun > resolve_patience) {
-			rc = -ETIMEDOUT;
+			rc = rc == -ENOMEM ? rc : -ETIMEDOUT;
 			break;
 		}
 		/* the clock decides when to ask again, not a count */

@@ -96,9 +96,17 @@ ibv_wc_status resolve_status(int error) noexcept
 	switch (error) {
 	case -ETIMEDOUT:
 		return IBV_WC_RETRY_EXC_ERR;
+	case -ENOMEM:
+		return IBV_WC_REM_OP_ERR;
 	default:
 		return IBV_WC_GENERAL_ERR;
 	}
+}
+
+/* Of RESOLVE: it is no unpinned region. */
+bool is_answer(int error) noexcept
+{
+	return error == -EACCES || error == -EHOSTUNREACH;
 }
 
 ibv_wc_status fault_status(std::uint32_t status) noexcept
@@ -1627,7 +1635,8 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 	--resolves_;
 	if (!error && !sane(info))
 		error = -EPROTO;
-	if (b) {
+	/* What is known by now, of another answer, stays so if this one says nothing. */
+	if (b && (b->state == binding_state::asked || !error || is_answer(error))) {
 		b->to = nullptr;
 		b->state = binding_state::unknown;
 		if (!error) {
@@ -1635,13 +1644,13 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 			if (!r)
 				r = make_region(info);
 			if (!r) {
-				error = -ENOMEM;
+				error = -ENOBUFS;
 			} else if (!r->gone) {
 				b->to = r;
 				b->state = binding_state::bound;
 				++stats_.resolves;
 			}
-		} else if (error == -EACCES || error == -EHOSTUNREACH) {
+		} else if (is_answer(error)) {
 			/* Pinned, or nonsense: the HCA will say. */
 			b->state = binding_state::plain;
 		}
@@ -1699,6 +1708,15 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 	++sq_tail_;
 	++chained_;
 	tail_signaled_ = signaled || config_.sq_sig_all;
+/* No request waits for this answer: one that does asks for itself. */
+void engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+{
+	if (error ? is_answer(error) : sane(info))
+		return adopt(rkey, error, info);
+	--resolves_;
+	forget_dead();
+}
+
 	unsignaled_ = tail_signaled_ ? 0 : unsignaled_ + 1;
 	if (i != no_op)
 		++op_at(i).slots;

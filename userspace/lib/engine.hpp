@@ -173,10 +173,7 @@ public:
 
 	/* An npr_resolve() outside of the engine: between the two no region is forgotten. */
 	void resolve_begins() noexcept { ++resolves_; }
-	void resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
-	{
-		adopt(rkey, error, info);
-	}
+	void resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
 

@@ -89,7 +89,7 @@ private:
 	std::thread thread_;
 };
 
-/* Repeat while the peer is over a bound; -ETIMEDOUT after this. */
+/* Repeat while the peer is over a bound or there is no memory; -ETIMEDOUT or -ENOMEM after this. */
 inline constexpr nanoseconds resolve_patience = 10'000'000'000;
 inline constexpr nanoseconds resolve_pause = 100'000;
 inline constexpr nanoseconds max_resolve_pause = 20'000'000;

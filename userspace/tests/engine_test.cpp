@@ -308,6 +308,54 @@ TEST_F(Engine, ResolveThatThePeerKnowsNoConnectionForIsARetryExceededError)
 	EXPECT_EQ(resolve_answered(-ENOTCONN), IBV_WC_RETRY_EXC_ERR);
 }
 
+TEST_F(Engine, ResolveWithoutMemoryIsARemoteOperationError)
+{
+	EXPECT_EQ(resolve_answered(-ENOMEM), IBV_WC_REM_OP_ERR);
+}
+
+TEST_F(Engine, ExplicitResolveThatFailsChangesNothing)
+{
+	resolve();
+	a.world.all_in(r, true);
+	for (const int error : {-ETIMEDOUT, -ENOMEM, -ENOTCONN, -ENOSPC, 0 /* nonsense */}) {
+		SCOPED_TRACE(error);
+		a.eng->resolve_begins();
+		a.eng->resolve_ended(r.rkey, error, {});
+		a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+		EXPECT_TRUE(a.world.resolves.empty()) << "it was known";
+		a.world.run_wire();
+		EXPECT_EQ(a.poll(), 1U);
+
+		/* nor does one fail that waits for an answer of its own */
+		app b(small_config());
+		sim_region &s = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.all_in(s, true);
+		b.post(IBV_WR_RDMA_READ, 0, 0, 100);
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(s.rkey, error, {});
+		b.eng->step();
+		EXPECT_EQ(b.poll(), 0U);
+		EXPECT_EQ(b.world.resolves.size(), 1U);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+	}
+}
+
+TEST_F(Engine, ResolveThatFailsChangesNothingOfWhatAnotherHasSaid)
+{
+	a.world.all_in(r, true);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	r.known = true;
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(r.rkey, 0, r.info);
+	a.world.answer_resolve(0, -ETIMEDOUT);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	EXPECT_TRUE(a.world.resolves.empty());
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 2U);
+}
+
 TEST_F(Engine, UnknownKeyGoesToTheProviderAsItIs)
 {
 	for (const int error : {-EACCES, -EHOSTUNREACH}) {

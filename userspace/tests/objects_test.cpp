@@ -165,7 +165,7 @@ struct fake_kernel final : npr::kernel {
 		++resolves;
 		if (busy) {
 			--busy;
-			return -EBUSY;
+			return busy_answer;
 		}
 		entered.notify_all();
 		++inside;
@@ -257,7 +257,7 @@ struct fake_kernel final : npr::kernel {
 	std::mutex mutex;
 	std::condition_variable gate, entered;
 	std::uint32_t blocked_qp = 0;
-	int inside = 0, resolves = 0, busy = 0, refuse_query = 0;
+	int inside = 0, resolves = 0, busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	bool withhold = false;
 	int refuse_hold = 0;
 	std::uint32_t holds_made = 0;
@@ -750,6 +750,16 @@ TEST_F(Objects, DetachWaitsForAKeyBeingResolved)
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	kernel_ptr->await_resolve();
 	kernel_ptr->unblock();
+	kernel_ptr->busy_answer = -ENOMEM;
+	for (std::uint32_t i = 2; i < 5; ++i) {
+		kernel_ptr->busy = 1;
+		ASSERT_EQ(post(attach(i), IBV_WR_RDMA_READ, 0, b, i), 0);
+		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+		kernel_ptr->busy = 1;
+		EXPECT_EQ(npr_resolve(qp, rkey, &attr), 0);
+	}
+	kernel_ptr->busy_answer = -EBUSY;
+	kernel_ptr->busy = 2;
 	ASSERT_EQ(npr_detach_qp(a), 0);
 	ibv_wc wc;
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
