@@ -25,6 +25,9 @@
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef MADV_SOFT_OFFLINE
 #define MADV_SOFT_OFFLINE 101
 #endif
@@ -951,9 +954,165 @@ static long change_pressure(kept *self, unsigned int i)
 	return ret ?: (long)(after.faults_major - before.faults_major);
 }
 
+/*
+ * What is proven after it stays; of the rest, pages that the owner gave up and that were
+ * taken. Half of the pages are written again before.
+ */
+static long change_free(kept *self, unsigned int i)
+{
+	long freed = np_vmstat("pglazyfreed");
+
+	np_load_step(&self->load, 0, PAGES);
+	if (madvise(self->data, PAGES * PAGE, MADV_FREE))
+		return -errno;
+	np_load_lose(&self->load, 0, PAGES);
+	for (int k = 0; k < 3; k++)
+		np_load_step(&self->load, 0, PAGES);
+	if (!np_load_goes_on(&self->load, PAGES / 2))
+		return -EIO;
+	if (madvise(self->data, PAGES * PAGE, MADV_PAGEOUT))
+		return -errno;
+	return np_vmstat("pglazyfreed") - freed;
+}
+
+#define HUGE_PAGES_OF_DATA (NP_DATA_LEN / HUGE_PAGE)
+
+static int begin_huge(kept *self)
+{
+	return madvise(self->pair.data, NP_DATA_LEN, MADV_HUGEPAGE) ? -errno : 0;
+}
+
+/* Huge pages, which the peer reaches through one leaf each. */
+static int wait_for_leaves(kept *self)
+{
+	struct np_mr_info info;
+
+	return np_wait_until((!np_query_mr(self->pair.mr, &info) &&
+			      info.huge_leaves == HUGE_PAGES_OF_DATA) ||
+			     atomic_load(&self->load.stop)) ? 0 : -ETIMEDOUT;
+}
+
+static int make_huge(kept *self)
+{
+	/* Not while somebody else has a page in his hands for a moment. */
+	if (!np_wait_until(!madvise(self->pair.data, NP_DATA_LEN, MADV_COLLAPSE)))
+		return -errno;
+	return wait_for_leaves(self);
+}
+
+/* Pages that are swapped out, of what was written through leaves of 2 MiB. */
+static long change_huge_page_out(kept *self, unsigned int i)
+{
+	int ret = make_huge(self);
+	long out = 0;
+
+	if (!ret && !np_load_goes_on(&self->load, PAGES))
+		ret = -EIO;
+	if (!ret)
+		ret = wait_for_leaves(self);
+	if (!ret && madvise(self->pair.data, NP_DATA_LEN, MADV_PAGEOUT))
+		ret = -errno;
+	for (unsigned int page = 0; page < NP_DATA_PAGES; page++)
+		out += np_swapped(self->pair.data + page * PAGE);
+	return ret ?: out;
+}
+
+/* All of it, and it is written again through the same leaves before it is paged out. */
+static long change_huge_free(kept *self, unsigned int i)
+{
+	long split = np_vmstat("thp_split_pmd");
+	int ret = make_huge(self);
+
+	if (ret)
+		return ret;
+	np_load_step(&self->load, 0, PAGES);
+	if (madvise(self->pair.data, NP_DATA_LEN, MADV_FREE))
+		return -errno;
+	np_load_lose(&self->load, 0, PAGES);
+	for (int k = 0; k < 3; k++)
+		np_load_step(&self->load, 0, PAGES);
+	if (!np_load_goes_on(&self->load, PAGES))
+		return -EIO;
+	ret = wait_for_leaves(self);
+	split = np_vmstat("thp_split_pmd") - split;
+	if (!ret && madvise(self->pair.data, NP_DATA_LEN, MADV_PAGEOUT))
+		ret = -errno;
+	return ret ?: !split;
+}
+
+static uint64_t sum_of(const uint64_t *data)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < NP_DATA_LEN / 8; i++)
+		sum = sum * 31 + data[i];
+	return sum;
+}
+
+/* Huge pages that are the child's and its parent's, until the peer writes: split ones. */
+static long change_huge_fork(kept *self, unsigned int i)
+{
+	long split = np_vmstat("thp_split_pmd");
+	int ret = make_huge(self), p[2], status;
+	pid_t pid;
+	char c;
+
+	if (!ret && pipe2(p, O_CLOEXEC))
+		ret = -errno;
+	if (ret)
+		return ret;
+	pid = np_fork();
+	if (!pid) {
+		uint64_t sum = sum_of((uint64_t *)self->pair.data);
+
+		close(p[1]);
+		/* The peer's WRITEs are the parent's. */
+		_exit(read(p[0], &c, 1) || sum != sum_of((uint64_t *)self->pair.data));
+	}
+	close(p[0]);
+	if (pid < 0 || !np_load_goes_on(&self->load, 4 * PAGES))
+		ret = -EIO;
+	split = np_vmstat("thp_split_pmd") - split;
+	close(p[1]);
+	if (pid > 0 && (waitpid(pid, &status, 0) != pid || status))
+		ret = -EFAULT;
+	return ret ?: split;
+}
+
+/* Huge pages that went to the other node as such, and the peer's leaves with them. */
+static long change_huge_node(kept *self, unsigned int i)
+{
+	long moved = np_vmstat("thp_migration_success");
+	int ret = make_huge(self), status[PAGES];
+
+	ret = ret ?: move_pages(self, i % 2, status);
+	moved = np_vmstat("thp_migration_success") - moved;
+	if (!ret && !np_load_goes_on(&self->load, PAGES))
+		ret = -EIO;
+	ret = ret ?: wait_for_leaves(self);
+	return ret ?: moved;
+}
+
+static int begin_huge_nodes(kept *self)
+{
+	return begin_nodes(self) ?: begin_huge(self);
+}
+
+static int begin_huge_swap(kept *self)
+{
+	return begin_swap(self) ?: begin_huge(self);
+}
+
 #define KEPT(name, ...) FIXTURE_VARIANT_ADD(kept, name) { __VA_ARGS__ }
 KEPT(cold, .change = change_cold, .rounds = 50, .enough = 50);
 KEPT(page_out, .begin = begin_swap, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
+KEPT(freed, .begin = begin_swap, .change = change_free, .rounds = ROUNDS, .enough = 2 * PAGES);
+KEPT(huge_page_out, .begin = begin_huge_swap, .change = change_huge_page_out, .rounds = 6,
+     .enough = 6 * 512);
+KEPT(huge_freed, .begin = begin_huge_swap, .change = change_huge_free, .rounds = 6, .enough = 6);
+KEPT(huge_forked, .begin = begin_huge, .change = change_huge_fork, .rounds = 6, .enough = 6);
+KEPT(huge_node, .begin = begin_huge_nodes, .change = change_huge_node, .rounds = 6,
+     .enough = 6);
 KEPT(swap_off, .begin = begin_swap, .change = change_swap_off, .rounds = 5, .enough = 5);
 KEPT(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
 KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 5, .enough = PAGES);
