@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
@@ -802,17 +803,21 @@ static int begin_balancing(kept *self)
 /* Pages of the region behind which the CPU found a trap, and the peer a page. */
 static long change_balancing(kept *self, unsigned int i)
 {
-	struct np_mr_info before, after;
-	int ret = np_query_mr(self->pair.mr, &before);
+	long hints = np_vmstat("numa_hint_faults");
+	struct rusage before, after;
 
-	/* The owner's CPU goes there, too: or it is not worth looking. */
+	if (!np_load_goes_on(&self->load, 4 * PAGES))
+		return -EIO;
+	/* The pages are all there: what faults on them is a trap. */
+	if (getrusage(RUSAGE_THREAD, &before))
+		return -errno;
 	for (unsigned int page = 0; page < PAGES; page++)
 		(void)*(volatile uint8_t *)(self->data + page * PAGE);
-	if (!ret && !np_load_goes_on(&self->load, 4 * PAGES))
-		ret = -EIO;
-	if (!ret)
-		ret = np_query_mr(self->pair.mr, &after);
-	return ret ? ret : (long)(after.pages_invalidated - before.pages_invalidated);
+	if (getrusage(RUSAGE_THREAD, &after))
+		return -errno;
+	hints = np_vmstat("numa_hint_faults") - hints;
+	after.ru_minflt -= before.ru_minflt;
+	return after.ru_minflt < hints ? after.ru_minflt : hints;
 }
 
 #define BLOCK "/sys/devices/system/memory/"
@@ -1118,7 +1123,8 @@ KEPT(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .en
 KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 5, .enough = PAGES);
 KEPT(soft_offline, .change = change_soft_offline, .rounds = 30, .enough = 5);
 KEPT(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = 2 * PAGES);
-KEPT(balanced, .begin = begin_balancing, .change = change_balancing, .rounds = 10, .enough = 1);
+KEPT(balanced, .begin = begin_balancing, .change = change_balancing, .rounds = 10,
+     .enough = PAGES);
 KEPT(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1);
 KEPT(cpu, .change = change_cpu, .rounds = 6, .enough = 6);
 KEPT(merged, .begin = begin_ksm, .change = change_ksm, .rounds = 5, .enough = 5);
@@ -1169,6 +1175,70 @@ TEST_F_TIMEOUT(kept, loses_nothing, 600)
 	EXPECT_RIGHT(load);
 	EXPECT_LE(variant->enough, happened);
 	EXPECT_EQ(0, load->refused);
+}
+
+FIXTURE(kept_readers) {
+	struct np_pair pair;
+	struct np_load load;
+	uint8_t *data;
+	bool balancing;
+};
+
+FIXTURE_SETUP(kept_readers)
+{
+	kept scan = {};
+
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+	ASSERT_EQ(0, begin_balancing(&scan));
+	self->balancing = scan.balancing;
+}
+
+FIXTURE_TEARDOWN_PARENT(kept_readers)
+{
+	if (self->balancing) {
+		EXPECT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "0"));
+	}
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+/*
+ * A trap for the CPU is no change of the page: readers keep their leaves, and writers lose
+ * theirs, which tells that it was these pages. The owner's CPU does not touch them.
+ */
+TEST_F_TIMEOUT(kept_readers, do_not_notice_traps_of_numa_balancing, 600)
+{
+	struct np_load *load = &self->load;
+	struct np_mr_info info;
+
+	load->writes_of_8 = 0;
+	for (int i = 0; i < ROUNDS; i++) {
+		long traps = np_vmstat("numa_pte_updates");
+
+		/* This touches them, and there is no trap yet. */
+		ASSERT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "0"));
+		for (unsigned int page = 0; page < PAGES; page++)
+			*(volatile uint8_t *)(self->data + page * PAGE) = 1;
+		ASSERT_EQ(NP_OK, prefault(&self->pair));
+		ASSERT_EQ(0, np_load_start(load));
+		ASSERT_LOAD(np_load_goes_on(load, 10));
+		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
+		ASSERT_EQ(PAGES, info.writable_pages);
+		ASSERT_EQ(0, load->suspicious);
+		ASSERT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "1"));
+		ASSERT_TRUE(np_wait_until(!np_query_mr(self->pair.mr, &info) &&
+					  !info.writable_pages))
+			TH_LOG("%llu pages are writable", info.writable_pages);
+		EXPECT_LE(traps + PAGES, np_vmstat("numa_pte_updates"));
+		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
+		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
+		EXPECT_EQ(PAGES, info.resident_pages);
+		EXPECT_EQ(0, load->suspicious);
+		EXPECT_EQ(0, load->faults);
+		ASSERT_TRUE(np_load_stop(load)) TH_LOG("%s", np_load_why(load));
+		load->stop = false;
+	}
+	ASSERT_EQ(0, np_load_start(load));
+	EXPECT_RIGHT(load);
 }
 
 /* --- what reclaim takes first ------------------------------------------------------------- */
