@@ -1510,19 +1510,31 @@ FIXTURE_TEARDOWN_PARENT(owner)
 	NP_CHECK_USAGE(&self->before);
 }
 
-/* When it is told, it becomes another program, which has all its file descriptors. */
-static int live_until_exec(int sock)
+/* When it is told, it becomes another program, which has its socket. */
+static int exec_when_told(int sock, bool keep)
 {
 	char c;
 
 	if (recv(sock, &c, 1, 0) != 1)
 		return 1;
-	for (int fd = 3; fd < 256; fd++)
+	for (int fd = 3; keep && fd < 256; fd++)
 		fcntl(fd, F_SETFD, 0);
 	if (dup2(sock, 0) || dup2(sock, 1) != 1)
 		return 2;
 	execlp("cat", "cat", NULL);
 	return 3;
+}
+
+/* And all its other file descriptors, too. */
+static int live_until_exec(int sock)
+{
+	return exec_when_told(sock, true);
+}
+
+/* Those of verbs are closed, as they are if nobody asks for something else. */
+static int live_until_exec_closes(int sock)
+{
+	return exec_when_told(sock, false);
 }
 
 TEST_F(owner, region_of_a_process_that_execs_is_gone)
@@ -1566,6 +1578,27 @@ static size_t until_error(struct np_end *peer, const struct np_region_info *info
 		done++;
 	}
 	return done;
+}
+
+TEST_F(owner, connections_of_a_process_that_execs_end)
+{
+	char c = 'x';
+
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_until_exec_closes));
+	ASSERT_EQ(0, np_write_proven(&self->peer, &self->info, 0, 0, UNIT));
+	ASSERT_EQ(1, send(self->sock, &c, 1, MSG_NOSIGNAL));
+	until_error(&self->peer, &self->info, NP_DATA_PAGES);
+	/* Pinned memory is not there, either: it is the connection that has ended. */
+	EXPECT_TRUE(np_wait_until(np_qp_state(self->peer.qp) == IBV_QPS_ERR ||
+				  np_read(&self->peer, 0, UNIT, np_read_addr(&self->info, 0),
+					  self->info.read_key)));
+	EXPECT_EQ(IBV_QPS_ERR, np_qp_state(self->peer.qp));
+	/* And the process goes on. */
+	ASSERT_EQ(1, send(self->sock, &c, 1, MSG_NOSIGNAL));
+	ASSERT_EQ(1, recv(self->sock, &c, 1, 0));
+	EXPECT_EQ(0, waitpid(self->pid, NULL, WNOHANG));
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 }
 
 static int live_until_told(int sock)
