@@ -664,6 +664,129 @@ TEST_F(memory, page_that_userfaultfd_protects_is_read_only)
 	EXPECT_RIGHT(load);
 }
 
+/* The same where pages are a file's, in small pages and in huge ones. */
+FIXTURE(uffd) {
+	struct np_pair pair;
+	struct np_load load;
+	uint8_t *data;
+	int fd;
+	int huge_pages;		/* that there were before */
+};
+
+FIXTURE_VARIANT(uffd) {
+	bool huge;
+	bool minor;		/* the file has the page, and the page table does not */
+};
+
+FIXTURE_VARIANT_ADD(uffd, shmem) {};
+FIXTURE_VARIANT_ADD(uffd, shmem_minor) { .minor = true };
+FIXTURE_VARIANT_ADD(uffd, hugetlb) { .huge = true };
+FIXTURE_VARIANT_ADD(uffd, hugetlb_minor) { .huge = true, .minor = true };
+
+#define HUGE_PAGES "/proc/sys/vm/nr_hugepages"
+
+FIXTURE_SETUP(uffd)
+{
+	char text[32];
+
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+	ASSERT_LT(0, read_file(HUGE_PAGES, text, sizeof(text)));
+	self->huge_pages = atoi(text);
+	if (variant->huge) {
+		ASSERT_EQ(0, write_file(HUGE_PAGES, "8"));
+	}
+	self->fd = memfd_create("np", MFD_CLOEXEC | (variant->huge ? MFD_HUGETLB : 0));
+	ASSERT_LE(0, self->fd);
+	ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
+	ASSERT_EQ(self->pair.data, mmap(self->pair.data, NP_DATA_LEN, PROT_READ | PROT_WRITE,
+					MAP_SHARED | MAP_FIXED, self->fd, 0));
+}
+
+FIXTURE_TEARDOWN_PARENT(uffd)
+{
+	char text[32];
+
+	NP_CHECK_USAGE(&self->pair.before);
+	snprintf(text, sizeof(text), "%d", self->huge_pages);
+	EXPECT_EQ(0, write_file(HUGE_PAGES, text));
+}
+
+/* Out of the page table, and out of the file as well. */
+static int uffd_take(FIXTURE_DATA(uffd) *self, bool minor, size_t off, size_t len)
+{
+	int ret = minor ? madvise(self->pair.data + off, len, MADV_DONTNEED) :
+			  fallocate(self->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off, len);
+
+	return ret ? -errno : 0;
+}
+
+/* What the owner's monitor does. */
+static int uffd_bring(FIXTURE_DATA(uffd) *self, bool minor, int uffd, size_t off, size_t len,
+		      const uint8_t *source)
+{
+	struct uffdio_continue again = {
+		.range = { .start = (uintptr_t)self->pair.data + off, .len = len },
+	};
+	struct uffdio_copy copy = {
+		.dst = (uintptr_t)self->pair.data + off, .src = (uintptr_t)source, .len = len,
+	};
+
+	return (minor ? ioctl(uffd, UFFDIO_CONTINUE, &again) : ioctl(uffd, UFFDIO_COPY, &copy)) ?
+	       -errno : 0;
+}
+
+TEST_F(uffd, page_of_a_file_that_it_has_to_bring_is_an_address_error)
+{
+	const size_t unit = variant->huge ? HUGE_PAGE : PAGE;
+	struct np_load *load = &self->load;
+	struct uffdio_register reg = {
+		.range = { .start = (uintptr_t)self->pair.data, .len = NP_DATA_LEN },
+		.mode = variant->minor ? UFFDIO_REGISTER_MODE_MINOR : UFFDIO_REGISTER_MODE_MISSING,
+	};
+	int uffd = uffd_open(!variant->minor ? 0 : variant->huge ? UFFD_FEATURE_MINOR_HUGETLBFS :
+								 UFFD_FEATURE_MINOR_SHMEM);
+	uint8_t *source = np_map(HUGE_PAGE);
+	struct np_event event;
+
+	ASSERT_LE(0, uffd);
+	ASSERT_NE(NULL, source);
+	memset(source, 0, HUGE_PAGE);
+	memset(self->pair.data, 1, NP_DATA_LEN);
+	ASSERT_EQ(0, ioctl(uffd, UFFDIO_REGISTER, &reg)) TH_LOG("%s", strerror(errno));
+	/* Nobody answers, and nobody waits for that: neither for a page nor for a hold. */
+	ASSERT_EQ(0, uffd_take(self, variant->minor, 0, unit));
+	for (int i = 0; i < 4; i++) {
+		EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, 0, PAGE,
+						    (i & 1 ? NP_FAULT_WRITE : 0) |
+						    (i & 2 ? NP_FAULT_HOLD : 0), &event));
+	}
+	ASSERT_EQ(0, uffd_bring(self, variant->minor, uffd, 0, unit, source));
+	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, 0, &event));
+	ASSERT_EQ(0, np_pair_read(&self->pair, 0, PAGE));
+	EXPECT_TRUE(np_all(self->pair.peer.buf, PAGE, variant->minor ? 0x0101010101010101 : 0));
+
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		/* The second huge page is that of the second half. */
+		unsigned int first = variant->huge ? PAGES / 2 : random_of(i, PAGES);
+		unsigned int n = variant->huge ? PAGES / 2 : 1;
+		size_t off = (FIRST_PAGE + first) * PAGE;
+
+		ASSERT_LOAD(np_load_goes_on(load, 50));
+		np_load_step(load, first, n);
+		ASSERT_EQ(0, uffd_take(self, variant->minor, off, unit));
+		if (!variant->minor)
+			np_load_lose(load, first, n);
+		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_LOAD(np_load_is_refused(load, 2));
+		np_load_step(load, first, n);
+		ASSERT_EQ(0, uffd_bring(self, variant->minor, uffd, off, unit, source));
+		np_load_step(load, first, n);
+	}
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+}
+
 /* --- what peers do not notice -------------------------------------------------------------- */
 
 FIXTURE(kept) {
