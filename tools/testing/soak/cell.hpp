@@ -4,7 +4,7 @@
  * that uses it, each a process of its own; they share this structure, and the
  * process that started them watches it.
  *
- * The peer has two queue pairs:
+ * The peer has three queue pairs:
  *
  * - The *main* one does all verbs on pages that are `there`. It is the only writer
  *   of these pages but for the owner, who writes only pages that nobody uses. So the
@@ -12,9 +12,14 @@
  *   region contains when everything posted so far has been done. Each READ and each
  *   atomic has to bring just that, and no request may fail.
  *
- * - The *probe* READs anywhere at any time, and WRITEs where memory is being lost. It
- *   may be refused where a page was not `there` all the while. What it READs has to be of
- *   this page's region, and not older than what is allowed: see tag().
+ * - The *probe* READs anywhere at any time, and WRITEs where memory is being lost. What
+ *   it READs has to be of this page's region, and not older than what is allowed: see
+ *   tag(). Where pages are `there`, `gone` or `read_only` all the while it is known
+ *   whether it has to be refused; in the other states it may be.
+ *
+ * - The *side* one is UC or UD, where only local buffers can be in unpinned memory: it
+ *   sends messages, and WRITEs into a mailbox that is pinned. What arrives has to be what was
+ *   sent, in order; what does not arrive has to have met a link that loses packets.
  *
  * The owner changes its memory all the time. Changes that peers must not notice it just
  * does. For others it takes pages away from the main queue pair first:
@@ -22,6 +27,8 @@
  *   there      all may use the page
  *   going      the owner waits until the main queue pair has nothing under way there
  *   lossy      memory is unmapped, protected, emptied, ...; the probe may WRITE
+ *   gone       nothing is there that peers could reach; comes and goes within lossy
+ *   read_only  peers can READ, and not WRITE; the same
  *   settling   the owner waits for the probe's WRITEs, then fills memory and shadow anew
  *
  * Pages are counted in (`main_users`, `probe_writers`) before their state is looked at, and
@@ -30,13 +37,15 @@
 #ifndef NPRDMA_SOAK_CELL_HPP
 #define NPRDMA_SOAK_CELL_HPP
 
+#include "kinds.hpp"
+
 #include <infiniband/verbs.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <string>
+#include <vector>
 
 extern "C" {
 #include "np_test.h"
@@ -65,24 +74,15 @@ enum class memory : std::uint32_t {
 
 const char *name_of(memory m) noexcept;
 
+/* What a request on it counts as. */
+constexpr kind on_memory(memory m) noexcept
+{
+	return static_cast<kind>(static_cast<unsigned>(kind::in_anonymous) + static_cast<unsigned>(m));
+}
+
 /* Files of ext4 and xfs cannot be pinned for write: no verb that needs a hold. */
 inline bool holds_for_write(memory m) noexcept { return m != memory::ext4 && m != memory::xfs; }
 inline bool is_shared_file(memory m) noexcept { return m >= memory::memfd; }
-
-class random_source
-{
-public:
-	explicit random_source(std::uint64_t seed) : engine_(seed) {}
-
-	/* [0, bound) */
-	std::uint64_t below(std::uint64_t bound) { return engine_() % bound; }
-	std::uint64_t between(std::uint64_t first, std::uint64_t last) { return first + below(last - first + 1); }
-	bool one_in(std::uint64_t n) { return !below(n); }
-	std::uint64_t word() { return engine_(); }
-
-private:
-	std::mt19937_64 engine_;
-};
 
 /*
  * A byte of a region: three bits say which cell's, two the page's epoch, three are
@@ -95,25 +95,32 @@ constexpr std::uint8_t tag(unsigned cell, unsigned epoch, unsigned random) noexc
 	return static_cast<std::uint8_t>(cell << 5 | (epoch & 3) << 3 | (random & 7));
 }
 
-enum step : std::uint32_t { there, going, lossy, settling, steps };
+enum state : std::uint32_t { there, going, lossy, gone, read_only, settling };
+
+inline constexpr std::uint32_t states = 8;
 
 struct page_state {
-	std::atomic<std::uint32_t> step; /* % steps is the state */
+	std::atomic<std::uint32_t> step; /* % states is the state; never the same again */
 	std::atomic<std::uint32_t> main_users;
 	std::atomic<std::uint32_t> probe_writers;
 	std::atomic<std::uint32_t> oldest; /* epoch that may still be read */
 	std::atomic<std::uint32_t> newest; /* epoch that may be read already */
+
+	[[nodiscard]] state now() const { return static_cast<state>(step % states); }
+	/* The owner only. */
+	void become(state s) { step = (step | (states - 1)) + 1 + s; }
 };
 
 /* How a process that was not killed ends. */
 enum exit_status { done = 0, failed = 1, disconnected = 2 };
 
-struct counters {
-	std::atomic<std::uint64_t> reads, writes, writes_imm, sends, atomics, inlines, unpinned_local, bytes;
-	std::atomic<std::uint64_t> received;
-	std::atomic<std::uint64_t> probe_reads, probe_writes, probe_refused;
-	std::atomic<std::uint64_t> faults, holds, suspicious, repeated;
-	std::atomic<std::uint64_t> kept_events, lossy_events, reregistrations, sessions;
+/* Do the HCAs lose packets? */
+struct link_state {
+	std::atomic<std::uint32_t> lossy, changes;
+
+	/* For what is sent now. */
+	[[nodiscard]] std::uint32_t stamp() const { return lossy ? UINT32_MAX : changes.load(); }
+	[[nodiscard]] bool may_have_lost(std::uint32_t stamp) const { return stamp == UINT32_MAX || stamp != changes; }
 };
 
 struct message {
@@ -121,14 +128,41 @@ struct message {
 	std::uint32_t imm;
 	std::uint8_t opcode; /* enum ibv_wc_opcode */
 	bool has_imm;
-	std::uint64_t seed; /* of its content; SENDs only */
+	std::uint32_t invalidated; /* key, or 0 */
+	std::uint64_t seed;	   /* of its content; of SENDs, and what is in the mailbox */
+	/* The side connection only */
+	kind what;
+	std::uint64_t number;  /* its content begins with it */
+	std::uint32_t written; /* bytes in the mailbox when it arrives */
+	std::uint32_t stamp;   /* of the link */
 };
+
+/* What a connection carries from the peer to the owner. */
+struct mailbag {
+	std::atomic<std::uint64_t> credits; /* receives ever posted for it, and those that lost messages left */
+	std::atomic<std::uint64_t> posted;  /* messages */
+	message sent[4 * messages];	    /* by their number */
+
+	message &of(std::uint64_t number) { return sent[number % std::size(sent)]; }
+};
+
+inline constexpr std::size_t ud_bytes = 2048, grh_bytes = 40;
+inline constexpr std::uint32_t ud_key = 0x1234;
+
+/* What is in a message: on the side connection its number first, so at least 8 bytes. */
+std::vector<std::uint8_t> content_of(std::uint64_t seed, std::uint64_t number, std::size_t length, bool numbered);
 
 struct cell {
 	/* Set before anybody starts */
 	std::uint64_t seed;
 	unsigned number; /* 1 to 6, the tag */
 	memory kind;
+	tally *count;	/* of all cells */
+	link_state *link; /* the same */
+	ibv_qp_type side; /* UC or UD */
+	bool shared_receives;	  /* from an SRQ, for the main and the side connection */
+	bool extended, extended_poll; /* ibv_wr_*(), ibv_start_poll() */
+	bool all_signaled;	  /* sq_sig_all */
 	bool relaxed;	/* NPR_QP_RELAXED_ORDER */
 	bool events;	/* completion events instead of polling */
 	char group[64]; /* control group of the owner */
@@ -140,18 +174,23 @@ struct cell {
 
 	/* Who is who: the owner makes queue pairs for session n, the peer connects. */
 	std::atomic<std::uint32_t> owner_session, peer_session, connected;
-	np_addr owner_main, owner_probe, peer_main, peer_probe;
+	np_addr owner_main, owner_probe, owner_side, peer_main, peer_probe, peer_side;
 	std::atomic<std::uint64_t> base; /* of the region */
 	std::atomic<std::uint32_t> rkey;
 	/* The probe's queue pair after an error: wanted and made so often */
 	std::atomic<std::uint32_t> probe_wanted, probe_made;
 
-	std::atomic<std::uint64_t> credits; /* receives ever posted in this session */
-	message sent[4 * messages];	    /* by the number of the message */
+	/* Where the owner is at work: for the probe, which would seldom meet it otherwise */
+	std::atomic<std::uint32_t> worksite, worksite_pages;
+	std::atomic<std::uint64_t> refusals;
+
+	mailbag main_mail, side_mail;
+	std::atomic<std::uint64_t> mailbox; /* of the owner, for WRITEs of the side connection */
+	std::atomic<std::uint32_t> mailbox_key;
+	std::atomic<std::uint32_t> window; /* on it, to be invalidated by a SEND; 0: not now */
 
 	std::atomic_flag told;
 	char why[512]; /* what went wrong first */
-	counters count;
 
 	page_state page[region_pages];
 	alignas(4096) std::uint8_t shadow[region_bytes];

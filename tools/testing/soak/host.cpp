@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Events of the whole host: swap, compaction, reclaim, hotplug, the HCA's knobs. */
 #include "host.hpp"
+#include "pages.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -24,7 +25,10 @@ namespace soak
 namespace
 {
 
-constexpr const char *memory_blocks = "/sys/devices/system/memory";
+constexpr const char *devices[] = {NP_OWNER_DEV, NP_PEER_DEV};
+constexpr const char *numa = "/sys/kernel/debug/sched/numa_balancing/";
+constexpr const char *numa_balancing = "/proc/sys/kernel/numa_balancing";
+constexpr const char *ksm_run = "/sys/kernel/mm/ksm/run";
 
 /* True if the kernel took it; what it refuses now it may take later. */
 bool put(const std::string &path, const std::string &text)
@@ -50,13 +54,21 @@ void shell(const std::string &command)
 		throw std::runtime_error(fmt::format("{}: status {:#x}", command, status));
 }
 
-std::string line_of(const std::string &path)
+/* One number of a file of the owners' group that has a name and a number in each line. */
+std::uint64_t group_field(const char *name, const std::string &field)
 {
-	std::ifstream file(path);
-	std::string line;
+	std::ifstream file(std::string(owners_group) + "/" + name);
+	std::string key;
 
-	std::getline(file, line);
-	return line;
+	for (std::uint64_t value; file >> key >> value;)
+		if (key == field)
+			return value;
+	throw std::runtime_error(fmt::format("{}: there is no {}", name, field));
+}
+
+long swapped_kb()
+{
+	return np_meminfo_kb("SwapTotal") - np_meminfo_kb("SwapFree");
 }
 
 std::uint64_t hexadecimal(const std::string &path)
@@ -64,13 +76,12 @@ std::uint64_t hexadecimal(const std::string &path)
 	return std::strtoull(line_of(path).c_str(), nullptr, 16);
 }
 
-/* Has MADV_HWPOISON taken a page frame of it? Then it could go offline, but not come back. */
+/* Has a frame of it been taken out of use? Then it could go offline, but not come back. */
 bool has_poison(const std::string &block)
 {
-	constexpr std::uint64_t page_size = 4096, hwpoison = 1ULL << 19; /* KPF_HWPOISON */
-	const std::uint64_t bytes = hexadecimal(std::string(memory_blocks) + "/block_size_bytes");
-	const std::uint64_t first = hexadecimal(block + "/phys_index") * (bytes / page_size);
-	std::vector<std::uint64_t> flags(bytes / page_size);
+	constexpr std::uint64_t hwpoison = 1ULL << 19; /* KPF_HWPOISON */
+	std::vector<std::uint64_t> flags(memory_block_pages());
+	const std::uint64_t first = hexadecimal(block + "/phys_index") * flags.size();
 	std::ifstream file("/proc/kpageflags", std::ios::binary);
 
 	file.seekg(static_cast<std::streamoff>(first * sizeof(flags[0])));
@@ -92,7 +103,11 @@ void make_disk(const char *name, const char *mkfs, unsigned megabytes)
 
 } // namespace
 
-host::host(std::uint64_t seed) : random_(seed)
+host::host(std::uint64_t seed, tally &count, link_state &link)
+    : random_(seed), count_(count), link_(link),
+      events_({kind::request_size, kind::dma_delay, kind::dma_delay, kind::read_overlap, kind::link_loss, kind::reclaim,
+	       kind::reclaim, kind::compact, kind::drop_caches, kind::swap_off, kind::zram, kind::fault_around, kind::cpu,
+	       kind::balancing, kind::merging, kind::block})
 {
 	std::ifstream swaps("/proc/swaps");
 	std::string line;
@@ -107,148 +122,236 @@ host::host(std::uint64_t seed) : random_(seed)
 	if (mkdir(owners_group, 0755) && errno != EEXIST)
 		throw std::runtime_error(fmt::format("mkdir {}: {}", owners_group, std::strerror(errno)));
 	must("/sys/kernel/mm/ksm/sleep_millisecs", "20");
-	put("/sys/kernel/debug/sched/numa_balancing/scan_period_min_ms", "20");
+	must("/sys/kernel/mm/ksm/pages_to_scan", "200");
+	must(std::string(numa) + "scan_delay_ms", "1");
+	must(std::string(numa) + "scan_period_min_ms", "20");
 	calm();
 }
 
 host::~host()
 {
-	calm();
+	try {
+		calm();
+	} catch (const std::exception &) {
+		/* The guest ends. */
+	}
 }
 
 void host::calm()
 {
-	for (const char *dev : {NP_OWNER_DEV, NP_PEER_DEV}) {
+	for (unsigned i = 0; i < 2; i++) {
+		const char *dev = devices[i];
+
 		np_hca_set(dev, NP_HCA_DMA_REQUEST_SIZE, 512);
 		np_hca_set(dev, NP_HCA_DMA_DELAY_NS, 0);
 		np_hca_set(dev, NP_HCA_READ_OVERLAP, 0);
-		np_hca_set(dev, NP_HCA_LOSS, 0);
+		lose(i, 0);
 	}
 	np_set_hold_ms(NP_HOLD_MS);
-	put("/sys/devices/system/cpu/cpu1/online", "1");
-	put("/proc/sys/kernel/numa_balancing", "0");
-	put("/sys/kernel/mm/ksm/run", "2");
+	must("/sys/devices/system/cpu/cpu1/online", "1");
+	/* What is on shows now what it did. */
+	if (line_of(numa_balancing) == "1")
+		count_.done(kind::balancing, balance());
+	if (line_of(ksm_run) == "1")
+		count_.done(kind::merging, merge());
+	must(ksm_run, "2");
 	use_zram(false);
 }
 
-void host::use_zram(bool yes)
+/* It happened if something was in it, which is known when it ends. */
+bool host::use_zram(bool yes)
 {
 	if (yes == zram_)
-		return;
+		return false;
 	if (yes) {
 		if (!put("/sys/block/zram0/disksize", "256M"))
-			return;
+			return false;
 		shell("mkswap -q /dev/zram0 >/dev/null 2>&1 || mkswap /dev/zram0 >/dev/null");
 		if (swapon("/dev/zram0", 0))
-			return;
+			return false;
 		if (swapoff(swap_.c_str())) {
 			swapoff("/dev/zram0");
 			put("/sys/block/zram0/reset", "1");
-			return;
+			return false;
 		}
-	} else {
-		if (swapon(swap_.c_str(), 0) && errno != EBUSY)
-			throw std::runtime_error(fmt::format("swapon {}: {}", swap_, std::strerror(errno)));
-		if (swapoff("/dev/zram0"))
-			return;
-		put("/sys/block/zram0/reset", "1");
+		zram_ = true;
+		return false;
 	}
-	zram_ = yes;
+	const bool used = swapped_kb() > 0;
+
+	if (swapon(swap_.c_str(), 0) && errno != EBUSY)
+		throw std::runtime_error(fmt::format("swapon {}: {}", swap_, std::strerror(errno)));
+	if (swapoff("/dev/zram0"))
+		return false;
+	put("/sys/block/zram0/reset", "1");
+	zram_ = false;
+	count_.done(kind::zram, used);
+	return used;
 }
 
-void host::swap_again()
+bool host::swap_again()
 {
 	const std::string now = zram_ ? "/dev/zram0" : swap_;
+	const bool used = swapped_kb() > 0;
 
-	if (!swapoff(now.c_str()) && swapon(now.c_str(), 0))
+	if (swapoff(now.c_str()))
+		return false;
+	if (swapon(now.c_str(), 0))
 		throw std::runtime_error(fmt::format("swapon {}: {}", now, std::strerror(errno)));
+	return used;
 }
 
 /* A block of movable memory goes, with all that is in it elsewhere, and comes back. */
-void host::memory_block()
+bool host::memory_block()
 {
 	for (int tries = 0; tries < 8; tries++) {
 		const std::string block = fmt::format("{}/memory{}", memory_blocks, random_.below(24));
 
 		if (line_of(block + "/valid_zones") != "Movable" || has_poison(block))
 			continue;
-		if (put(block + "/state", "offline") && !put(block + "/state", "online_movable")) {
-			/* Poisoned while it went: it stays away. */
-			if (errno != EHWPOISON)
-				throw std::runtime_error(fmt::format("{} cannot be put online: {}", block,
-								     std::strerror(errno)));
-			events_["block lost"]++;
-		}
-		return;
+		if (!put(block + "/state", "offline"))
+			return false;
+		/* Poisoned while it went: it stays away. */
+		if (!put(block + "/state", "online_movable") && errno != EHWPOISON)
+			throw std::runtime_error(fmt::format("{} cannot be put online: {}", block, std::strerror(errno)));
+		return true;
 	}
+	return false;
 }
 
-void host::knob()
+bool host::knob(kind k, np_hca_register what, std::uint64_t value)
 {
-	const char *dev = random_.one_in(2) ? NP_OWNER_DEV : NP_PEER_DEV;
+	const char *dev = devices[random_.below(2)];
 
-	switch (random_.below(4)) {
-	case 0:
-		np_hca_set(dev, NP_HCA_DMA_REQUEST_SIZE, 64ULL << random_.below(7));
-		break;
-	case 1:
-		np_hca_set(dev, NP_HCA_DMA_DELAY_NS, random_.one_in(2) ? 0 : random_.below(20000));
-		break;
-	case 2:
-		np_hca_set(dev, NP_HCA_READ_OVERLAP, random_.below(2));
-		break;
-	case 3:
-		np_hca_set(dev, NP_HCA_LOSS, random_.one_in(2) ? 0 : random_.between(200, 5000));
-		break;
+	if (int error = np_hca_set(dev, what, value))
+		throw std::runtime_error(fmt::format("{} of {}: {}", kind_names[static_cast<unsigned>(k)], dev,
+						     std::strerror(-error)));
+	return value != 0;
+}
+
+/* Those who count on nothing being lost are told before it is, and after the last time. */
+bool host::lose(unsigned device, std::uint64_t one_in)
+{
+	if (one_in && !loses_[device]) {
+		link_.lossy++;
+		link_.changes++;
+	}
+	const int error = np_hca_set(devices[device], NP_HCA_LOSS, one_in);
+	if (!one_in && loses_[device]) {
+		link_.changes++;
+		link_.lossy--;
+	}
+	loses_[device] = one_in != 0;
+	if (error)
+		throw std::runtime_error(fmt::format("loss of {}: {}", devices[device], std::strerror(-error)));
+	return loses_[device];
+}
+
+bool host::reclaim()
+{
+	const std::uint64_t before = group_field("memory.stat", "pgsteal");
+
+	/* It says so if it was less than that. */
+	put(std::string(owners_group) + "/memory.reclaim", fmt::format("{}K", 4 * random_.between(1, 2048)));
+	return group_field("memory.stat", "pgsteal") > before;
+}
+
+bool host::cpu_away()
+{
+	const std::string cpu = "/sys/devices/system/cpu/cpu1/online";
+
+	if (line_of(cpu) == "0") {
+		put(cpu, "1");
+		return false;
+	}
+	return put(cpu, "0");
+}
+
+bool host::balance()
+{
+	if (line_of(numa_balancing) == "0") {
+		balanced_ = np_vmstat("numa_pte_updates");
+		put(numa_balancing, "1");
+		return false;
+	}
+	put(numa_balancing, "0");
+	return np_vmstat("numa_pte_updates") > balanced_;
+}
+
+/* Pages that were merged, and had to be separated again. */
+bool host::merge()
+{
+	if (line_of(ksm_run) != "1") {
+		merged_ = np_vmstat("cow_ksm");
+		put(ksm_run, "1");
+		return false;
+	}
+	put(ksm_run, "0");
+	return np_vmstat("cow_ksm") > merged_;
+}
+
+bool host::happens(kind k)
+{
+	switch (k) {
+	case kind::request_size:
+		return knob(k, NP_HCA_DMA_REQUEST_SIZE, 64ULL << random_.below(7));
+	case kind::dma_delay:
+		return knob(k, NP_HCA_DMA_DELAY_NS, random_.one_in(2) ? 0 : random_.below(20000));
+	case kind::read_overlap:
+		return knob(k, NP_HCA_READ_OVERLAP, random_.below(2));
+	case kind::link_loss:
+		return lose(static_cast<unsigned>(random_.below(2)), random_.one_in(2) ? 0 : random_.between(200, 5000));
+	case kind::reclaim:
+		return reclaim();
+	case kind::compact: {
+		const long before = np_vmstat("compact_isolated");
+
+		return put("/proc/sys/vm/compact_memory", "1") && np_vmstat("compact_isolated") > before;
+	}
+	case kind::drop_caches:
+		return put("/proc/sys/vm/drop_caches", random_.one_in(2) ? "3" : "1");
+	case kind::swap_off:
+		return swap_again();
+	case kind::fault_around:
+		return !np_set_fault_around(1U << random_.below(7));
+	case kind::zram:
+		/* Counted by itself, also when calm() ends it. */
+		use_zram(!zram_);
+		return false;
+	case kind::cpu:
+		return cpu_away();
+	case kind::balancing:
+		return balance();
+	case kind::merging:
+		return merge();
+	case kind::block:
+		return memory_block();
+	default:
+		throw std::logic_error(fmt::format("'{}' is nothing of a host", kind_names[static_cast<unsigned>(k)]));
 	}
 }
 
 void host::event()
 {
-	static constexpr const char *what[] = {"knob",	 "knob",    "knob",	   "reclaim", "reclaim", "compact",
-					       "caches", "swapoff", "fault-around", "zram",    "cpu",	  "balancing",
-					       "ksm",	 "block"};
-	const std::string name = what[random_.below(std::size(what))];
+	const kind k = events_.draw(random_);
 
-	events_[name]++;
-	if (name == "knob")
-		knob();
-	else if (name == "reclaim")
-		put(std::string(owners_group) + "/memory.reclaim", fmt::format("{}K", 4 * random_.between(1, 2048)));
-	else if (name == "compact")
-		put("/proc/sys/vm/compact_memory", "1");
-	else if (name == "caches")
-		put("/proc/sys/vm/drop_caches", random_.one_in(2) ? "3" : "1");
-	else if (name == "swapoff")
-		swap_again();
-	else if (name == "fault-around")
-		np_set_fault_around(1U << random_.below(7));
-	else if (name == "zram")
-		use_zram(random_.one_in(2));
-	else if (name == "cpu")
-		put("/sys/devices/system/cpu/cpu1/online", random_.one_in(3) ? "0" : "1");
-	else if (name == "balancing")
-		put("/proc/sys/kernel/numa_balancing", random_.one_in(2) ? "1" : "0");
-	else if (name == "ksm")
-		put("/sys/kernel/mm/ksm/run", random_.one_in(2) ? "1" : "0");
-	else if (name == "block")
-		memory_block();
+	count_.tried(k);
+	count_.done(k, happens(k));
 }
 
-void host::remove_device(void (*between)(void *), void *arg)
+void host::remove_device(kind how, void (*between)(void *), void *arg)
 {
-	const char *dev = random_.one_in(2) ? NP_OWNER_DEV : NP_PEER_DEV;
+	const char *dev = devices[random_.below(2)];
+	const char *what = kind_names[static_cast<unsigned>(how)];
 	char function[NP_FUNCTION_LEN];
 
-	const bool unplug = random_.one_in(2);
-	const char *what = unplug ? "unplug" : "unbind";
-
-	events_[what]++;
-	if (int error = np_device_remove(dev, unplug, function))
-		throw std::runtime_error(fmt::format("{} of {}: {}", what, dev, std::strerror(-error)));
+	count_.tried(how);
+	if (int error = np_device_remove(dev, how == kind::unplug, function))
+		throw std::runtime_error(fmt::format("{}: {}: {}", what, dev, std::strerror(-error)));
 	between(arg);
 	if (int error = np_device_return(dev, function))
-		throw std::runtime_error(fmt::format("return after {} of {}: {}", what, dev, std::strerror(-error)));
+		throw std::runtime_error(fmt::format("return after {}: {}: {}", what, dev, std::strerror(-error)));
+	count_.done(how);
 }
 
 } // namespace soak

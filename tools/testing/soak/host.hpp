@@ -5,7 +5,6 @@
 
 #include "cell.hpp"
 
-#include <map>
 #include <string>
 
 namespace soak
@@ -19,29 +18,40 @@ namespace soak
 class host
 {
 public:
-	explicit host(std::uint64_t seed);
+	host(std::uint64_t seed, tally &count, link_state &link);
 	~host();
 	host(const host &) = delete;
 	host &operator=(const host &) = delete;
 
-	/* One event at random; counts it by its name. */
+	/* One event at random. */
 	void event();
 	/* Devices and parameters as tests find them. */
 	void calm();
-	/* Takes one of the two devices away from its driver and gives it back. */
-	void remove_device(void (*between)(void *), void *arg);
-	[[nodiscard]] const std::map<std::string, std::uint64_t> &events() const { return events_; }
+	/* Takes one of the two devices away, by its driver or as a whole, and gives it back. */
+	void remove_device(kind how, void (*between)(void *), void *arg);
 
 private:
-	void swap_again();
-	void use_zram(bool yes);
-	void memory_block();
-	void knob();
+	/* True if it happened. */
+	bool happens(kind k);
+	bool knob(kind k, np_hca_register what, std::uint64_t value);
+	bool lose(unsigned device, std::uint64_t one_in);
+	bool reclaim();
+	bool swap_again();
+	bool use_zram(bool yes);
+	bool cpu_away();
+	bool balance();
+	bool merge();
+	bool memory_block();
 
 	random_source random_;
-	std::map<std::string, std::uint64_t> events_;
+	tally &count_;
+	link_state &link_;
+	bool loses_[2] = {};
+	deck<kind> events_;
 	std::string swap_;
 	bool zram_ = false;
+	/* The kernel's counters when it was turned on; it counts when it did something. */
+	long balanced_ = 0, merged_ = 0;
 };
 
 inline constexpr const char *owners_group = "/sys/fs/cgroup/nprdma-soak";

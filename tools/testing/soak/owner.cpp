@@ -3,6 +3,7 @@
  * The owner of a cell: registers a region without pinning it, receives what its peer sends
  * into unpinned memory, and changes all this memory in each way it knows, at random.
  */
+#include "pages.hpp"
 #include "verbs.hpp"
 
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <ctime>
@@ -30,6 +32,9 @@
 #ifndef MADV_HWPOISON
 #define MADV_HWPOISON 100
 #endif
+#ifndef MADV_SOFT_OFFLINE
+#define MADV_SOFT_OFFLINE 101
+#endif
 
 namespace soak
 {
@@ -39,18 +44,70 @@ namespace
 
 constexpr std::size_t huge_pages = HUGE_PAGE / PAGE;
 
+/* Forked by an owner: what becomes of it nobody sees. */
+bool is_child;
+
 struct range {
 	unsigned first, pages;
 };
+
+/* Receives: without an SRQ the first half is the main connection's. */
+constexpr unsigned slots = 2 * messages;
+constexpr std::uint64_t bind_id = UINT64_MAX;
+
+/* What comes on a connection. */
+struct arrivals {
+	mailbag &mail;
+	std::unique_ptr<connection> link{};
+	std::uint64_t received = 0;
+};
+
+/* What can happen to memory of a kind; what is of most use has several cards. */
+std::vector<kind> kept_events(memory m)
+{
+	std::vector<kind> cards = {
+	    kind::page_out,   kind::page_out, kind::page_out,	kind::page_out_all,   kind::page_out_inbox,
+	    kind::fork,	      kind::fork,     kind::dont_fork,	kind::others,	      kind::clear_refs,
+	    kind::lock,	      kind::prefetch, kind::move_pages, kind::prefetch_write, kind::prefetch_no_fault};
+
+	if (m != memory::hugetlb)
+		cards.insert(cards.end(), {kind::cold, kind::huge_advice});
+	if (m <= memory::memfd)
+		cards.push_back(kind::collapse);
+	if (is_shared_file(m))
+		cards.push_back(kind::sync);
+	else
+		cards.push_back(kind::unmergeable);
+	return cards;
+}
+
+std::vector<kind> lossy_events(memory m)
+{
+	std::vector<kind> cards = {kind::drop, kind::unmap, kind::map_over, kind::protect_all, kind::protect_write};
+
+	if (m != memory::hugetlb)
+		cards.push_back(kind::remap);
+	if (is_shared_file(m))
+		cards.push_back(kind::punch_hole);
+	else
+		cards.insert(cards.end(), {kind::free_lazily, kind::poison_page, kind::mergeable});
+	/* This one stops all else. */
+	const std::vector<kind> twice = cards;
+	cards.insert(cards.end(), twice.begin(), twice.end());
+	cards.push_back(kind::reregister);
+	return cards;
+}
 
 class owner
 {
 public:
 	explicit owner(cell &c)
 	    : c_(c), random_(c.seed * 2 + 1), device_(NP_OWNER_DEV), data_(map()),
-	      inbox_(static_cast<std::uint8_t *>(np_map(messages * message_bytes)))
+	      inbox_(static_cast<std::uint8_t *>(np_map(slots * message_bytes))),
+	      mailbox_(static_cast<std::uint8_t *>(np_map(messages * message_bytes))), kept_(kept_events(c.kind)),
+	      lossy_(lossy_events(c.kind))
 	{
-		if (!inbox_)
+		if (!inbox_ || !mailbox_)
 			fail(c_, "no memory for messages");
 		for (unsigned i = 0; i < region_pages; i++)
 			refill(i, 0);
@@ -58,9 +115,12 @@ public:
 		mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), data_, region_bytes, NP_RIGHTS),
 					  "npr_reg_mr");
 		c_.rkey = mr_->rkey;
-		inbox_mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), inbox_, messages * message_bytes,
+		inbox_mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), inbox_, slots * message_bytes,
 							   IBV_ACCESS_LOCAL_WRITE),
 						"npr_reg_mr");
+		mailbox_mr_ = pin(device_, mailbox_, messages * message_bytes, NP_RIGHTS | IBV_ACCESS_MW_BIND);
+		c_.mailbox = reinterpret_cast<std::uintptr_t>(mailbox_);
+		c_.mailbox_key = mailbox_mr_->rkey;
 	}
 
 	int run();
@@ -76,27 +136,40 @@ private:
 	bool meet();
 	void serve_probe();
 	void post_receive(unsigned slot);
+	void post_probe_receive();
+	void bind_window();
 	void receive();
-	void check_message(const ibv_wc &wc);
+	void receive(arrivals &a);
+	void check_message(arrivals &a, const ibv_wc &wc);
+	void check_number(arrivals &a, std::uint64_t number);
+	void check_all_arrived(arrivals &a);
 
 	/* Memory */
-	void refill(unsigned page, unsigned epoch);
+	void refill(unsigned page, unsigned epoch, bool alike = false);
 	range some_pages();
+	range expendable_page();
+	range many_pages() { return {static_cast<unsigned>(random_.below(region_pages - 63)), 64}; }
 	bool take(range r);
 	void empty(range r);
-	void give_back(range r);
+	void give_back(range r, bool alike = false);
 	/* Nobody answers any more, */
 	bool broken() const { return c_.peer_is_gone || c_.owner_is_gone; }
 	/* or all comes to its end, in which the peer still has to finish what it began. */
-	bool gone() const { return c_.stop || broken(); }
+	bool over() const { return c_.stop || broken(); }
 	void event();
-	void kept_event();
-	void lossy_event();
+	bool kept_event(kind k);
+	bool lossy_event(kind k);
+	bool page_out(std::uint8_t *p, std::size_t pages);
+	bool move_to_other_node(range r);
+	bool advise(range r, ibv_advise_mr_advice advice);
+	void become(range r, state s);
+	void let_probe(range r, state s);
+	void note_region();
 	void move(std::uint8_t *from, std::uint8_t *to);
-	void reregister();
-	void fork_child(bool touch);
-	void scribble();
-	void clear_soft_dirty();
+	bool reregister();
+	bool fork_child(bool touch);
+	bool scribble();
+	bool clear_soft_dirty();
 	void pause();
 	void compare();
 
@@ -105,11 +178,18 @@ private:
 	device device_;
 	int file_ = -1; /* before map() */
 	std::uint8_t *data_;
-	std::uint8_t *inbox_;
+	std::uint8_t *inbox_, *mailbox_;
 	nprdma::detail::handle<ibv_mr> mr_, inbox_mr_;
-	std::unique_ptr<connection> main_, probe_;
+	own<ibv_mr> mailbox_mr_;
+	own<ibv_mw> window_; /* on the mailbox; before the queue pair that it is bound to */
+	std::uint32_t window_key_ = 0;
+	std::optional<shared_receives> shared_; /* before those who use it */
+	arrivals main_{c_.main_mail}, side_{c_.side_mail};
+	std::unique_ptr<connection> probe_;
+	std::array<bool, slots> posted_{};
 	std::uint32_t session_ = 0;
-	std::uint64_t received_ = 0;
+	deck<kind> kept_, lossy_;
+	npr_mr_attr seen_{}; /* of the region when it was last looked at */
 	bool node_ = false;
 	std::vector<pid_t> children_;
 };
@@ -155,12 +235,15 @@ std::uint8_t *owner::map()
 	return data_;
 }
 
-void owner::refill(unsigned page, unsigned epoch)
+/* Alike: all pages of a tag are equal. */
+void owner::refill(unsigned page, unsigned epoch, bool alike)
 {
 	std::uint8_t *shadow = c_.shadow + page * PAGE;
+	random_source same(epoch & 3);
+	random_source &random = alike ? same : random_;
 
 	for (std::size_t i = 0; i < PAGE;) {
-		std::uint64_t bits = random_.word();
+		std::uint64_t bits = random.word();
 
 		for (int k = 0; k < 8; k++, i++, bits >>= 3)
 			shadow[i] = tag(c_.number, epoch, static_cast<unsigned>(bits));
@@ -172,7 +255,7 @@ void owner::refill(unsigned page, unsigned epoch)
 void owner::compare()
 {
 	for (unsigned i = 0; i < region_pages; i++) {
-		if (c_.page[i].step % steps != there || !std::memcmp(at(i), c_.shadow + i * PAGE, PAGE))
+		if (c_.page[i].now() != there || !std::memcmp(at(i), c_.shadow + i * PAGE, PAGE))
 			continue;
 		std::size_t k = 0;
 		while (at(i)[k] == c_.shadow[i * PAGE + k])
@@ -187,8 +270,11 @@ void owner::compare()
 /* New queue pairs, for the peer to connect to. */
 bool owner::offer()
 {
-	main_.reset();
+	main_.link.reset();
+	side_.link.reset();
 	probe_.reset();
+	shared_.reset();
+	window_.reset();
 	for (auto &p : c_.page) {
 		p.main_users = 0;
 		p.probe_writers = 0;
@@ -198,14 +284,27 @@ bool owner::offer()
 		refill(i, ++c_.page[i].newest);
 		c_.page[i].oldest = c_.page[i].newest.load();
 	}
-	received_ = 0;
-	c_.credits = 0;
-	main_ = std::make_unique<connection>(device_, window, messages);
-	probe_ = std::make_unique<connection>(device_, 4, 1);
-	c_.owner_main = main_->address(device_);
+	for (arrivals *a : {&main_, &side_}) {
+		a->received = 0;
+		a->mail.posted = 0;
+		a->mail.credits = messages;
+	}
+	posted_ = {};
+	c_.window = 0;
+	if (c_.shared_receives)
+		shared_.emplace(device_, slots);
+	connection_options o{.send = window,
+			     .recv = messages,
+			     .srq = shared_ ? shared_->verbs.get() : nullptr,
+			     .extended_poll = c_.extended_poll};
+	main_.link = std::make_unique<connection>(device_, o);
+	o.type = c_.side;
+	side_.link = std::make_unique<connection>(device_, o);
+	probe_ = std::make_unique<connection>(device_, connection_options{.send = 4});
+	c_.owner_main = main_.link->address(device_);
+	c_.owner_side = side_.link->address(device_);
 	c_.owner_probe = probe_->address(device_);
 	c_.probe_wanted = c_.probe_made = 0;
-	c_.count.sessions++;
 	c_.peer_is_gone = false;
 	c_.owner_session = ++session_;
 	return meet();
@@ -214,17 +313,22 @@ bool owner::offer()
 bool owner::meet()
 {
 	for (deadline end; c_.peer_session != session_;) {
-		if (gone())
+		if (over())
 			return false;
 		if (end.over())
 			fail(c_, "no peer came");
 		np_pause();
 	}
-	main_->attach(device_, c_.peer_main, 0);
+	main_.link->attach(device_, c_.peer_main, 0);
+	side_.link->attach(device_, c_.peer_side, 0);
 	if (int error = np_qp_connect(probe_->verbs_qp.get(), c_.peer_probe))
 		fail(c_, fmt::format("connecting the probe: {}", std::strerror(-error)));
-	for (unsigned i = 0; i < messages; i++)
+	post_probe_receive();
+	for (unsigned i = 0; i < slots; i++)
 		post_receive(i);
+	window_ = rc::own(ibv_alloc_mw(device_.pd.get(), IBV_MW_TYPE_2), "ibv_alloc_mw");
+	window_key_ = window_->rkey;
+	bind_window();
 	c_.connected = session_;
 	return true;
 }
@@ -239,7 +343,34 @@ void owner::serve_probe()
 		error = np_qp_connect(probe_->verbs_qp.get(), c_.peer_probe);
 	if (error && !c_.owner_is_gone)
 		fail(c_, fmt::format("connecting the probe again: {}", std::strerror(-error)));
+	post_probe_receive();
 	c_.probe_made++;
+}
+
+/* For a SEND that is refused. */
+void owner::post_probe_receive()
+{
+	ibv_recv_wr wr{}, *bad;
+
+	if (int error = ibv_post_recv(probe_->verbs_qp.get(), &wr, &bad); error && !c_.owner_is_gone)
+		fail(c_, fmt::format("a receive of the probe: {}", std::strerror(error)));
+}
+
+/* Anew, after each SEND that has invalidated it. */
+void owner::bind_window()
+{
+	ibv_send_wr wr{}, *todo = &wr;
+
+	window_key_ = ibv_inc_rkey(window_key_);
+	wr.wr_id = bind_id;
+	wr.opcode = IBV_WR_BIND_MW;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.bind_mw.mw = window_.get();
+	wr.bind_mw.rkey = window_key_;
+	wr.bind_mw.bind_info = {mailbox_mr_.get(), reinterpret_cast<std::uintptr_t>(mailbox_), PAGE,
+				IBV_ACCESS_REMOTE_READ};
+	if (int error = main_.link->post(todo); error && !c_.owner_is_gone)
+		fail(c_, fmt::format("binding a window: {}", std::strerror(-error)));
 }
 
 void owner::post_receive(unsigned slot)
@@ -255,53 +386,117 @@ void owner::post_receive(unsigned slot)
 	wr.wr_id = slot;
 	wr.sg_list = sge;
 	wr.num_sge = 2;
-	int error = main_->qp->post_recv(wr, bad);
+	connection &link = *(slot < messages ? main_ : side_).link;
+	const auto post = [&] { return shared_ ? shared_->srq->post_recv(wr, bad) : link.qp->post_recv(wr, bad); };
+	int error = post();
 	/* The mapping changes all the time, or is being paged out: that is for us to repeat. */
 	for (deadline end; error == -EAGAIN && !end.over();)
-		error = main_->qp->post_recv(wr, bad);
+		error = post();
 	if (error && !c_.owner_is_gone)
-		fail(c_, fmt::format("npr_post_recv: {}", std::strerror(-error)));
-	c_.credits++;
+		fail(c_, fmt::format("posting a receive: {}", std::strerror(-error)));
+	posted_[slot] = true;
 }
 
-void owner::check_message(const ibv_wc &wc)
+/* In order; and the side connection does not repeat what a bad link loses. */
+void owner::check_number(arrivals &a, std::uint64_t number)
 {
-	const message &m = c_.sent[received_ % std::size(c_.sent)];
-	const std::uint8_t *p = inbox_ + wc.wr_id * message_bytes;
-
-	if (wc.wr_id != received_ % messages || wc.opcode != m.opcode || wc.byte_len != m.length ||
-	    !!(wc.wc_flags & IBV_WC_WITH_IMM) != m.has_imm || (m.has_imm && wc.imm_data != m.imm))
-		fail(c_, fmt::format("message {}: slot {}, opcode {}, {} bytes, immediate {:#x}, flags {:#x}; "
-				     "not opcode {}, {} bytes, immediate {:#x}",
-				     received_, wc.wr_id, static_cast<int>(wc.opcode), wc.byte_len, wc.imm_data,
-				     wc.wc_flags, m.opcode, m.length, m.imm));
-	if (wc.opcode == IBV_WC_RECV) {
-		random_source content(m.seed);
-
-		for (std::uint32_t i = 0; i < m.length; i++)
-			if (p[i] != static_cast<std::uint8_t>(content.word()))
-				fail(c_, fmt::format("message {} of {} bytes differs at {}", received_, m.length, i));
+	for (; a.received < number; a.received++) {
+		if (&a != &side_ || a.received >= a.mail.posted || !c_.link->may_have_lost(a.mail.of(a.received).stamp))
+			fail(c_, fmt::format("message {} comes where {} is next, and the link loses nothing", number,
+					     a.received));
+		a.mail.credits++;
 	}
-	received_++;
-	c_.count.received++;
+	if (a.received != number)
+		fail(c_, fmt::format("message {} comes where {} is next", number, a.received));
+}
+
+void owner::check_message(arrivals &a, const ibv_wc &wc)
+{
+	const bool ud = a.link->with.type == IBV_QPT_UD, side = &a == &side_;
+	const std::uint8_t *p = inbox_ + wc.wr_id * message_bytes + (ud ? grh_bytes : 0);
+	std::uint64_t number = a.received;
+
+	if (wc.wr_id >= slots || !posted_[wc.wr_id] || (!shared_ && wc.wr_id % messages != a.received % messages && !side))
+		fail(c_, fmt::format("message {} in slot {}", number, wc.wr_id));
+	posted_[wc.wr_id] = false;
+	if (side && wc.opcode == IBV_WC_RECV)
+		std::memcpy(&number, p, sizeof(number));
+	else if (side)
+		number = wc.imm_data;
+	check_number(a, number);
+
+	const message &m = a.mail.of(number);
+	const std::uint32_t length = m.length + (ud ? static_cast<std::uint32_t>(grh_bytes) : 0);
+	const std::uint32_t invalidated = wc.wc_flags & IBV_WC_WITH_INV ? wc.invalidated_rkey : 0;
+
+	if (wc.opcode != m.opcode || wc.byte_len != length || !!(wc.wc_flags & IBV_WC_WITH_IMM) != m.has_imm ||
+	    (m.has_imm && wc.imm_data != m.imm) || invalidated != m.invalidated)
+		fail(c_, fmt::format("message {}: slot {}, opcode {}, {} bytes, immediate {:#x}, flags {:#x}, invalidated {:#x}; "
+				     "not opcode {}, {} bytes, immediate {:#x}, invalidated {:#x}",
+				     number, wc.wr_id, static_cast<int>(wc.opcode), wc.byte_len, wc.imm_data, wc.wc_flags,
+				     invalidated, m.opcode, length, m.imm, m.invalidated));
+	if (wc.opcode == IBV_WC_RECV) {
+		const auto want = content_of(m.seed, number, m.length, side);
+
+		if (std::memcmp(p, want.data(), want.size()))
+			fail(c_, fmt::format("message {} of {} bytes differs", number, m.length));
+	}
+	if (m.written && !c_.link->may_have_lost(m.stamp)) {
+		const auto want = content_of(m.seed + 1, number, m.written, true);
+
+		if (std::memcmp(mailbox_ + number % messages * message_bytes, want.data(), want.size()))
+			fail(c_, fmt::format("WRITE {} of {} bytes differs", number, m.written));
+	}
+	a.received++;
+	c_.count->note(side ? ud ? kind::ud_received : kind::uc_received : kind::received, true);
+	if (shared_)
+		c_.count->note(kind::shared_received, true);
+	if (c_.extended_poll)
+		c_.count->note(kind::extended_poll, true);
 }
 
 void owner::receive()
 {
+	receive(main_);
+	receive(side_);
+}
+
+void owner::receive(arrivals &a)
+{
 	ibv_wc wc[8];
-	const int n = main_->cq->poll(wc);
+	const int n = a.link->poll(wc);
 
 	if (n < 0 && !c_.owner_is_gone)
 		fail(c_, fmt::format("npr_poll_cq: {}", std::strerror(-n)));
 	for (int i = 0; i < n; i++) {
-		if (wc[i].status == IBV_WC_WR_FLUSH_ERR && gone())
+		if (wc[i].status == IBV_WC_WR_FLUSH_ERR && over())
 			continue;
 		if (wc[i].status != IBV_WC_SUCCESS && c_.owner_is_gone)
 			continue;
 		if (wc[i].status != IBV_WC_SUCCESS)
-			fail(c_, fmt::format("receive {}: {}", received_, ibv_wc_status_str(wc[i].status)));
-		check_message(wc[i]);
+			fail(c_, fmt::format("receive {} ({:#x}): {}", a.received, wc[i].wr_id,
+					     ibv_wc_status_str(wc[i].status)));
+		if (wc[i].wr_id == bind_id) {
+			c_.window = window_key_;
+			continue;
+		}
+		check_message(a, wc[i]);
 		post_receive(static_cast<unsigned>(wc[i].wr_id));
+		/* Not before: UC and UD do not wait for a receive. */
+		a.mail.credits++;
+		if (wc[i].wc_flags & IBV_WC_WITH_INV)
+			bind_window();
+	}
+}
+
+/* At the end nothing is missing but what a bad link may have lost. */
+void owner::check_all_arrived(arrivals &a)
+{
+	for (deadline end; a.received < a.mail.posted && !broken(); receive(a)) {
+		if (&a == &side_ && c_.link->may_have_lost(a.mail.of(a.received).stamp))
+			return;
+		if (end.over())
+			fail(c_, fmt::format("message {} of {} does not come", a.received, a.mail.posted.load()));
 	}
 }
 
@@ -316,6 +511,20 @@ range owner::some_pages()
 	return {static_cast<unsigned>(random_.below(region_pages - n + 1)), n};
 }
 
+/* One whose frame may be taken out of use, if there is one. */
+range owner::expendable_page()
+{
+	const auto map = page_map(data_, region_pages);
+	unsigned page = 0;
+
+	for (int tries = 0; tries < 64; tries++) {
+		page = static_cast<unsigned>(random_.below(region_pages));
+		if (is_expendable(map[page]))
+			break;
+	}
+	return {page, 1};
+}
+
 /*
  * From there to lossy; false: everything ends. While our device goes the peer still is at
  * work on what it began: then they stay as they are.
@@ -324,10 +533,9 @@ bool owner::take(range r)
 {
 	deadline end;
 
-	for (unsigned i = r.first; i < r.first + r.pages; i++) {
+	for (unsigned i = r.first; i < r.first + r.pages; i++)
 		c_.page[i].newest++;
-		c_.page[i].step++;
-	}
+	become(r, going);
 	for (unsigned i = r.first; i < r.first + r.pages; i++) {
 		while (c_.page[i].main_users) {
 			if (broken())
@@ -341,9 +549,33 @@ bool owner::take(range r)
 	}
 	if (c_.owner_is_gone)
 		return false;
+	become(r, lossy);
+	return !over();
+}
+
+void owner::become(range r, state s)
+{
 	for (unsigned i = r.first; i < r.first + r.pages; i++)
-		c_.page[i].step++;
-	return !gone();
+		c_.page[i].become(s);
+}
+
+/*
+ * Memory is now as s says: let the probe find out, for a while. Nothing depends on whether
+ * it comes.
+ */
+void owner::let_probe(range r, state s)
+{
+	const std::uint64_t refusals = c_.refusals, until = np_now_ms() + random_.below(150);
+
+	become(r, s);
+	c_.worksite = r.first;
+	c_.worksite_pages = r.pages;
+	do {
+		receive();
+		serve_probe();
+	} while (np_now_ms() < until && c_.refusals < refusals + 2 && !over());
+	c_.worksite_pages = 0;
+	become(r, lossy);
 }
 
 /* What was in these pages cannot be read any more. */
@@ -353,14 +585,13 @@ void owner::empty(range r)
 		c_.page[i].oldest = c_.page[i].newest.load();
 }
 
-void owner::give_back(range r)
+void owner::give_back(range r, bool alike)
 {
 	deadline end;
 
 	if (c_.owner_is_gone)
 		return;
-	for (unsigned i = r.first; i < r.first + r.pages; i++)
-		c_.page[i].step++;
+	become(r, settling);
 	for (unsigned i = r.first; i < r.first + r.pages; i++) {
 		while (c_.page[i].probe_writers && !broken()) {
 			if (end.over())
@@ -370,9 +601,9 @@ void owner::give_back(range r)
 		}
 		if (c_.owner_is_gone)
 			return;
-		refill(i, c_.page[i].newest);
+		refill(i, c_.page[i].newest, alike);
 		c_.page[i].oldest = c_.page[i].newest.load();
-		c_.page[i].step++;
+		c_.page[i].become(there);
 	}
 }
 
@@ -384,23 +615,24 @@ void owner::pause()
 	do {
 		receive();
 		serve_probe();
-	} while (np_now_ms() < until && !gone());
+	} while (np_now_ms() < until && !over());
 }
 
 /* --- what peers do not notice ----------------------------------------------------------------- */
 
-void owner::fork_child(bool touch)
+bool owner::fork_child(bool touch)
 {
 	const auto life = static_cast<long>(random_.below(20));
 	const std::uint64_t seed = random_.word();
 	const pid_t pid = fork();
 
 	if (pid < 0)
-		return;
+		return false;
 	if (!pid) {
 		random_source random(seed);
 		const timespec t = {0, life * 1000000};
 
+		is_child = true;
 		/* What is private is a copy, and nobody sees what becomes of it. */
 		for (int i = 0; i < 64 && touch; i++)
 			std::memset(at(static_cast<unsigned>(random.below(region_pages))), tag(poison, 0, 5), 64);
@@ -413,104 +645,115 @@ void owner::fork_child(bool touch)
 			waitpid(p, nullptr, 0);
 		children_.clear();
 	}
+	return true;
 }
 
 /* Memory of others, full of what no region contains, comes and goes. */
-void owner::scribble()
+bool owner::scribble()
 {
 	const std::size_t length = PAGE * random_.between(1, 512);
 	void *p = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (p == MAP_FAILED)
-		return;
+		return false;
 	std::memset(p, tag(poison, 0, 2), length);
-	munmap(p, length);
+	return !munmap(p, length);
 }
 
-void owner::clear_soft_dirty()
+bool owner::clear_soft_dirty()
 {
 	int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
 
 	if (fd < 0)
-		return;
-	if (write(fd, random_.one_in(2) ? "1" : "4", 1) != 1)
-		errno = 0; /* not configured */
+		return false;
+	const bool cleared = write(fd, random_.one_in(2) ? "1" : "4", 1) == 1;
 	close(fd);
+	return cleared;
 }
 
-void owner::kept_event()
+bool owner::page_out(std::uint8_t *p, std::size_t pages)
+{
+	const std::size_t before = present_pages(p, pages);
+
+	return !madvise(p, pages * PAGE, MADV_PAGEOUT) && present_pages(p, pages) < before;
+}
+
+bool owner::move_to_other_node(range r)
+{
+	std::vector<void *> page(r.pages);
+	std::vector<int> node(r.pages, node_), before(r.pages), after(r.pages);
+	bool moved = false;
+
+	node_ = !node_;
+	for (unsigned i = 0; i < r.pages; i++)
+		page[i] = at(r.first + i);
+	syscall(SYS_move_pages, 0, static_cast<long>(r.pages), page.data(), nullptr, before.data(), 0);
+	syscall(SYS_move_pages, 0, static_cast<long>(r.pages), page.data(), node.data(), after.data(), 2);
+	syscall(SYS_move_pages, 0, static_cast<long>(r.pages), page.data(), nullptr, after.data(), 0);
+	for (unsigned i = 0; i < r.pages; i++)
+		moved |= before[i] == !node[i] && after[i] == node[i];
+	return moved;
+}
+
+bool owner::advise(range r, ibv_advise_mr_advice advice)
+{
+	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(at(r.first)), static_cast<std::uint32_t>(r.pages * PAGE),
+		       mr_->lkey};
+
+	return !ibv_advise_mr(device_.pd.get(), advice, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
+}
+
+/* True if it happened. */
+bool owner::kept_event(kind k)
 {
 	const range r = some_pages();
 	std::uint8_t *p = at(r.first);
 	const std::size_t length = r.pages * PAGE;
 
-	c_.count.kept_events++;
-	switch (random_.below(16)) {
-	case 0:
-	case 1:
-	case 2:
-		madvise(p, length, MADV_PAGEOUT);
-		break;
-	case 3:
-		madvise(data_, region_bytes, MADV_PAGEOUT);
-		break;
-	case 4:
-		madvise(inbox_, messages * message_bytes, MADV_PAGEOUT);
-		break;
-	case 5:
-		madvise(p, length, MADV_COLD);
-		break;
-	case 6:
-		madvise(p, length, random_.one_in(2) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-		break;
-	case 7:
-		madvise(at(r.first / huge_pages * huge_pages), HUGE_PAGE, MADV_COLLAPSE);
-		break;
-	case 8:
-		fork_child(!is_shared_file(c_.kind));
-		break;
-	case 9:
-		scribble();
-		break;
-	case 10:
-		clear_soft_dirty();
-		break;
-	case 11:
-		madvise(p, length, random_.one_in(2) ? MADV_MERGEABLE : MADV_UNMERGEABLE);
-		break;
-	case 12: {
-		std::vector<void *> page(r.pages);
-		std::vector<int> node(r.pages, node_), status(r.pages);
+	switch (k) {
+	case kind::page_out:
+		return page_out(p, r.pages);
+	case kind::page_out_all:
+		return page_out(data_, region_pages);
+	case kind::page_out_inbox:
+		/* Asked for only: what receives may go into is held. */
+		return !madvise(inbox_, slots * message_bytes, MADV_PAGEOUT);
+	case kind::cold:
+		return !madvise(p, length, MADV_COLD);
+	case kind::huge_advice:
+		return !madvise(p, length, random_.one_in(2) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	case kind::collapse:
+		return !madvise(at(static_cast<unsigned>(r.first / huge_pages * huge_pages)), HUGE_PAGE, MADV_COLLAPSE);
+	case kind::fork:
+		return fork_child(!is_shared_file(c_.kind));
+	case kind::dont_fork: {
+		const bool kept = !madvise(p, length, MADV_DONTFORK) && fork_child(false);
 
-		node_ = !node_;
-		for (unsigned i = 0; i < r.pages; i++)
-			page[i] = p + i * PAGE;
-		syscall(SYS_move_pages, 0, static_cast<long>(r.pages), page.data(), node.data(), status.data(), 2);
-		break;
+		return !madvise(p, length, MADV_DOFORK) && kept;
 	}
-	case 13:
-		if (!mlock(p, length)) {
-			pause();
-			munlock(p, length);
-		}
-		break;
-	case 14:
-		madvise(p, length, MADV_DONTFORK);
-		fork_child(false);
-		madvise(p, length, MADV_DOFORK);
-		break;
-	case 15: {
-		ibv_sge sge = {reinterpret_cast<std::uintptr_t>(p), static_cast<std::uint32_t>(length), mr_->lkey};
-		static constexpr ibv_advise_mr_advice advice[] = {IBV_ADVISE_MR_ADVICE_PREFETCH,
-								  IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-								  IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT};
-
-		if (is_shared_file(c_.kind) && random_.one_in(2))
-			msync(p, length, random_.one_in(2) ? MS_SYNC : MS_ASYNC);
-		else
-			ibv_advise_mr(device_.pd.get(), advice[random_.below(3)], IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
-		break;
-	}
+	case kind::others:
+		return scribble();
+	case kind::clear_refs:
+		return clear_soft_dirty();
+	case kind::unmergeable:
+		return !madvise(p, length, MADV_UNMERGEABLE);
+	case kind::move_pages:
+		return move_to_other_node(r);
+	case kind::lock:
+		if (mlock(p, length))
+			return false;
+		pause();
+		return !munlock(p, length);
+	case kind::sync:
+		return !msync(p, length, random_.one_in(2) ? MS_SYNC : MS_ASYNC);
+	case kind::prefetch:
+		return advise(r, IBV_ADVISE_MR_ADVICE_PREFETCH);
+	case kind::prefetch_write:
+		return advise(r, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE);
+	case kind::prefetch_no_fault:
+		return advise(r, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT);
+	default:
+		fail(c_, fmt::format("'{}' is nothing that is not noticed", kind_names[static_cast<unsigned>(k)]));
 	}
 }
 
@@ -522,113 +765,138 @@ void owner::move(std::uint8_t *from, std::uint8_t *to)
 		fail(c_, fmt::format("mremap: {}", std::strerror(errno)));
 }
 
-void owner::lossy_event()
+/* True if it happened. The kernel refuses none of it for a reason of ours, but poison. */
+bool owner::lossy_event(kind k)
 {
-	const range r = some_pages();
+	const range r = k == kind::mergeable ? many_pages() : k == kind::poison_page ? expendable_page() : some_pages();
 	std::uint8_t *p = at(r.first);
 	const std::size_t length = r.pages * PAGE;
-	const bool file = file_ >= 0, huge = c_.kind == memory::hugetlb;
-	bool emptied = false;
+	const bool file = file_ >= 0;
+	bool emptied = false, happened = true, alike = false;
 	int error = 0;
 
-	c_.count.lossy_events++;
-	if (!take(r))
-		return give_back(r);
-	switch (random_.below(8)) {
-	case 0: /* Emptied, if it is private */
+	if (!take(r)) {
+		give_back(r);
+		return false;
+	}
+	errno = 0;
+	switch (k) {
+	case kind::drop: /* Emptied, if it is private */
 		error = madvise(p, length, MADV_DONTNEED);
 		emptied = !file;
 		break;
-	case 1:
+	case kind::unmap:
 		error = munmap(p, length);
 		emptied = !file;
-		pause();
+		let_probe(r, gone);
 		map_at(p, length);
 		break;
-	case 2: /* Another mapping in its place */
+	case kind::map_over: /* Another mapping in its place */
 		map_at(p, length);
 		emptied = !file;
 		break;
-	case 3:
-		if (!huge) {
-			void *away = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	case kind::remap: {
+		auto *away = static_cast<std::uint8_t *>(
+		    mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 
-			/* Not several mappings at once, which the range may be. */
-			for (unsigned i = 0; i < r.pages; i++)
-				move(p + i * PAGE, static_cast<std::uint8_t *>(away) + i * PAGE);
-			pause();
-			for (unsigned i = 0; i < r.pages; i++)
-				move(static_cast<std::uint8_t *>(away) + i * PAGE, p + i * PAGE);
-			munmap(away, length);
-		}
-		break;
-	case 4:
-		error = mprotect(p, length, PROT_NONE);
-		pause();
-		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
-		break;
-	case 5:
-		error = mprotect(p, length, PROT_READ);
-		pause();
-		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
-		break;
-	case 6:
-		if (file) {
-			error = fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, p - data_,
-					  static_cast<off_t>(length));
-			emptied = true;
-		} else {
-			error = madvise(p, length, MADV_FREE);
-		}
-		break;
-	case 7:
-		/*
-		 * Takes a page frame away for good, and its memory block can go offline no more,
-		 * so seldom. These errors say that somebody has a reference, or that a huge page
-		 * was not split: the page may be poisoned all the same, and then is of no use.
-		 */
-		if (!file && random_.one_in(500)) {
-			if (madvise(p, PAGE, MADV_HWPOISON) && errno != EBUSY && errno != EIO && errno != EHWPOISON)
-				fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
-			pause();
-			map_at(p, PAGE);
-		}
+		/* Not several mappings at once, which the range may be. */
+		for (unsigned i = 0; i < r.pages; i++)
+			move(p + i * PAGE, away + i * PAGE);
+		let_probe(r, gone);
+		for (unsigned i = 0; i < r.pages; i++)
+			move(away + i * PAGE, p + i * PAGE);
+		munmap(away, length);
 		break;
 	}
+	case kind::protect_all:
+		error = mprotect(p, length, PROT_NONE);
+		let_probe(r, gone);
+		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
+		break;
+	case kind::protect_write:
+		error = mprotect(p, length, PROT_READ);
+		let_probe(r, read_only);
+		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
+		break;
+	case kind::free_lazily:
+		error = madvise(p, length, MADV_FREE);
+		break;
+	case kind::mergeable: /* And there will be something to merge */
+		error = madvise(p, length, MADV_MERGEABLE);
+		alike = true;
+		break;
+	case kind::punch_hole:
+		error = fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, p - data_,
+				  static_cast<off_t>(length));
+		emptied = true;
+		break;
+	case kind::poison_page:
+		/*
+		 * These errors say that somebody has a reference, or that a huge page was not
+		 * split: the page may be poisoned all the same, and then is of no use.
+		 */
+		happened = is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
+		if (!happened && errno != EBUSY && errno != EIO && errno != EHWPOISON && errno)
+			fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
+		if (happened)
+			let_probe(r, gone);
+		map_at(p, PAGE);
+		emptied = true;
+		break;
+	default:
+		fail(c_, fmt::format("'{}' is nothing that may be noticed", kind_names[static_cast<unsigned>(k)]));
+	}
 	if (error)
-		fail(c_, fmt::format("an event: {}", std::strerror(errno)));
+		fail(c_, fmt::format("{}: {}", kind_names[static_cast<unsigned>(k)], std::strerror(errno)));
 	if (emptied)
 		empty(r);
 	pause();
-	give_back(r);
+	give_back(r, alike);
+	return happened;
 }
 
-void owner::reregister()
+bool owner::reregister()
 {
 	const range all = {0, region_pages};
 
-	c_.count.reregistrations++;
-	if (take(all)) {
+	const bool taken = take(all);
+
+	if (taken) {
+		note_region();
 		if (int error = npr_dereg_mr(mr_.release()))
 			fail(c_, fmt::format("npr_dereg_mr: {}", std::strerror(error)));
 		pause();
 		mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), data_, region_bytes, NP_RIGHTS),
 					  "npr_reg_mr");
 		c_.rkey = mr_->rkey;
+		seen_ = {};
 	}
 	give_back(all);
+	return taken;
+}
+
+/* What happened to pages that peers had. */
+void owner::note_region()
+{
+	npr_mr_attr now{};
+
+	if (npr_query_mr(mr_.get(), &now))
+		return; /* the device is gone */
+	c_.count->add(kind::page_lost, now.pages_invalidated - seen_.pages_invalidated);
+	c_.count->add(kind::page_faulted, now.faults_minor + now.faults_major - seen_.faults_minor - seen_.faults_major);
+	c_.count->add(kind::page_read_back, now.faults_major - seen_.faults_major);
+	c_.count->add(kind::page_held, now.holds - seen_.holds);
+	seen_ = now;
 }
 
 void owner::event()
 {
-	const std::uint64_t which = random_.below(100);
+	const bool kept = random_.below(10) < 7;
+	const kind k = (kept ? kept_ : lossy_).draw(random_);
 
-	if (which < 70)
-		kept_event();
-	else if (which < 98)
-		lossy_event();
-	else if (random_.one_in(8))
-		reregister();
+	c_.count->tried(k);
+	c_.count->done(k, kept ? kept_event(k) : k == kind::reregister ? reregister() : lossy_event(k));
+	note_region();
 }
 
 int owner::run()
@@ -636,7 +904,7 @@ int owner::run()
 	while (!c_.stop && !c_.owner_is_gone) {
 		if (!offer())
 			continue;
-		while (!gone()) {
+		while (!over()) {
 			event();
 			pause();
 		}
@@ -650,8 +918,11 @@ int owner::run()
 	}
 	if (c_.owner_is_gone)
 		return disconnected;
-	if (!c_.peer_is_gone)
+	if (!c_.peer_is_gone) {
+		check_all_arrived(main_);
+		check_all_arrived(side_);
 		compare();
+	}
 	return done;
 }
 
@@ -668,6 +939,9 @@ int run_owner(cell &c)
 	}
 	struct sigaction action = {};
 	action.sa_sigaction = [](int, siginfo_t *info, void *) {
+		/* Or it would try again for ever. */
+		if (is_child)
+			_exit(0);
 		/* What MADV_HWPOISON sends; anything else is a bug, here or there. */
 		if (info->si_code != BUS_MCEERR_AR && info->si_code != BUS_MCEERR_AO)
 			_exit(98);

@@ -3,12 +3,15 @@
  * The peer of a cell: all verbs on the main queue pair, judged by the shadow; READs of
  * anything and WRITEs into the void on the probe; see cell.hpp.
  */
+#include "pages.hpp"
 #include "verbs.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -28,10 +31,10 @@ namespace soak
 namespace
 {
 
-enum class verb { read, write, write_imm, send, send_imm, fetch_add, compare_swap };
+enum class verb { read, write, write_imm, send, send_imm, send_inv, fetch_add, compare_swap };
 
 constexpr bool is_atomic(verb v) { return v == verb::fetch_add || v == verb::compare_swap; }
-constexpr bool is_send(verb v) { return v == verb::send || v == verb::send_imm; }
+constexpr bool is_send(verb v) { return v == verb::send || v == verb::send_imm || v == verb::send_inv; }
 constexpr bool is_write(verb v) { return v == verb::write || v == verb::write_imm; }
 constexpr bool brings(verb v) { return v == verb::read || is_atomic(v); }
 /* Those that take one of the owner's receives. */
@@ -50,12 +53,37 @@ constexpr ibv_wr_opcode opcode_of(verb v)
 		return IBV_WR_SEND;
 	case verb::send_imm:
 		return IBV_WR_SEND_WITH_IMM;
+	case verb::send_inv:
+		return IBV_WR_SEND_WITH_INV;
 	case verb::fetch_add:
 		return IBV_WR_ATOMIC_FETCH_AND_ADD;
 	case verb::compare_swap:
 		return IBV_WR_ATOMIC_CMP_AND_SWP;
 	}
 	return IBV_WR_SEND;
+}
+
+constexpr kind kind_of(verb v)
+{
+	switch (v) {
+	case verb::read:
+		return kind::read;
+	case verb::write:
+		return kind::write;
+	case verb::write_imm:
+		return kind::write_imm;
+	case verb::send:
+		return kind::send;
+	case verb::send_imm:
+		return kind::send_imm;
+	case verb::send_inv:
+		return kind::send_inv;
+	case verb::fetch_add:
+		return kind::fetch_add;
+	case verb::compare_swap:
+		return kind::compare_swap;
+	}
+	return kind::end;
 }
 
 constexpr ibv_wc_opcode completion_of(verb v)
@@ -68,6 +96,7 @@ constexpr ibv_wc_opcode completion_of(verb v)
 		return IBV_WC_RDMA_WRITE;
 	case verb::send:
 	case verb::send_imm:
+	case verb::send_inv:
 		return IBV_WC_SEND;
 	case verb::fetch_add:
 		return IBV_WC_FETCH_ADD;
@@ -109,9 +138,13 @@ struct request {
 	extent where; /* length 0: none */
 	unsigned slot;
 	bool signaled;
+	std::bitset<kinds> is; /* what it counts as when it is done */
 	std::vector<piece> local;
 	std::vector<std::uint8_t> expected; /* of those that bring something */
 };
+
+/* Of local buffers: the last ones are the side connection's. */
+constexpr unsigned side_window = 4, slots = window + side_window;
 
 /* All ends before the owner has connected, and then it does not any more. */
 struct not_needed {};
@@ -133,12 +166,21 @@ private:
 	void leave(extent e);
 	bool busy(extent e, bool readers_only) const;
 	void lay_out(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std::size_t length);
+	void mark(request &r, kind k);
 	void scatter(const request &r, const std::uint8_t *from);
 	void finish(request &r);
+	void mark_interfaces(request &r);
+	void post(connection &q, ibv_send_wr *wr);
+	bool post_side();
 	void poll();
+	void poll(connection &q, std::deque<request> &under_way);
 	void shake();
+	void await_event();
+	void note_stats();
 
 	void probe_loop();
+	extent choose_probe();
+	void probe_invalidate();
 	void probe_once();
 	void reconnect_probe();
 	int run_one(connection &q, ibv_send_wr &wr, ibv_wc &wc);
@@ -146,35 +188,45 @@ private:
 	cell &c_;
 	random_source random_, probe_random_;
 	device device_;
-	connection main_, probe_;
+	connection main_, side_, probe_;
+	own<ibv_ah> owner_address_; /* of UD */
 	std::uint8_t *pinned_, *unpinned_, *probe_buffer_;
 	own<ibv_mr> pinned_mr_, probe_mr_;
 	nprdma::detail::handle<ibv_mr> unpinned_mr_;
 
-	std::deque<request> under_way_;
-	std::array<bool, window> slot_used_{};
+	std::deque<request> under_way_, side_under_way_;
+	std::array<bool, slots> slot_used_{};
 	std::uint64_t next_id_ = 1;
-	std::uint64_t messages_ = 0;
+	npr_stats stats_{};
 	std::atomic<bool> probe_stop_{false};
 };
 
 peer::peer(cell &c)
     : c_(c), random_(c.seed * 4 + c.owner_session * 1000003ULL), probe_random_(c.seed * 8 + c.owner_session),
-      device_(NP_PEER_DEV), main_(device_, window, 1), probe_(device_, 4, 1),
-      pinned_(static_cast<std::uint8_t *>(np_map(window * slot_bytes))),
-      unpinned_(static_cast<std::uint8_t *>(np_map_aligned(window * slot_bytes, HUGE_PAGE))),
+      device_(NP_PEER_DEV), main_(device_, {.send = window,
+					    .all_signaled = c.all_signaled,
+					    .extended = c.extended,
+					    .extended_poll = c.extended_poll}),
+      side_(device_, {.type = c.side,
+		      .send = side_window,
+		      .all_signaled = c.all_signaled,
+		      .extended = c.extended,
+		      .extended_poll = c.extended_poll}),
+      probe_(device_, {.send = 4}), pinned_(static_cast<std::uint8_t *>(np_map(slots * slot_bytes))),
+      unpinned_(static_cast<std::uint8_t *>(np_map_aligned(slots * slot_bytes, HUGE_PAGE))),
       probe_buffer_(static_cast<std::uint8_t *>(np_map(16 * PAGE)))
 {
 	if (!pinned_ || !unpinned_ || !probe_buffer_)
 		fail(c_, "no memory for the peer's buffers");
-	pinned_mr_ = pin(device_, pinned_, window * slot_bytes);
+	pinned_mr_ = pin(device_, pinned_, slots * slot_bytes);
 	probe_mr_ = pin(device_, probe_buffer_, 16 * PAGE);
 	unpinned_mr_ = nprdma::detail::own(
-	    npr_reg_mr(device_.pd.get(), unpinned_, window * slot_bytes, IBV_ACCESS_LOCAL_WRITE), "npr_reg_mr");
+	    npr_reg_mr(device_.pd.get(), unpinned_, slots * slot_bytes, IBV_ACCESS_LOCAL_WRITE), "npr_reg_mr");
 
 	const std::uint32_t session = c_.owner_session;
 
 	c_.peer_main = main_.address(device_);
+	c_.peer_side = side_.address(device_);
 	c_.peer_probe = probe_.address(device_);
 	c_.peer_session = session;
 	for (deadline end; c_.connected != session;) {
@@ -187,6 +239,14 @@ peer::peer(cell &c)
 		np_pause();
 	}
 	main_.attach(device_, c_.owner_main, c_.relaxed ? static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) : 0);
+	side_.attach(device_, c_.owner_side, 0);
+	if (c_.side == IBV_QPT_UD) {
+		ibv_ah_attr to{};
+
+		to.dlid = c_.owner_side.lid;
+		to.port_num = 1;
+		owner_address_ = rc::own(ibv_create_ah(device_.pd.get(), &to), "ibv_create_ah");
+	}
 	probe_.attach(device_, c_.owner_probe, 0);
 }
 
@@ -198,7 +258,7 @@ bool peer::enter(extent e)
 	for (unsigned i = e.first(); i <= e.last(); i++)
 		c_.page[i].main_users++;
 	for (unsigned i = e.first(); i <= e.last(); i++) {
-		if (c_.page[i].step % steps != there) {
+		if (c_.page[i].now() != there) {
 			leave(e);
 			return false;
 		}
@@ -274,13 +334,24 @@ void peer::lay_out(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std
 		if (n) {
 			r.local.push_back({at, n});
 			sge[r.local.size() - 1] = sge[i];
-			c_.count.unpinned_local += unpinned;
+			mark(r, unpinned ? kind::unpinned_local : kind::end);
 		}
 		done += n;
 		unpinned = !unpinned;
 	}
+	if (r.local.size() > 1)
+		mark(r, kind::mixed_local);
 	wr.sg_list = sge.data();
 	wr.num_sge = static_cast<int>(r.local.size());
+}
+
+/* It is tried now, and done when the request is. */
+void peer::mark(request &r, kind k)
+{
+	if (k == kind::end || r.is[static_cast<std::size_t>(k)])
+		return;
+	r.is.set(static_cast<std::size_t>(k));
+	c_.count->tried(k);
 }
 
 void peer::scatter(const request &r, const std::uint8_t *from)
@@ -302,11 +373,18 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 	r.what = verbs[random_.below(std::size(verbs))];
 	if (!holds_for_write(c_.kind) && is_atomic(r.what))
 		return false;
-	if (is_message(r.what) && messages_ >= c_.credits)
+	mailbag &mail = c_.main_mail;
+	if (is_message(r.what) && mail.posted >= mail.credits)
 		return false;
 	wr = {};
+	/* Once; then the owner makes it anew. */
+	if (r.what == verb::send && c_.window && random_.one_in(2)) {
+		r.what = verb::send_inv;
+		wr.invalidate_rkey = c_.window.exchange(0);
+	} else {
+		wr.imm_data = static_cast<std::uint32_t>(random_.word());
+	}
 	wr.opcode = opcode_of(r.what);
-	wr.imm_data = static_cast<std::uint32_t>(random_.word());
 	r.where = {0, 0};
 	r.local.clear();
 	r.expected.clear();
@@ -314,14 +392,14 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 	if (is_send(r.what)) {
 		length = random_.one_in(2) ? random_.below(65) : random_.below(message_bytes + 1);
 		const std::uint64_t seed = random_.word();
-		random_source content(seed);
 
-		data.resize(length);
-		for (auto &b : data)
-			b = static_cast<std::uint8_t>(content.word());
-		c_.sent[messages_ % std::size(c_.sent)] = {
-		    static_cast<std::uint32_t>(length), wr.imm_data, static_cast<std::uint8_t>(IBV_WC_RECV),
-		    r.what == verb::send_imm, seed};
+		data = content_of(seed, 0, length, false);
+		mail.of(mail.posted) = {.length = static_cast<std::uint32_t>(length),
+					.imm = wr.imm_data,
+					.opcode = static_cast<std::uint8_t>(IBV_WC_RECV),
+					.has_imm = r.what == verb::send_imm,
+					.invalidated = r.what == verb::send_inv ? wr.invalidate_rkey : 0,
+					.seed = seed};
 	} else {
 		const extent e = choose(r.what);
 
@@ -362,12 +440,13 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 			std::memcpy(shadow, &next, 8);
 		}
 		if (r.what == verb::write_imm)
-			c_.sent[messages_ % std::size(c_.sent)] = {
-			    static_cast<std::uint32_t>(length), wr.imm_data,
-			    static_cast<std::uint8_t>(IBV_WC_RECV_RDMA_WITH_IMM), true, 0};
+			mail.of(mail.posted) = {.length = static_cast<std::uint32_t>(length),
+						.imm = wr.imm_data,
+						.opcode = static_cast<std::uint8_t>(IBV_WC_RECV_RDMA_WITH_IMM),
+						.has_imm = true};
 	}
 	if (is_message(r.what))
-		messages_++;
+		mail.posted++;
 
 	if (!brings(r.what) && length && length <= 64 && random_.one_in(2)) {
 		std::memcpy(inlined, data.data(), length);
@@ -375,7 +454,7 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 		wr.sg_list = sge.data();
 		wr.num_sge = 1;
 		wr.send_flags |= IBV_SEND_INLINE;
-		c_.count.inlines++;
+		mark(r, kind::inlined);
 	} else if (length) {
 		lay_out(r, wr, sge, length);
 		if (brings(r.what))
@@ -384,11 +463,10 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 		else
 			scatter(r, data.data());
 	}
-	c_.count.bytes += length;
-	(is_atomic(r.what) ? c_.count.atomics
-	 : r.what == verb::read ? c_.count.reads
-	 : r.what == verb::write ? c_.count.writes
-	 : r.what == verb::write_imm ? c_.count.writes_imm : c_.count.sends)++;
+	mark(r, kind_of(r.what));
+	mark(r, c_.relaxed ? kind::relaxed_order : kind::strict_order);
+	if (!is_send(r.what))
+		mark(r, on_memory(c_.kind));
 	return true;
 }
 
@@ -419,26 +497,98 @@ bool peer::post_chain()
 	for (std::size_t i = 0; i < n; i++) {
 		request &r = under_way_[under_way_.size() - n + i];
 
-		r.signaled = i + 1 == n || random_.one_in(2);
-		wr[i].send_flags |= r.signaled ? IBV_SEND_SIGNALED : 0;
+		r.signaled = c_.all_signaled || i + 1 == n || random_.one_in(2);
+		mark_interfaces(r);
+		wr[i].send_flags |= r.signaled && !c_.all_signaled ? IBV_SEND_SIGNALED : 0;
 		wr[i].next = i + 1 == n ? nullptr : &wr[i + 1];
 	}
-	ibv_send_wr *todo = wr.data(), *bad = nullptr;
-	deadline end;
+	post(main_, wr.data());
+	return true;
+}
 
-	for (;;) {
-		const int error = main_.qp->post_send(*todo, bad);
+void peer::mark_interfaces(request &r)
+{
+	if (c_.all_signaled)
+		mark(r, kind::all_signaled);
+	if (!r.signaled)
+		mark(r, kind::unsignaled);
+	if (c_.extended)
+		mark(r, kind::extended);
+}
 
-		if (!error)
-			return true;
+void peer::post(connection &q, ibv_send_wr *wr)
+{
+	for (deadline end; const int error = q.post(wr); poll()) {
 		if (c_.owner_is_gone)
 			throw disconnected_now{};
 		/* The local mapping changes all the time: for us to repeat. */
 		if (error != -EAGAIN || end.over())
-			fail(c_, fmt::format("npr_post_send: {}", std::strerror(-error)));
-		todo = bad;
-		poll();
+			fail(c_, fmt::format("posting: {}", std::strerror(-error)));
 	}
+}
+
+/*
+ * A message on the side connection. A UC WRITE tells nobody: a SEND behind it says that
+ * it has to be there.
+ */
+bool peer::post_side()
+{
+	static constexpr kind uc[] = {kind::uc_send, kind::uc_send_imm, kind::uc_write, kind::uc_write_imm};
+	static constexpr kind ud[] = {kind::ud_send, kind::ud_send_imm};
+	const bool datagrams = c_.side == IBV_QPT_UD;
+	const kind what = datagrams ? ud[random_.below(std::size(ud))] : uc[random_.below(std::size(uc))];
+	const bool writes = what == kind::uc_write || what == kind::uc_write_imm, sends = what != kind::uc_write_imm;
+	mailbag &mail = c_.side_mail;
+	const std::uint64_t number = mail.posted, seed = random_.word();
+	const std::size_t longest = datagrams ? ud_bytes : message_bytes, n = what == kind::uc_write ? 2 : 1;
+	message m{.opcode = static_cast<std::uint8_t>(sends ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM), .seed = seed, .what = what};
+	std::array<ibv_send_wr, 2> wr{};
+	std::array<std::array<ibv_sge, 4>, 2> sge;
+
+	if (side_under_way_.size() + n > side_window || number >= mail.credits)
+		return false;
+	m.number = number;
+	m.imm = static_cast<std::uint32_t>(number);
+	m.has_imm = what == kind::uc_send_imm || what == kind::ud_send_imm || what == kind::uc_write_imm;
+	m.stamp = c_.link->stamp();
+	for (std::size_t i = 0; i < n; i++) {
+		const bool write = writes && !i;
+		const std::size_t length = random_.between(8, random_.one_in(2) ? 64 : longest);
+		const auto data = content_of(seed + write, number, length, true);
+		request r{};
+
+		(write ? m.written : m.length) = static_cast<std::uint32_t>(length);
+		r.slot = window;
+		while (slot_used_[r.slot])
+			r.slot++;
+		slot_used_[r.slot] = true;
+		r.id = next_id_++;
+		r.what = write ? m.has_imm ? verb::write_imm : verb::write : m.has_imm ? verb::send_imm : verb::send;
+		r.signaled = c_.all_signaled || i + 1 == n;
+		lay_out(r, wr[i], sge[i], length);
+		scatter(r, data.data());
+		if (i + 1 == n)
+			mark(r, what);
+		mark_interfaces(r);
+		wr[i].wr_id = r.id;
+		wr[i].opcode = opcode_of(r.what);
+		wr[i].imm_data = m.imm;
+		wr[i].send_flags = r.signaled && !c_.all_signaled ? IBV_SEND_SIGNALED : 0;
+		wr[i].next = i + 1 == n ? nullptr : &wr[i + 1];
+		if (datagrams) {
+			wr[i].wr.ud = {owner_address_.get(), c_.owner_side.qpn, ud_key};
+		} else {
+			wr[i].wr.rdma.remote_addr = c_.mailbox + number % messages * message_bytes;
+			wr[i].wr.rdma.rkey = c_.mailbox_key;
+		}
+		side_under_way_.push_back(std::move(r));
+	}
+	if (!sends)
+		m.length = m.written;
+	mail.of(number) = m;
+	mail.posted++;
+	post(side_, wr.data());
+	return true;
 }
 
 /* --- what has been done ------------------------------------------------------------------------ */
@@ -464,6 +614,9 @@ void peer::finish(request &r)
 			want += p.length;
 		}
 	}
+	for (std::size_t k = 0; k < kinds; k++)
+		if (r.is[k])
+			c_.count->done(static_cast<kind>(k));
 	if (r.where.length)
 		leave(r.where);
 	slot_used_[r.slot] = false;
@@ -471,13 +624,21 @@ void peer::finish(request &r)
 
 void peer::poll()
 {
+	poll(main_, under_way_);
+	poll(side_, side_under_way_);
+}
+
+void peer::poll(connection &q, std::deque<request> &under_way)
+{
 	ibv_wc wc[8];
-	const int n = main_.cq->poll(wc);
+	const int n = q.poll(wc);
 
 	if (n < 0 && c_.owner_is_gone)
 		throw disconnected_now{};
 	if (n < 0)
 		fail(c_, fmt::format("npr_poll_cq: {}", std::strerror(-n)));
+	if (n && c_.extended_poll)
+		c_.count->add(kind::extended_poll, static_cast<unsigned>(n));
 	for (int i = 0; i < n; i++) {
 		if (wc[i].status != IBV_WC_SUCCESS) {
 			/* The kill is announced after it was done. */
@@ -489,9 +650,9 @@ void peer::poll()
 			throw disconnected_now{};
 		}
 		for (;;) {
-			if (under_way_.empty())
+			if (under_way.empty())
 				fail(c_, fmt::format("a completion of {}, which is not under way", wc[i].wr_id));
-			request &r = under_way_.front();
+			request &r = under_way.front();
 			const bool it = r.id == wc[i].wr_id;
 
 			if (r.signaled != it)
@@ -501,7 +662,7 @@ void peer::poll()
 				fail(c_, fmt::format("request {} completes as opcode {} with {} bytes", r.id,
 						     static_cast<int>(wc[i].opcode), wc[i].byte_len));
 			finish(r);
-			under_way_.pop_front();
+			under_way.pop_front();
 			if (it)
 				break;
 		}
@@ -511,18 +672,41 @@ void peer::poll()
 /* The peer's own unpinned memory is not at rest either. */
 void peer::shake()
 {
-	const std::size_t first = random_.below(window * slot_bytes / PAGE);
-	const std::size_t n = random_.between(1, window * slot_bytes / PAGE - first);
+	const std::size_t first = random_.below(slots * slot_bytes / PAGE);
+	const std::size_t n = random_.between(1, slots * slot_bytes / PAGE - first);
 
-	switch (random_.below(4)) {
-	case 0:
-		madvise(unpinned_ + first * PAGE, n * PAGE, MADV_HUGEPAGE);
-		madvise(unpinned_ + first * PAGE, n * PAGE, MADV_COLLAPSE);
-		break;
-	default:
-		madvise(unpinned_ + first * PAGE, n * PAGE, MADV_PAGEOUT);
-		break;
+	std::uint8_t *p = unpinned_ + first * PAGE;
+
+	if (random_.one_in(4)) {
+		madvise(p, n * PAGE, MADV_HUGEPAGE);
+		c_.count->note(kind::peer_collapse, !madvise(p, n * PAGE, MADV_COLLAPSE));
+	} else {
+		const std::size_t before = present_pages(p, n);
+
+		madvise(p, n * PAGE, MADV_PAGEOUT);
+		c_.count->note(kind::peer_page_out, present_pages(p, n) < before);
 	}
+}
+
+void peer::await_event()
+{
+	const int n = main_.cq->wait(100);
+
+	if (n < 0 && !c_.owner_is_gone)
+		fail(c_, fmt::format("npr_wait_cq: {}", std::strerror(-n)));
+	c_.count->note(kind::waited, n > 0);
+}
+
+/* What the library did since the last time. */
+void peer::note_stats()
+{
+	const npr_stats s = main_.qp->stats();
+
+	c_.count->add(kind::fault, s.faults - stats_.faults);
+	c_.count->add(kind::hold, s.holds - stats_.holds);
+	c_.count->add(kind::suspicious, s.suspicious_pages - stats_.suspicious_pages);
+	c_.count->add(kind::repeated, s.repeated_pages - stats_.repeated_pages);
+	stats_ = s;
 }
 
 void peer::main_loop()
@@ -530,22 +714,25 @@ void peer::main_loop()
 	std::uint64_t last = np_now_ms();
 	std::size_t before = 0;
 
-	while (!c_.stop || !under_way_.empty()) {
+	while (!c_.stop || !under_way_.empty() || !side_under_way_.empty()) {
 		if (!c_.stop && under_way_.size() < window && !random_.one_in(4))
 			post_chain();
+		if (!c_.stop && random_.one_in(2))
+			post_side();
 		/* All it left may be pages on their way and no credits: then nothing is posted that could fail. */
 		if (c_.owner_is_gone && under_way_.empty())
 			throw disconnected_now{};
-		if (random_.one_in(500))
+		if (random_.one_in(500)) {
 			shake();
+			note_stats();
+		}
 		if (c_.events && under_way_.size() == window) {
 			if (const int error = main_.cq->req_notify(); error && !c_.owner_is_gone)
 				fail(c_, fmt::format("npr_req_notify_cq: {}", std::strerror(-error)));
 			poll();
 			/* Not for longer than it takes to notice that all has ended; a device that is gone wakes all. */
 			if (under_way_.size() == window)
-				if (const int n = main_.cq->wait(100); n < 0 && !c_.owner_is_gone)
-					fail(c_, fmt::format("npr_wait_cq: {}", std::strerror(-n)));
+				await_event();
 		}
 		poll();
 		if (under_way_.empty() || under_way_.front().id != before) {
@@ -604,84 +791,135 @@ void peer::reconnect_probe()
 	probe_.attach(device_, c_.owner_probe, 0);
 }
 
-void peer::probe_once()
+/* Anywhere, or where the owner is at work. */
+extent peer::choose_probe()
 {
 	random_source &random = probe_random_;
 	const auto pages = static_cast<unsigned>(random.between(1, 8));
-	const auto first = static_cast<unsigned>(random.below(region_pages - pages + 1));
+	unsigned first = static_cast<unsigned>(random.below(region_pages - pages + 1));
+
+	if (const std::uint32_t site = c_.worksite_pages; site)
+		first = std::min<unsigned>(c_.worksite + static_cast<unsigned>(random.below(site)), region_pages - pages);
+	return {first * PAGE, pages * PAGE};
+}
+
+/* No key of a region was made to be invalidated by a peer. */
+void peer::probe_invalidate()
+{
+	ibv_send_wr wr{};
+	ibv_wc wc{};
+
+	wr.opcode = IBV_WR_SEND_WITH_INV;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.invalidate_rkey = c_.rkey;
+	c_.count->tried(kind::refused_invalidate);
+	const int error = run_one(probe_, wr, wc);
+
+	if (error || wc.status != IBV_WC_REM_ACCESS_ERR) {
+		for (deadline end; !c_.owner_is_gone && !probe_stop_ && !end.over();)
+			np_pause();
+		if (probe_stop_ || c_.owner_is_gone)
+			throw disconnected_now{};
+		fail(c_, fmt::format("a SEND that would invalidate a region: {}",
+				     error ? std::strerror(-error) : ibv_wc_status_str(wc.status)));
+	}
+	c_.count->done(kind::refused_invalidate);
+	reconnect_probe();
+}
+
+void peer::probe_once()
+{
+	const extent e = choose_probe();
+	const unsigned first = e.first(), pages = e.last() - first + 1;
+	page_state *const page = c_.page + first;
 	std::array<std::uint32_t, 8> step{}, oldest{};
-	bool write = random.one_in(4), steady = true;
-	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(probe_buffer_), static_cast<std::uint32_t>(pages * PAGE),
+	bool write = probe_random_.one_in(c_.worksite_pages ? 2 : 8);
+	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(probe_buffer_), static_cast<std::uint32_t>(e.length),
 		       probe_mr_->lkey};
 	ibv_send_wr wr{};
 	ibv_wc wc{};
 
+	if (probe_random_.one_in(100))
+		return probe_invalidate();
 	if (write) {
-		bool all = true;
-
 		for (unsigned i = 0; i < pages; i++)
-			c_.page[first + i].probe_writers++;
-		for (unsigned i = 0; i < pages; i++)
-			all &= c_.page[first + i].step % steps == lossy;
-		if (!all) {
-			for (unsigned i = 0; i < pages; i++)
-				c_.page[first + i].probe_writers--;
-			write = false;
-		}
+			page[i].probe_writers++;
+		write = std::all_of(page, page + pages, [](const page_state &p) {
+			return p.now() == lossy || p.now() == gone || p.now() == read_only;
+		});
+		for (unsigned i = 0; i < pages && !write; i++)
+			page[i].probe_writers--;
 	}
 	for (unsigned i = 0; i < pages; i++) {
-		step[i] = c_.page[first + i].step;
-		oldest[i] = c_.page[first + i].oldest;
-		std::memset(probe_buffer_ + i * PAGE, write ? tag(c_.number, c_.page[first + i].newest, i) : 0xff, PAGE);
+		step[i] = page[i].step;
+		oldest[i] = page[i].oldest;
+		std::memset(probe_buffer_ + i * PAGE, write ? tag(c_.number, page[i].newest, i) : 0xff, PAGE);
 	}
 	wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 	wr.sg_list = &sge;
 	wr.num_sge = 1;
 	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.wr.rdma.remote_addr = c_.base + first * PAGE;
+	wr.wr.rdma.remote_addr = c_.base + e.offset;
 	wr.wr.rdma.rkey = c_.rkey;
+	c_.count->tried(write ? kind::probe_write : kind::probe_read);
 	const int error = run_one(probe_, wr, wc);
 
+	/* What each page was all the while decides; a page that changed may have been anything. */
+	unsigned were[states] = {};
+	for (unsigned i = 0; i < pages; i++)
+		were[page[i].step == step[i] ? step[i] % states : lossy]++;
+	const bool nowhere = were[gone], forbidden = write && were[read_only];
+	const bool allowed = were[there] + (write ? 0 : were[read_only]) == pages;
 	if (write)
 		for (unsigned i = 0; i < pages; i++)
-			c_.page[first + i].probe_writers--;
-	(write ? c_.count.probe_writes : c_.count.probe_reads)++;
+			page[i].probe_writers--;
+	const char *const what = write ? "WRITE" : "READ";
+
 	if (error == -ETIMEDOUT && !c_.owner_is_gone)
-		fail(c_, fmt::format("the probe's {} of page {} does not complete", write ? "WRITE" : "READ", first));
-	for (unsigned i = 0; i < pages; i++)
-		steady &= step[i] % steps == there && c_.page[first + i].step == step[i];
+		fail(c_, fmt::format("the probe's {} of page {} does not complete", what, first));
 	if (error || wc.status != IBV_WC_SUCCESS) {
 		if (probe_stop_ || c_.owner_is_gone)
 			throw disconnected_now{};
-		if (error || wc.status != IBV_WC_REM_ACCESS_ERR || steady) {
+		if (error || wc.status != IBV_WC_REM_ACCESS_ERR || allowed) {
 			for (deadline end; !c_.owner_is_gone && !probe_stop_ && !end.over();)
 				np_pause();
 			if (probe_stop_ || c_.owner_is_gone)
 				throw disconnected_now{};
-			fail(c_, fmt::format("the probe's {} of {} pages at {}: {}, {}", write ? "WRITE" : "READ", pages, first,
+			fail(c_, fmt::format("the probe's {} of {} pages at {}: {}, {}", what, pages, first,
 					     error ? std::strerror(-error) : ibv_wc_status_str(wc.status),
-					     steady ? "all there" : "on the way"));
+					     allowed ? "all there" : "on the way"));
 		}
-		c_.count.probe_refused++;
+		if (nowhere)
+			c_.count->note(write ? kind::write_to_gone : kind::read_of_gone, true);
+		else if (forbidden)
+			c_.count->note(kind::write_to_read_only, true);
+		c_.refusals++;
 		reconnect_probe();
 		return;
 	}
+	if ((nowhere || forbidden) && !c_.owner_is_gone)
+		fail(c_, fmt::format("the probe's {} of {} pages at {} succeeds where {} are gone and {} read-only", what,
+				     pages, first, were[gone], were[read_only]));
+	c_.count->done(write ? kind::probe_write : kind::probe_read);
 	if (write)
 		return;
+	if (were[read_only])
+		c_.count->note(kind::read_of_read_only, true);
 	for (unsigned i = 0; i < pages; i++) {
-		const page_state &page = c_.page[first + i];
-		const std::uint32_t newest = page.newest;
-		const bool was_there = step[i] % steps == there && page.step == step[i];
+		const std::uint32_t newest = page[i].newest;
+		const state was = static_cast<state>(step[i] % states);
+		const bool has_content = (was == there || was == read_only) && page[i].step == step[i];
 		const std::uint8_t *p = probe_buffer_ + i * PAGE;
 
 		for (std::size_t k = 0; k < PAGE - 8 * atomics_per_page; k++) {
 			const unsigned who = p[k] >> 5, age = ((p[k] >> 3) - oldest[i]) & 3;
 
-			if (!p[k] && !was_there)
+			if (!p[k] && !has_content)
 				continue;
 			if (who != c_.number || (newest - oldest[i] < 3 && age > newest - oldest[i]))
 				fail(c_, fmt::format("the probe READ {:#x} at {:#x} of page {}: cell {}, epochs {} to {}, state {}",
-						     p[k], k, first + i, c_.number, oldest[i], newest, step[i] % steps));
+						     p[k], k, first + i, c_.number, oldest[i], newest,
+						     static_cast<unsigned>(was)));
 		}
 	}
 }
@@ -711,12 +949,7 @@ int peer::run()
 		}
 		probe_stop_ = true;
 	}
-	const npr_stats s = main_.qp->stats();
-
-	c_.count.faults += s.faults;
-	c_.count.holds += s.holds;
-	c_.count.suspicious += s.suspicious_pages;
-	c_.count.repeated += s.repeated_pages;
+	note_stats();
 	return status;
 }
 

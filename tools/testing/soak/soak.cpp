@@ -18,7 +18,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <new>
 #include <vector>
 
@@ -51,30 +50,23 @@ struct options {
 	double minutes = 2;
 	std::uint64_t seed = 1;
 	unsigned cells = 2;
-	unsigned round_seconds = 60;
+	unsigned round_seconds = 20;
 };
 
-/* What all cells did, those that are gone included. */
-struct totals {
-	std::uint64_t n[18] = {};
-	static constexpr const char *names[] = {
-	    "READ",	   "WRITE",	    "WRITE with immediate", "SEND",	    "atomic",	   "inline",
-	    "local buffer in unpinned memory", "MiB",	    "message",		    "probe READ",   "probe WRITE", "probe refused",
-	    "fault",	   "hold",	    "suspicious page",	    "event not to be noticed",
-	    "event to be noticed", "re-registration"};
+/* A run of so many minutes has to have done everything at least once. */
+constexpr double minutes_for_all = 2;
+/* A slow kernel gets so many times as long for what is missing then. */
+constexpr unsigned patience = 4;
 
-	void add(const counters &c)
-	{
-		const std::uint64_t more[] = {c.reads,	   c.writes,	   c.writes_imm,    c.sends,
-					      c.atomics,   c.inlines,	   c.unpinned_local, c.bytes,
-					      c.received,  c.probe_reads,  c.probe_writes,  c.probe_refused,
-					      c.faults,	   c.holds,	   c.suspicious,    c.kept_events,
-					      c.lossy_events, c.reregistrations};
-		static_assert(std::size(more) == std::size(names));
-		for (std::size_t i = 0; i < std::size(more); i++)
-			n[i] += more[i];
-	}
-};
+/* Shared with all processes. */
+template <class T> T *make_shared_memory()
+{
+	void *p = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (p == MAP_FAILED)
+		throw std::runtime_error("no memory");
+	return new (p) T{};
+}
 
 /* Where the threads of a process are, for whom has to find out why it does not end. */
 void show_threads(pid_t pid)
@@ -93,23 +85,38 @@ void show_threads(pid_t pid)
 	std::fflush(stdout);
 }
 
+/* What cells are like: each sort has its turn. */
+struct cards {
+	deck<memory> kind{{memory::anonymous, memory::huge_pages, memory::memfd, memory::hugetlb, memory::ext4, memory::xfs}};
+	deck<ibv_qp_type> side{{IBV_QPT_UC, IBV_QPT_UD}};
+	deck<int> relaxed{{false, false, true}}, events{{false, false, true}};
+	deck<int> shared_receives{{false, true}}, extended{{false, true}}, extended_poll{{false, true}};
+	deck<int> all_signaled{{false, false, true}};
+};
+
 class slot
 {
 public:
-	slot(unsigned number, totals &sum) : number_(number), sum_(sum) {}
+	slot(unsigned number, cards &deal, tally &count, link_state &link)
+	    : number_(number), deal_(deal), count_(count), link_(link)
+	{
+	}
 
 	void start(random_source &random)
 	{
-		void *p = mmap(nullptr, sizeof(cell), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-		if (p == MAP_FAILED)
-			throw std::runtime_error("no memory for a cell");
-		c_ = new (p) cell{};
+		c_ = make_shared_memory<cell>();
 		c_->seed = random.word();
 		c_->number = number_;
-		c_->kind = static_cast<memory>(random.below(static_cast<unsigned>(memory::kinds)));
-		c_->relaxed = random.one_in(3);
-		c_->events = random.one_in(3);
+		c_->count = &count_;
+		c_->link = &link_;
+		c_->kind = deal_.kind.draw(random);
+		c_->relaxed = deal_.relaxed.draw(random);
+		c_->events = deal_.events.draw(random);
+		c_->side = deal_.side.draw(random);
+		c_->shared_receives = deal_.shared_receives.draw(random);
+		c_->extended = deal_.extended.draw(random);
+		c_->extended_poll = deal_.extended_poll.draw(random);
+		c_->all_signaled = deal_.all_signaled.draw(random);
 		std::strncpy(c_->group, owners_group, sizeof(c_->group) - 1);
 		owner_ = spawn(run_owner);
 		await_session(0);
@@ -164,9 +171,6 @@ public:
 		await(owner_, "owner", done);
 		end();
 	}
-
-	[[nodiscard]] bool runs() const { return c_; }
-	[[nodiscard]] const cell &state() const { return *c_; }
 
 private:
 	template <class F> pid_t spawn(F run)
@@ -244,13 +248,14 @@ private:
 
 	void end()
 	{
-		sum_.add(c_->count);
 		munmap(c_, sizeof(*c_));
 		c_ = nullptr;
 	}
 
 	unsigned number_;
-	totals &sum_;
+	cards &deal_;
+	tally &count_;
+	link_state &link_;
 	cell *c_ = nullptr;
 	pid_t owner_ = 0, peer_ = 0;
 };
@@ -258,30 +263,37 @@ private:
 class driver
 {
 public:
-	explicit driver(const options &o) : o_(o), random_(o.seed), host_(o.seed + 1)
+	explicit driver(const options &o)
+	    : o_(o), random_(o.seed), count_(*make_shared_memory<tally>()),
+	      link_(*make_shared_memory<link_state>()), host_(o.seed + 1, count_, link_)
 	{
 		if (int error = np_usage_start(&before_))
 			throw std::runtime_error(fmt::format("usage: {}", std::strerror(-error)));
 		for (unsigned i = 0; i < o.cells; i++)
-			slots_.emplace_back(i + 1, sum_);
+			slots_.emplace_back(i + 1, cards_, count_, link_);
 	}
 
 	void run()
 	{
 		const std::uint64_t begin = np_now_ms(), end = begin + static_cast<std::uint64_t>(o_.minutes * 60000);
+		const std::uint64_t last = end + static_cast<std::uint64_t>((patience - 1) * minutes_for_all * 60000);
+		const bool all = o_.minutes >= minutes_for_all;
 		unsigned rounds = 0;
 
 		begin_ = last_report_ = begin;
-		while (np_now_ms() < end) {
+		while (np_now_ms() < end || (all && np_now_ms() < last && !missing().empty())) {
+			const std::uint64_t length = o_.round_seconds * 1000, now = np_now_ms();
+
 			rounds_ = ++rounds;
-			round(std::min<std::uint64_t>(end, np_now_ms() + o_.round_seconds * 1000));
+			round(now < end ? std::min(end, now + length) : now + length);
 		}
 		report();
-		fmt::print("soak: {} rounds, {} processes killed; nothing lost, nothing left behind\n", rounds, kills_);
-		for (std::size_t i = 0; i < std::size(sum_.n); i++)
-			fmt::print("soak: {:>12} x {}\n", i == 7 ? sum_.n[i] >> 20 : sum_.n[i], totals::names[i]);
-		for (const auto &[name, n] : host_.events())
-			fmt::print("soak: {:>12} x host: {}\n", n, name);
+		for (std::size_t i = 0; i < kinds; i++)
+			report(static_cast<kind>(i));
+		if (all && !missing().empty())
+			throw std::runtime_error(fmt::format("never happened: {}", missing()));
+		fmt::print("soak: {} rounds; nothing lost, nothing left behind{}\n", rounds,
+			   all ? "" : "; too short to require that all happened");
 	}
 
 private:
@@ -289,7 +301,7 @@ private:
 	{
 		for (slot &s : slots_)
 			s.start(random_);
-		std::uint64_t next_kill = np_now_ms() + random_.between(3000, 15000);
+		std::uint64_t next_kill = np_now_ms() + random_.between(2000, 8000);
 		while (np_now_ms() < end) {
 			host_.event();
 			const std::uint64_t until = np_now_ms() + random_.below(400);
@@ -300,15 +312,15 @@ private:
 			} while (np_now_ms() < until);
 			if (np_now_ms() > next_kill) {
 				kill_one();
-				next_kill = np_now_ms() + random_.between(3000, 15000);
+				next_kill = np_now_ms() + random_.between(2000, 8000);
 			}
 			if (np_now_ms() > last_report_ + 10000)
 				report();
 		}
-		if (random_.one_in(4)) {
+		if (const kind how = ends_.draw(random_); how != kind::end) {
 			for (slot &s : slots_)
 				s.disown();
-			host_.remove_device([](void *arg) {
+			host_.remove_device(how, [](void *arg) {
 				for (slot &s : static_cast<driver *>(arg)->slots_)
 					s.kill_both();
 			}, this);
@@ -324,46 +336,76 @@ private:
 	void kill_one()
 	{
 		slot &s = slots_[random_.below(slots_.size())];
+		const kind how = kills_.draw(random_);
 
-		kills_++;
-		switch (random_.below(4)) {
-		case 0:
-		case 1:
-			return s.kill_peer();
-		case 2:
+		count_.tried(how);
+		if (how == kind::kill_peer)
+			s.kill_peer();
+		else if (how == kind::kill_owner)
 			s.kill_owner();
-			break;
-		case 3:
+		else
 			s.kill_both();
-			break;
-		}
-		s.start(random_);
+		count_.done(how);
+		if (how != kind::kill_peer)
+			s.start(random_);
+	}
+
+	/* The names of what has not happened yet. */
+	[[nodiscard]] std::string missing() const
+	{
+		std::string names;
+
+		for (std::size_t i = 0; i < kinds; i++)
+			if (!count_.count(static_cast<kind>(i)))
+				names += fmt::format("{}{}", names.empty() ? "" : ", ", kind_names[i]);
+		return names;
+	}
+
+	void report(kind k)
+	{
+		const std::uint64_t done = count_.count(k), tried = count_.tries(k);
+
+		fmt::print("soak: {:>12} x {}{}\n", done, kind_names[static_cast<unsigned>(k)],
+			   tried == done ? "" : fmt::format(" ({} tried)", tried));
+	}
+
+	[[nodiscard]] std::uint64_t sum(kind first, kind last) const
+	{
+		std::uint64_t n = 0;
+
+		for (auto k = static_cast<unsigned>(first); k <= static_cast<unsigned>(last); k++)
+			n += count_.count(static_cast<kind>(k));
+		return n;
 	}
 
 	void report()
 	{
-		totals now = sum_;
 		const std::uint64_t seconds = (np_now_ms() - begin_) / 1000;
 
-		for (const slot &s : slots_)
-			if (s.runs())
-				now.add(s.state().count);
 		last_report_ = np_now_ms();
 		fmt::print("soak: {}:{:02} of {}:00, round {}: {} READs, {} WRITEs, {} messages, {} atomics, {} probes, {} events, "
-			   "{} kills\n",
-			   seconds / 60, seconds % 60, o_.minutes, rounds_, now.n[0], now.n[1] + now.n[2], now.n[8], now.n[4],
-			   now.n[9] + now.n[10], now.n[15] + now.n[16], kills_);
+			   "{} of the host, {} kills\n",
+			   seconds / 60, seconds % 60, o_.minutes, rounds_, count_.count(kind::read),
+			   sum(kind::write, kind::write_imm), count_.count(kind::received) + sum(kind::uc_received, kind::ud_received),
+			   sum(kind::fetch_add, kind::compare_swap), sum(kind::probe_read, kind::refused_invalidate),
+			   sum(kind::page_out, kind::peer_collapse), sum(kind::request_size, kind::block),
+			   sum(kind::kill_peer, kind::kill_both));
 		std::fflush(stdout);
 	}
 
 	options o_;
 	random_source random_;
+	tally &count_;
+	link_state &link_;
 	host host_;
+	cards cards_;
+	deck<kind> kills_{{kind::kill_peer, kind::kill_peer, kind::kill_owner, kind::kill_both}};
+	/* Of rounds; end: in peace */
+	deck<kind> ends_{{kind::end, kind::end, kind::unbind, kind::unplug}};
 	np_usage before_{};
-	totals sum_;
 	std::vector<slot> slots_;
 	std::uint64_t begin_ = 0, last_report_ = 0;
-	unsigned rounds_ = 0, kills_ = 0;
+	unsigned rounds_ = 0;
 };
 
 } // namespace

@@ -9,6 +9,7 @@
 #include <nprdma/nprdma.hpp>
 
 #include <optional>
+#include <span>
 
 namespace soak
 {
@@ -24,20 +25,49 @@ struct device {
 	explicit device(const char *name);
 };
 
+struct shared_receives {
+	own<ibv_srq> verbs;
+	std::optional<nprdma::srq> srq;
+
+	shared_receives(device &d, unsigned receives);
+};
+
+struct connection_options {
+	ibv_qp_type type = IBV_QPT_RC;
+	unsigned send = 1, recv = 1;
+	ibv_srq *srq = nullptr;
+	bool all_signaled = false;
+	/* The extended interfaces, for requests and for completions */
+	bool extended = false, extended_poll = false;
+};
+
 /* A queue pair with a CQ of its own, both in the hands of libnprdma once attached. */
 struct connection {
+	connection_options with;
 	own<ibv_comp_channel> channel;
 	own<ibv_cq> verbs_cq;
 	own<ibv_qp> verbs_qp;
 	std::optional<nprdma::cq> cq;
 	std::optional<nprdma::qp> qp;
 
-	connection(device &d, unsigned send, unsigned recv);
+	connection(device &d, const connection_options &o);
 	void attach(device &d, np_addr to, std::uint32_t flags);
 	[[nodiscard]] np_addr address(const device &d) const { return {verbs_qp->qp_num, d.lid}; }
+
+	/*
+	 * 0 or -errno; wr becomes the first request that was not posted. The extended interface
+	 * posts all or none.
+	 */
+	[[nodiscard]] int post(ibv_send_wr *&wr);
+	/* How many, or -errno. */
+	[[nodiscard]] int poll(std::span<ibv_wc> wc);
+
+private:
+	int post_extended(ibv_send_wr *wr);
+	int poll_extended(std::span<ibv_wc> wc);
 };
 
-own<ibv_mr> pin(device &d, void *memory, std::size_t length);
+own<ibv_mr> pin(device &d, void *memory, std::size_t length, int access = IBV_ACCESS_LOCAL_WRITE);
 
 } // namespace soak
 

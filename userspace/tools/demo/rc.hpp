@@ -32,6 +32,9 @@ struct deleter {
 	void operator()(ibv_comp_channel *p) const noexcept { (void)ibv_destroy_comp_channel(p); }
 	void operator()(ibv_qp *p) const noexcept { (void)ibv_destroy_qp(p); }
 	void operator()(ibv_mr *p) const noexcept { (void)ibv_dereg_mr(p); }
+	void operator()(ibv_mw *p) const noexcept { (void)ibv_dealloc_mw(p); }
+	void operator()(ibv_srq *p) const noexcept { (void)ibv_destroy_srq(p); }
+	void operator()(ibv_ah *p) const noexcept { (void)ibv_destroy_ah(p); }
 };
 
 template <class T> using handle = std::unique_ptr<T, deleter>;
