@@ -9,10 +9,17 @@
  * asks for it again, which costs one minor fault; if nobody does, the next answer is
  * no.  Nothing of this happens as long as nobody reclaims memory.
  *
+ * For that, no page may become resident without a trace.  So whatever does counts as
+ * used, also if it only came along with what was asked for; and what reclaim has
+ * asked about does not come along, because it would count as used whether it is or
+ * not.
+ *
  * The question comes for an address of an address space, under the lock of its page
  * table, so what is known about use belongs to the address space and is found without
  * locks.  All regions of an owner share it.
  */
+#include <kunit/visibility.h>
+#include <linux/bitmap.h>
 #include <linux/llist.h>
 #include <linux/mmu_notifier.h>
 #include <linux/slab.h>
@@ -23,8 +30,9 @@
 
 /*
  * 2 MiB of an address space.
- * @used: pages that peers have asked for since reclaim asked for the last time
- * @aged: pages about which it has asked, which are to become absent
+ * @used: pages that peers have asked for, or were given, since reclaim asked
+ * @asked: pages of which it knows that they were used before it asked, and not since
+ * @aged: of these, those that are to become absent
  * @queued: bit 0: @node is in np_aging.todo
  */
 struct np_aging_slot {
@@ -32,6 +40,7 @@ struct np_aging_slot {
 	unsigned long index;
 	unsigned long queued;
 	DECLARE_BITMAP(used, NP_SLOT_PAGES);
+	DECLARE_BITMAP(asked, NP_SLOT_PAGES);
 	DECLARE_BITMAP(aged, NP_SLOT_PAGES);
 };
 
@@ -54,12 +63,15 @@ struct np_aging {
 
 static struct workqueue_struct *np_aging_wq;
 
-/* Under the lock of a page table: may not sleep */
-static int np_aging_ask(struct mmu_notifier *notifier, unsigned long start,
-			unsigned long end, bool clear)
+static struct np_aging *to_np_aging(struct mmu_notifier *notifier)
 {
-	struct np_aging *aging = container_of(notifier, struct np_aging,
-					      notifier);
+	return container_of(notifier, struct np_aging, notifier);
+}
+
+/* Under the lock of a page table: may not sleep */
+VISIBLE_IF_KUNIT bool np_aging_ask(struct np_aging *aging, unsigned long start,
+				   unsigned long end, bool clear)
+{
 	struct np_aging_slot *slot;
 	unsigned long va, next;
 	bool young = false;
@@ -77,6 +89,7 @@ static int np_aging_ask(struct mmu_notifier *notifier, unsigned long start,
 			young = true;
 			if (!clear || !test_and_clear_bit(i, slot->used))
 				continue;
+			set_bit(i, slot->asked);
 			set_bit(i, slot->aged);
 			if (!test_and_set_bit(0, &slot->queued) &&
 			    llist_add(&slot->node, &aging->todo))
@@ -85,25 +98,27 @@ static int np_aging_ask(struct mmu_notifier *notifier, unsigned long start,
 	}
 	return young;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_aging_ask);
 
 static int np_aging_clear_flush_young(struct mmu_notifier *notifier,
 				      struct mm_struct *mm, unsigned long start,
 				      unsigned long end)
 {
-	return np_aging_ask(notifier, start, end, true);
+	return np_aging_ask(to_np_aging(notifier), start, end, true);
 }
 
 static int np_aging_clear_young(struct mmu_notifier *notifier,
 				struct mm_struct *mm, unsigned long start,
 				unsigned long end)
 {
-	return np_aging_ask(notifier, start, end, true);
+	return np_aging_ask(to_np_aging(notifier), start, end, true);
 }
 
 static int np_aging_test_young(struct mmu_notifier *notifier,
 			       struct mm_struct *mm, unsigned long addr)
 {
-	return np_aging_ask(notifier, addr, addr + PAGE_SIZE, false);
+	return np_aging_ask(to_np_aging(notifier), addr, addr + PAGE_SIZE,
+			    false);
 }
 
 static void np_aging_work(struct work_struct *work)
@@ -164,10 +179,7 @@ static struct mmu_notifier *np_aging_alloc_notifier(struct mm_struct *mm)
 /* All regions are gone, and so are all callbacks: only the work may still run */
 static void np_aging_free_notifier(struct mmu_notifier *notifier)
 {
-	struct np_aging *aging = container_of(notifier, struct np_aging,
-					      notifier);
-
-	queue_work(np_aging_wq, &aging->free);
+	queue_work(np_aging_wq, &to_np_aging(notifier)->free);
 }
 
 static const struct mmu_notifier_ops np_aging_ops = {
@@ -196,7 +208,7 @@ int np_aging_join(struct np_region *region)
 	notifier = mmu_notifier_get(&np_aging_ops, region->mm);
 	if (IS_ERR(notifier))
 		return PTR_ERR(notifier);
-	aging = container_of(notifier, struct np_aging, notifier);
+	aging = to_np_aging(notifier);
 	mutex_lock(&aging->lock);
 	list_add(&region->aging_node, &aging->regions);
 	mutex_unlock(&aging->lock);
@@ -251,7 +263,7 @@ int np_aging_make_slot(struct np_region *region, unsigned long va)
 }
 
 /**
- * np_aging_use() - a peer uses these pages
+ * np_aging_use() - a peer uses these pages, or may do so from now on
  * @region: region whose slot was made
  * @va: first page
  * @npages: within the slot
@@ -265,9 +277,32 @@ void np_aging_use(struct np_region *region, unsigned long va, unsigned int npage
 	unsigned int i;
 
 	slot = xa_load(&region->aging->slots, va >> NP_SLOT_SHIFT);
-	for (i = first; slot && i < first + npages; i++)
+	for (i = first; slot && i < first + npages; i++) {
+		if (test_bit(i, slot->asked))
+			clear_bit(i, slot->asked);
 		if (!test_bit(i, slot->used))
 			set_bit(i, slot->used);
+	}
+}
+
+/**
+ * np_aging_is_asked() - does reclaim want to know whether these pages are used?
+ * @region: region whose slot was made
+ * @va: first page
+ * @npages: within the slot
+ *
+ * Context: any; the caller has a reference to the region.
+ * Return: true if a peer's own FAULT shall show it, of one page at least.
+ */
+bool np_aging_is_asked(struct np_region *region, unsigned long va,
+		       unsigned int npages)
+{
+	unsigned int first = (va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	unsigned int end = first + npages;
+	struct np_aging_slot *slot;
+
+	slot = xa_load(&region->aging->slots, va >> NP_SLOT_SHIFT);
+	return slot && find_next_bit(slot->asked, end, first) < end;
 }
 
 /**

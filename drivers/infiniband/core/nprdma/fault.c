@@ -586,7 +586,8 @@ void np_region_absent(struct np_region *region)
  * @pages: bitmap of its pages
  *
  * They become absent for peers, and nothing happens to them.  Held pages are left
- * alone: reclaim cannot take them.
+ * alone, because reclaim cannot take them, and stay in use: they may be resident
+ * still when their holds end.
  *
  * Context: process context; the caller keeps the region from being freed.
  */
@@ -607,10 +608,13 @@ void np_region_age(struct np_region *region, unsigned long va,
 
 	mutex_lock(&chunk->lock);
 	iommu_inval_init(&inval);
-	for_each_set_bit(i, pages, NP_SLOT_PAGES)
-		if (slot->resident && !np_slot_is_held(slot, i))
+	for_each_set_bit(i, pages, NP_SLOT_PAGES) {
+		if (np_slot_is_held(slot, i))
+			np_aging_use(region, va + (i << PAGE_SHIFT), 1);
+		else if (slot->resident)
 			out += np_slot_absent(chunk, slot, i, i + 1,
 					      NP_ABSENT_UNHELD, &inval);
+	}
 	iommu_inval_sync(region->read.domain, &inval);
 	mutex_unlock(&chunk->lock);
 
@@ -850,6 +854,14 @@ static bool np_fault_is_huge(const struct np_fault *f)
 	return true;
 }
 
+/* A neighbour that shall become resident when a peer asks for it, and not before */
+static bool np_fault_is_uncalled(const struct np_fault *f, unsigned long va,
+				 unsigned int npages)
+{
+	return f->flags & NP_FAULT_AROUND &&
+	       np_aging_is_asked(f->region, va, npages);
+}
+
 /* Has a page as many holds as can be counted? Then who wants one more waits */
 static bool np_fault_is_one_too_many(const struct np_fault *f, unsigned int i)
 {
@@ -902,6 +914,8 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 			continue;
 		if (!ok && f->flags & NP_FAULT_PRESENT)
 			continue;
+		if (np_fault_is_uncalled(f, f->va + (i << PAGE_SHIFT), 1))
+			continue;
 		if (!ok || np_fault_must_wait(f, i, pfn))
 			return -EBUSY;
 		if (!np_page_is_memory(pfn))
@@ -931,6 +945,8 @@ static int np_fault_plan_huge(struct np_fault *f, struct page **undirty)
 
 	if (f->slot->held)
 		return -EBUSY;
+	if (np_fault_is_uncalled(f, np_slot_va(f->chunk, f->slot), NP_SLOT_PAGES))
+		return 0;
 	for (i = 0; i < f->npages; i++)
 		if (np_slot_lacks(f->slot, f->first + i, write))
 			break;
@@ -999,6 +1015,8 @@ static int np_fault_map(struct np_fault *f)
 			if (rights & NP_WORD_WRITABLE)
 				__clear_bit(f->first + i, holds->stale_write);
 		}
+		/* Before peers can see it: their next use leaves no trace */
+		np_aging_use(region, f->va + (i << PAGE_SHIFT), 1);
 		np_word_set(region, f->slot, f->first + i, rights);
 		in++;
 	}
@@ -1039,6 +1057,8 @@ static int np_fault_map_huge(struct np_fault *f)
 	if (ret)
 		return ret;
 
+	/* Reclaim asks about all of it at once */
+	np_aging_use(region, f->va, f->npages);
 	/* 3 after 2, as in np_fault_map() */
 	dma_wmb();
 	for (i = 0; i < NP_SLOT_PAGES; i++) {
@@ -1336,7 +1356,7 @@ static int np_fault_begin(struct np_fault *f, unsigned int max_pages)
 	return np_slot_make_words(f->region, f->slot, f->va);
 }
 
-/* Neighbours of what was asked for are not asked for */
+/* What was resident before, too: to ask for it is the only trace of its use */
 static void np_fault_is_use(struct np_fault *f)
 {
 	if (!(f->flags & NP_FAULT_PRESENT))

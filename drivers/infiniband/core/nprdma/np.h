@@ -38,6 +38,8 @@ struct np_local;
  * tables have now; a page that is not there is no error.
  */
 #define NP_FAULT_PRESENT	BIT(8)
+/* Likewise, with NP_FAULT_PRESENT: only neighbours of what a peer has asked for */
+#define NP_FAULT_AROUND		BIT(10)
 /* For np_region_fault(): not for a peer, so the region's remote rights do not count */
 #define NP_FAULT_LOCAL		BIT(9)
 

@@ -377,6 +377,12 @@ int np_aging_join(struct np_region *region);
 void np_aging_leave(struct np_region *region);
 int np_aging_make_slot(struct np_region *region, unsigned long va);
 void np_aging_use(struct np_region *region, unsigned long va, unsigned int npages);
+bool np_aging_is_asked(struct np_region *region, unsigned long va,
+		       unsigned int npages);
+#if IS_ENABLED(CONFIG_KUNIT)
+bool np_aging_ask(struct np_aging *aging, unsigned long start,
+		  unsigned long end, bool clear);
+#endif
 int np_aging_init(void);
 void np_aging_exit(void);
 

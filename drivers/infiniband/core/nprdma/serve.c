@@ -508,8 +508,8 @@ static void np_fault_neighbours(struct np_region *region,
 	last = range->addr + (range->length - 1);
 	rest = block - 1 - last % block;
 	last = end - last > rest ? last + rest : end;
-	np_region_fault(region, start, last - start + 1, NP_FAULT_PRESENT, NULL,
-			NULL, 0);
+	np_region_fault(region, start, last - start + 1,
+			NP_FAULT_PRESENT | NP_FAULT_AROUND, NULL, NULL, 0);
 }
 
 static void np_fault_job(struct np_job *job)

@@ -1038,6 +1038,72 @@ static void np_fault_notices_that_its_split_is_undone(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* Does reclaim hear that a page is used? */
+static bool np_test_ask(struct np_region *region, unsigned int page, bool clear)
+{
+	unsigned long va = (region->start & PAGE_MASK) + page * PAGE_SIZE;
+
+	return np_aging_ask(region->aging, va, va + PAGE_SIZE, clear);
+}
+
+/* It asks, and a worker makes the page absent */
+static void np_test_age(struct kunit *test, struct np_region *region,
+			unsigned int page)
+{
+	unsigned long deadline = jiffies + 10 * HZ;
+
+	KUNIT_EXPECT_TRUE(test, np_test_ask(region, page, true));
+	while (np_rights(region, page) && time_before(jiffies, deadline))
+		cond_resched();
+	KUNIT_ASSERT_EQ(test, np_rights(region, page), 0);
+	KUNIT_EXPECT_FALSE(test, np_test_ask(region, page, false));
+}
+
+static void np_neighbour_counts_as_used(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	np_touch(test, t->va, 1);
+	np_touch(test, t->va + PAGE_SIZE, 1);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_AROUND |
+					    NP_FAULT_PRESENT), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 0, false));
+	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
+	/* Nobody can use what is not there */
+	KUNIT_EXPECT_FALSE(test, np_test_ask(region, 2, false));
+	np_test_settled(test);
+}
+
+static void np_page_that_was_asked_about_comes_when_it_is_used(struct kunit *test)
+{
+	static const unsigned int flags[] = { 0, NP_FAULT_PRESENT };
+	struct np_region *region = np_test_region(test, 4);
+	unsigned int i;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, 0), 0);
+	for (i = 0; i < ARRAY_SIZE(flags); i++) {
+		np_test_age(test, region, 1);
+		np_test_age(test, region, 2);
+		/* As often as others are asked for */
+		KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+		KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4,
+						    NP_FAULT_AROUND |
+						    NP_FAULT_PRESENT), 0);
+		KUNIT_EXPECT_EQ(test, np_rights(region, 1), 0);
+		KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
+		KUNIT_EXPECT_FALSE(test, np_test_ask(region, 1, false));
+		/* Not as a neighbour, by whatever else */
+		KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, flags[i]), 0);
+		KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+		KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
+		KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
+		KUNIT_ASSERT_EQ(test, np_test_fault(region, 2, 1, 0), 0);
+	}
+	np_test_settled(test);
+}
+
 static void np_invalidation_that_may_not_block_gives_up(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 1);
@@ -1355,6 +1421,25 @@ static void np_page_stays_until_its_last_hold(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* Reclaim asks while it is held, and for nothing; then it can take the page */
+static void np_page_is_in_use_as_long_as_it_is_held(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	DECLARE_BITMAP(pages, NP_SLOT_PAGES) = {};
+	struct np_hold *hold;
+
+	hold = np_test_hold(test, region, 1, 1, 0);
+	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, true));
+	/* What the worker does now, or has done */
+	__set_bit(((region->start >> PAGE_SHIFT) + 1) % NP_SLOT_PAGES, pages);
+	np_region_age(region, ALIGN_DOWN(region->start, NP_SLOT_SIZE), pages);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
+	np_hold_release(hold);
+	np_test_age(test, region, 1);
+	np_test_settled(test);
+}
+
 /* A count that began anew would give the page away under those that it has forgotten */
 static void np_page_has_as_many_holds_as_can_be_counted(struct kunit *test)
 {
@@ -1586,6 +1671,21 @@ static void np_huge_leaf_is_aged_as_a_whole(struct kunit *test)
 	np_age_other_page(&t->fake);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION);
 	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
+}
+
+static void np_huge_leaf_that_was_asked_about_comes_when_it_is_used(struct kunit *test)
+{
+	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_age(test, region, 0);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION);
+	/* Of neighbours in the next slot; the first page is not among them */
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 4, NP_FAULT_AROUND |
+					    NP_FAULT_PRESENT), 0);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	np_test_words(test, region, 3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 }
 
 /* What is pinned stays when its neighbours go */
@@ -1856,6 +1956,8 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_absent_slot_is_merged),
 	KUNIT_CASE(np_generation_survives_a_merge),
 	KUNIT_CASE(np_fault_notices_that_its_split_is_undone),
+	KUNIT_CASE(np_neighbour_counts_as_used),
+	KUNIT_CASE(np_page_that_was_asked_about_comes_when_it_is_used),
 	KUNIT_CASE(np_invalidation_that_may_not_block_gives_up),
 	KUNIT_CASE(np_protection_leaves_the_read_window),
 	KUNIT_CASE(np_protection_of_readable_pages_costs_no_flush),
@@ -1866,6 +1968,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_huge_leaf_goes_as_a_whole),
 	KUNIT_CASE(np_huge_leaf_is_protected_as_a_whole),
 	KUNIT_CASE(np_huge_leaf_is_aged_as_a_whole),
+	KUNIT_CASE(np_huge_leaf_that_was_asked_about_comes_when_it_is_used),
 	KUNIT_CASE(np_hold_cuts_a_huge_leaf),
 	KUNIT_CASE(np_huge_leaf_lies_within_the_region),
 	KUNIT_CASE(np_hold_notices_a_new_huge_leaf),
@@ -1878,6 +1981,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
+	KUNIT_CASE(np_page_is_in_use_as_long_as_it_is_held),
 	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
 	KUNIT_CASE(np_end_of_region_ends_holds),
 	KUNIT_CASE(np_end_of_region_overtakes_a_release),
