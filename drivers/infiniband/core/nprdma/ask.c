@@ -80,14 +80,16 @@ static void np_trans_finish(struct np_trans *trans, u32 status,
 }
 
 /*
- * Under the peer's lock: jiffies until a request may be sent again. What holds up one
- * answer holds up all that are under way, and to ask for all of them again, by MAD,
- * would cost both ends more than to answer. So there is one place for each time-out,
- * and who comes too late for it takes the next, unless that is too far away: those
- * before it may have been answered meanwhile. An answer hastens the next.
+ * Under the peer's lock: jiffies until a request may be sent again, or look again. What
+ * holds up one answer holds up all that are under way, and to ask for all of them again,
+ * by MAD, would cost both ends more than to answer. So there is one place for each
+ * time-out, and who comes too late for it takes the next. If that is too far away, it
+ * takes none, and looks again later: those before it may have been answered meanwhile.
+ * An answer hastens the next.
  */
-static unsigned long np_again_wait(struct np_peer *peer)
+static unsigned long np_again_wait(struct np_trans *trans)
 {
+	struct np_peer *peer = trans->peer;
 	unsigned long now = jiffies, at = peer->again;
 	unsigned long last = now + usecs_to_jiffies(NP_RTO_MAX_US);
 
@@ -95,8 +97,10 @@ static unsigned long np_again_wait(struct np_peer *peer)
 	if (time_before(at, now))
 		at = now;
 	if (time_after(at, last))
-		at = last;
-	peer->again = at + usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 1));
+		return last - now;
+	peer->again = at + max(usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 1)),
+			       1UL);
+	trans->placed = at != now;
 	return at - now;
 }
 
@@ -111,8 +115,9 @@ static void np_again_hasten(struct np_peer *peer)
 
 	lockdep_assert_held(&peer->lock);
 	list_for_each_entry(trans, &peer->trans, entry) {
-		if (!trans->placed)
+		if (!trans->waits)
 			continue;
+		trans->placed = true;
 		kref_get(&trans->ref);
 		kref_get(&peer->ref);
 		/* Its timer had these references already, unless it is running */
@@ -142,9 +147,10 @@ static void np_trans_work(struct work_struct *work)
 		list_del_init(&trans->entry);
 	} else {
 		if (!trans->placed)
-			wait = np_again_wait(peer);
-		trans->placed = wait;
+			wait = np_again_wait(trans);
+		trans->waits = wait;
 		if (!wait) {
+			trans->placed = false;
 			trans->unheard++;
 			if (trans->tries < 2 * NP_TRIES)
 				trans->tries++;
@@ -216,6 +222,7 @@ void np_trans_list(struct np_trans *trans)
 	trans->deadline = jiffies + msecs_to_jiffies(NP_WORKING_MS);
 	trans->tries = 1;
 	trans->unheard = 1;
+	trans->waits = false;
 	trans->placed = false;
 	kref_get(&trans->ref);
 	kref_get(&peer->ref);

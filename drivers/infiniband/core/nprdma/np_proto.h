@@ -567,6 +567,7 @@ struct np_peer {
  * @deadline: jiffies, even if the peer says WORKING
  * @tries: times it was sent
  * @unheard: times it was sent since the peer last said anything about it
+ * @waits: its time-out has passed, and it has not been sent again since
  * @placed: is sent again when @work runs next, whatever else is
  * @done: called once, in process context, without locks
  * @release: frees the structure around it; NULL: its owner does
@@ -581,6 +582,7 @@ struct np_trans {
 	unsigned long deadline;
 	unsigned int tries;
 	unsigned int unheard;
+	bool waits;
 	bool placed;
 	void (*done)(struct np_trans *trans, u32 status,
 		     const struct np_msg *answer);

@@ -688,9 +688,48 @@ static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
 	np_answer_to(test, 3, NP_OK, 0);
 }
 
+#define NP_TEST_AGAIN	220	/* requests */
+#define NP_TEST_AGAINS	120	/* more than there are time-outs in NP_RTO_MAX_US */
+
 static void np_test_done(struct np_trans *trans, u32 status,
 			 const struct np_msg *answer)
 {
+}
+
+/* All time out together, more of them than have a place for as long as one waits for it. */
+static void np_requests_are_not_sent_again_together(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	unsigned long begin, rto = usecs_to_jiffies(NP_RTO_MIN_US);
+	struct np_trans *trans;
+	unsigned int i, nr = 0;
+
+	trans = kunit_kcalloc(test, NP_TEST_AGAIN, sizeof(*trans), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, trans);
+	np_rtt_sample(&t->fake.peer.rtt, 1);
+	begin = jiffies;
+	for (i = 0; i < NP_TEST_AGAIN; i++) {
+		np_trans_init(&trans[i], &t->fake.peer, NP_MSG_FORGET,
+			      np_test_done, NULL);
+		KUNIT_ASSERT_EQ(test, np_trans_start(&trans[i]), 0);
+	}
+	KUNIT_EXPECT_NE(test, 0,
+			wait_event_timeout(t->wait, READ_ONCE(t->nr_sent) >=
+					   NP_TEST_AGAIN + NP_TEST_AGAINS,
+					   30 * HZ));
+	np_peer_fail(&t->fake.peer);
+	flush_workqueue(np_wq);
+	/* The first time is quick; however late we are, nobody comes before his place */
+	for (i = 0; i < min(t->nr_sent, NP_TEST_SENT); i++) {
+		if (t->sent[i].quick)
+			continue;
+		KUNIT_ASSERT_TRUE_MSG(test, time_after_eq(t->sent_at[i],
+							  begin + nr * rto),
+				      "number %u after %lu jiffies", nr,
+				      t->sent_at[i] - begin);
+		nr++;
+	}
+	KUNIT_EXPECT_GE(test, nr, NP_TEST_AGAINS);
 }
 
 static void np_hold_is_kept_and_given_back_once(struct kunit *test)
@@ -1504,6 +1543,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_fault_repeated_too_early_teaches),
 	KUNIT_CASE_SLOW(np_fault_is_not_repeated_out_of_place),
 	KUNIT_CASE_SLOW(np_answer_to_a_repetition_hastens_the_next),
+	KUNIT_CASE_SLOW(np_requests_are_not_sent_again_together),
 	KUNIT_CASE(np_hold_is_kept_and_given_back_once),
 	KUNIT_CASE(np_hold_outlives_a_copy_beside_its_answer),
 	KUNIT_CASE(np_hold_answered_while_its_qp_ends_is_none),
