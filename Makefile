@@ -43,6 +43,7 @@ check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep
 
 .PHONY: check-full
 check-full: all kernel-stock kernel-debug kernel-kcsan selftests ## all of check, check-debug, a search for data races, and a short soak (hours)
+	@scripts/build-herd
 	@scripts/check --full
 
 MINUTES ?= 2
