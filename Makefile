@@ -42,7 +42,7 @@ check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep
 	@scripts/check --kernel debug
 
 .PHONY: check-full
-check-full: all kernel-stock kernel-debug kernel-kcsan selftests ## all of check, check-debug, a search for data races, and a short soak (hours)
+check-full: all kernel-stock kernel-debug kernel-kcsan selftests ## all of check, check-debug, a search for data races, and a short soak with each kernel (hours)
 	@scripts/build-herd
 	@scripts/check --full
 
