@@ -1406,6 +1406,13 @@ static long resident(struct ibv_mr *mr)
 	return np_query_mr(mr, &info) ? -1 : (long)info.resident_pages;
 }
 
+static long held(struct ibv_mr *mr)
+{
+	struct np_mr_info info;
+
+	return np_query_mr(mr, &info) ? -1 : (long)info.held_pages;
+}
+
 /* It asks what reclaim asks; the owner's CPU does not touch the page meanwhile. */
 TEST_F(memory, idle_page_tracking_sees_what_peers_use)
 {
@@ -1439,7 +1446,7 @@ TEST_F(memory, idle_page_tracking_sees_what_peers_use)
 	}
 }
 
-/* A page under a hold cannot be taken, and is left alone. */
+/* A page under a hold cannot be taken; it is left alone, and in use. */
 TEST_F(memory, held_pages_stay_when_they_are_aged)
 {
 	struct np_pair *pair = &self->pair;
@@ -1459,11 +1466,86 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
 	EXPECT_NE(0, np_pair_word(pair, off) & NP_WORD_READABLE);
 	ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
+	/* When it can be taken, it still is resident, and nobody knows that it is used. */
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_TRUE(np_wait_until(!held(pair->mr)));
+	EXPECT_EQ(1, resident(pair->mr));
+	EXPECT_EQ(0, is_idle(frame_of(self->data)));
 }
 
 #define OTHERS_LEN	(128UL << 20)
 #define USED		16U
+#define LRU_GEN		"/sys/kernel/mm/lru_gen/enabled"
+#define GENERATIONS	"/sys/kernel/debug/lru_gen"
+
+/* A look at all page tables of the group, which begins a new generation on each node. */
+static int look_at_all(void)
+{
+	const char *group = NP_GROUP + strlen("/sys/fs/cgroup");
+	unsigned int id = 0, node = 0, n, nodes = 0;
+	char line[256], path[128], look[4][64];
+	FILE *f = fopen(GENERATIONS, "re");
+	unsigned long seq, birth;
+	bool ours = false;
+	int ret = 0;
+
+	if (!f)
+		return -errno;
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "memcg %u %127s", &n, path) == 2) {
+			ours = !strcmp(path, group);
+			id = n;
+		} else if (ours && sscanf(line, " node %u", &n) == 1) {
+			node = n;
+			nodes++;
+		} else if (ours && nodes <= ARRAY_SIZE(look) &&
+			   sscanf(line, "%lu %lu", &seq, &birth) == 2) {
+			/* The last line of a node is its youngest. */
+			snprintf(look[nodes - 1], sizeof(look[0]), "+ %u %u %lu", id, node, seq);
+		}
+	}
+	fclose(f);
+	if (!nodes || nodes > ARRAY_SIZE(look))
+		return -ENOENT;
+	for (n = 0; n < nodes && !ret; n++)
+		ret = write_file(GENERATIONS, look[n]);
+	return ret;
+}
+
+FIXTURE(in_use) {
+	struct np_pair pair;
+	struct np_load load;
+	struct swap swap;
+	uint8_t *data;
+};
+
+FIXTURE_VARIANT(in_use) {
+	unsigned int around;	/* pages that one fault brings */
+	bool unasked;		/* of those that are used only a few were asked for */
+	bool generations;	/* the multi-generational LRU */
+};
+
+FIXTURE_VARIANT_ADD(in_use, one_by_one) { .around = 1 };
+FIXTURE_VARIANT_ADD(in_use, with_neighbours) { .around = NP_FAULT_AROUND };
+FIXTURE_VARIANT_ADD(in_use, as_neighbours) { .around = NP_FAULT_AROUND, .unasked = true };
+FIXTURE_VARIANT_ADD(in_use, in_generations) { .around = NP_FAULT_AROUND, .generations = true };
+
+FIXTURE_SETUP(in_use)
+{
+	if (variant->generations) {
+		ASSERT_EQ(0, write_file(LRU_GEN, "y"));
+	}
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+	ASSERT_EQ(0, np_set_fault_around(variant->around));
+}
+
+FIXTURE_TEARDOWN_PARENT(in_use)
+{
+	EXPECT_EQ(0, write_file(LRU_GEN, "n"));
+	EXPECT_TRUE(swap_back(&self->swap));
+	EXPECT_TRUE(np_group_remove());
+	NP_CHECK_USAGE(&self->pair.before);
+}
 
 /*
  * All pages were used once, by CPU or peer. Then the peer goes on to READ the oldest of
@@ -1471,7 +1553,7 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
  * with the oldest. By then the peer has come back for them: they are few for the time
  * that a look at all of them takes.
  */
-TEST_F_TIMEOUT(memory, pages_that_peers_use_are_not_taken_first, 600)
+TEST_F_TIMEOUT(in_use, pages_that_peers_use_are_not_taken_first, 600)
 {
 	struct np_load *load = &self->load;
 	struct np_pair *pair = &self->pair;
@@ -1489,13 +1571,19 @@ TEST_F_TIMEOUT(memory, pages_that_peers_use_are_not_taken_first, 600)
 	memset(self->data, 1, USED * PAGE);
 	memset(pair->data, 1, NP_DATA_LEN);
 	memset(others, 1, OTHERS_LEN);
-	for (size_t off = 0; off < NP_DATA_LEN; off += HUGE_PAGE) {
+	for (size_t off = 0; off < NP_DATA_LEN && !variant->unasked; off += HUGE_PAGE) {
 		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, HUGE_PAGE, 0, NULL));
 	}
 	load->writes_of_8 = 0;
 	out = np_vmstat("pswpout");
 	back = np_vmstat("pswpin");
 	ASSERT_EQ(0, np_load_start(load));
+	if (variant->generations) {
+		/* It looks at so little memory twice before the peer has used all its pages. */
+		ASSERT_EQ(0, look_at_all());
+		ASSERT_TRUE(np_wait_until(resident(pair->mr) <= (long)USED));
+		ASSERT_LOAD(np_load_goes_on(load, 64 * USED));
+	}
 	while (np_vmstat("pswpout") - out < NP_DATA_PAGES) {
 		ASSERT_GT(1000, rounds++);
 		ASSERT_LOAD(np_load_goes_on(load, 4 * USED));
