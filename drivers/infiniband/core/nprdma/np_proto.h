@@ -664,7 +664,9 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 void np_serve_init(struct np_peer *peer);
 #if IS_ENABLED(CONFIG_KUNIT)
 extern struct ib_client np_client;
+extern unsigned int np_hold_ms;
 struct np_pgrant;
+int np_serve_alloc(struct np_peer *peer);
 struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 				 struct np_region *region);
 int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);

@@ -24,7 +24,8 @@
 #include "np_region.h"
 #include "trace.h"
 
-static unsigned int np_hold_ms = 5000;
+VISIBLE_IF_KUNIT unsigned int np_hold_ms = 5000;
+EXPORT_SYMBOL_IF_KUNIT(np_hold_ms);
 module_param_named(nprdma_hold_ms, np_hold_ms, uint, 0644);
 MODULE_PARM_DESC(nprdma_hold_ms,
 		 "Time after which a hold not given back ends its QP, in ms");
@@ -849,7 +850,7 @@ err_free:
 }
 EXPORT_SYMBOL_IF_KUNIT(np_pgrant_make);
 
-static int np_serve_alloc(struct np_peer *peer)
+VISIBLE_IF_KUNIT int np_serve_alloc(struct np_peer *peer)
 {
 	struct np_serve *serve;
 	unsigned int i;
@@ -866,6 +867,7 @@ static int np_serve_alloc(struct np_peer *peer)
 	spin_unlock(&peer->lock);
 	return 0;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_serve_alloc);
 
 /* Under np_peer.ctl. */
 static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,

@@ -391,6 +391,24 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 	EXPECT_OBEYED(before, "of %u", sent);
 }
 
+/* Of before the newest RESOLVE: it says until when it is true. */
+TEST_F(wire, late_copy_of_forget_does_not_undo_a_newer_resolve)
+{
+	struct np_pair *pair = &self->pair;
+	struct message m;
+
+	for (unsigned int i = 0; i < 20; i++) {
+		m = header(pair, FORGET, ++self->tid);
+		m.length = htobe16(16);
+		m.forget.region_id = htobe64(pair->info.region_id);
+		m.forget.seq = htobe64(i);
+		ASSERT_EQ(0, send_message(&self->peer, &m));
+		ASSERT_TRUE(fence(pair, &self->peer, &self->tid));
+	}
+	ASSERT_TRUE(np_wait_until(!held(pair)));
+	EXPECT_EQ(NP_OK, np_pair_fault(pair, PAGE, PAGE, NP_FAULT_WRITE, NULL));
+}
+
 /* Another owner and peer, in PDs of their own. */
 static int make_other(struct np_pair *other)
 {

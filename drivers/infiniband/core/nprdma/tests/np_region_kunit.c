@@ -25,6 +25,7 @@
 
 #include "../np_hooks.h"
 #include "../np_region.h"
+#include "np_fake_peer.h"
 
 #define FAKE_IOVA	0x7000000000UL
 #define FAKE_PRESENT	BIT_ULL(63)
@@ -1275,6 +1276,28 @@ static void np_hold_pins_what_is_mapped(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* While it is pinned, devices write to it, and somebody may clean it meanwhile. */
+static void np_page_held_for_write_is_dirty_afterwards(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct folio *folio;
+	struct np_hold *hold;
+
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	folio = page_folio(np_page_at(test, t->va));
+	folio_clear_dirty(folio);
+	np_hold_release(hold);
+	KUNIT_EXPECT_TRUE(test, folio_test_dirty(folio));
+
+	/* Also if it is the region that ends first */
+	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	folio_clear_dirty(folio);
+	np_region_close(region);
+	KUNIT_EXPECT_TRUE(test, folio_test_dirty(folio));
+	np_hold_release(hold);
+}
+
 static void np_held_leaf_outlives_the_mapping(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -1930,6 +1953,85 @@ static void np_device_without_iommu_is_refused(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_device_domain(t->ibdev)), -EOPNOTSUPP);
 }
 
+/* --- holds of peers --------------------------------------------------------------------------- */
+
+struct np_test_peer {
+	struct np_fake_peer fake;
+	struct np_region *region;
+	struct completion answered;
+	struct np_msg answer;
+	struct page *page;
+	bool held;	/* when the QP was moved to the error state */
+};
+
+static int np_test_peer_send(struct np_port *port, struct ib_ah *ah,
+			     u16 pkey_index, struct np_peer *peer,
+			     const struct np_msg *msg)
+{
+	struct np_test_peer *t = container_of(port, struct np_test_peer,
+					      fake.port);
+
+	t->answer = *msg;
+	complete(&t->answered);
+	return 0;
+}
+
+static void np_test_peer_failed(struct np_fake_peer *fake)
+{
+	struct np_test_peer *t = container_of(fake, struct np_test_peer, fake);
+
+	t->held = atomic64_read(&t->region->count.held) &&
+		  folio_maybe_dma_pinned(page_folio(t->page));
+}
+
+/* What a peer may reach by a hold stays until it cannot reach anything. */
+static void np_hold_that_expires_ends_its_qp_and_then_the_pin(struct kunit *test)
+{
+	struct np_test_peer *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
+	unsigned int hold_ms = np_hold_ms;
+	static const struct np_addr from;
+	struct np_region *region;
+	struct np_peer *peer;
+	struct np_msg msg = {
+		.type = NP_MSG_FAULT, .tid = 1,
+		.fault.flags = NP_FAULT_HOLD | NP_FAULT_WRITE,
+		.fault.nr_ranges = 1,
+	};
+
+	KUNIT_ASSERT_NOT_NULL(test, t);
+	region = np_test_region(test, 4);
+	t->region = region;
+	np_touch(test, ((struct np_test *)test->priv)->va, 1);
+	t->page = np_page_at(test, ((struct np_test *)test->priv)->va);
+	init_completion(&t->answered);
+	np_fake_peer_init(test, &t->fake);
+	t->fake.port.send = np_test_peer_send;
+	t->fake.failed = np_test_peer_failed;
+	peer = &t->fake.peer;
+	mutex_lock(&peer->ctl);
+	KUNIT_EXPECT_EQ(test, np_serve_alloc(peer), 0);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, np_pgrant_make(peer, region));
+	mutex_unlock(&peer->ctl);
+
+	msg.src_qpn = peer->remote_qpn;
+	msg.dst_qpn = peer->qpn;
+	msg.fault.region_id = np_region_id(region);
+	msg.fault.ranges[0] = (struct np_range){ region->base, PAGE_SIZE };
+	np_hold_ms = 1;
+	np_receive(&t->fake.port, &msg, false, &from, NULL);
+	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&t->answered,
+							     30 * HZ));
+	KUNIT_EXPECT_EQ(test, t->answer.status, NP_OK);
+	KUNIT_EXPECT_NE(test, t->answer.faulted.hold_id, 0);
+	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&peer->gone,
+							     30 * HZ));
+	np_hold_ms = hold_ms;
+	KUNIT_EXPECT_TRUE(test, t->held);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.held), 0);
+	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(t->page)));
+	np_fake_peer_exit(test, &t->fake);
+}
+
 static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_new_region_is_absent_everywhere),
 	KUNIT_CASE(np_window_is_congruent_to_the_address),
@@ -1975,6 +2077,8 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_hold_for_write_notices_new_huge_leaves),
 	KUNIT_CASE(np_failed_huge_leaf_is_undone),
 	KUNIT_CASE(np_hold_pins_what_is_mapped),
+	KUNIT_CASE(np_page_held_for_write_is_dirty_afterwards),
+	KUNIT_CASE(np_hold_that_expires_ends_its_qp_and_then_the_pin),
 	KUNIT_CASE(np_held_leaf_outlives_the_mapping),
 	KUNIT_CASE(np_stale_page_is_refreshed_if_it_is_the_same),
 	KUNIT_CASE(np_held_page_is_protected_for_all_but_its_holder),
