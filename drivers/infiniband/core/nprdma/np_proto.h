@@ -401,6 +401,10 @@ struct np_hca {
 #define NP_HELD_QP		(8 * NP_MAX_PAGES)
 #define NP_HELD_DEVICE		(256 * NP_MAX_PAGES)
 
+/* A receive buffer of the quick transport */
+#define NP_UD_GRH		sizeof(struct ib_grh)
+#define NP_UD_SIZE		(NP_UD_GRH + NP_WIRE_SIZE)
+
 void np_wire_stamp(struct np_wire *wire, const struct np_port *port);
 int np_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
 	    struct np_peer *peer, const struct np_msg *msg);
@@ -667,6 +671,7 @@ extern struct ib_client np_client;
 extern unsigned int np_hold_ms;
 struct np_pgrant;
 int np_serve_alloc(struct np_peer *peer);
+bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg);
 struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 				 struct np_region *region);
 int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);

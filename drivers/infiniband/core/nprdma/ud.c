@@ -14,6 +14,7 @@
  */
 #include <linux/dma-mapping.h>
 #include <linux/slab.h>
+#include <kunit/visibility.h>
 
 #include "np_proto.h"
 
@@ -22,9 +23,6 @@
 #define NP_UD_SEND	256		/* depth of the send queue */
 #define NP_UD_SIGNAL	32		/* every so many sends a completion */
 #define NP_UD_RECV	512		/* receive buffers */
-
-#define NP_UD_GRH	sizeof(struct ib_grh)
-#define NP_UD_SIZE	(NP_UD_GRH + NP_WIRE_SIZE)
 
 /**
  * struct np_ud_recv - a receive buffer
@@ -171,12 +169,31 @@ static int np_ud_post(struct np_ud_recv *recv)
 	return ib_post_recv(recv->ud->qp, &wr, NULL);
 }
 
+/**
+ * np_ud_decode - What a receive buffer holds
+ * @buf: GRH and message; NP_UD_SIZE bytes
+ * @length: what arrived, with the GRH
+ * @msg: set
+ *
+ * What is behind the message's end is an older message's, maybe of another peer.
+ *
+ * Return: true if it is a message, not cut and not longer
+ */
+VISIBLE_IF_KUNIT bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg)
+{
+	const struct np_wire *wire = (const struct np_wire *)(buf + NP_UD_GRH);
+
+	if (length != NP_UD_GRH + sizeof(wire->hdr) + be16_to_cpu(wire->hdr.length))
+		return false;
+	return !np_msg_decode(wire, msg);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_ud_decode);
+
 static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 {
 	struct np_ud_recv *recv = container_of(wc->wr_cqe, struct np_ud_recv,
 					       cqe);
 	struct np_ud *ud = recv->ud;
-	struct np_wire *wire = (struct np_wire *)(recv->buf + NP_UD_GRH);
 	struct np_addr from = {
 		.grh = wc->wc_flags & IB_WC_GRH,
 		.lid = wc->slid,
@@ -189,11 +206,7 @@ static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 	}
 	if (from.grh)
 		from.gid = ((struct ib_grh *)recv->buf)->sgid;
-	/* What is behind the message's end is an older message's */
-	if (wc->byte_len >= NP_UD_GRH + sizeof(wire->hdr) &&
-	    be16_to_cpu(wire->hdr.length) <=
-	    wc->byte_len - NP_UD_GRH - sizeof(wire->hdr) &&
-	    !np_msg_decode(wire, &msg)) {
+	if (np_ud_decode(recv->buf, wc->byte_len, &msg)) {
 		msg.quick = true;
 		np_receive(ud->port, &msg, false, &from, NULL);
 	}

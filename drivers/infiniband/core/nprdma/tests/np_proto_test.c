@@ -217,6 +217,89 @@ static void np_msg_garbage_is_refused_or_sane(struct kunit *test)
 	KUNIT_EXPECT_GT(test, accepted, 1000);
 }
 
+/*
+ * The buffer still holds what came before, of another peer: whatever comes on top of
+ * that, and however long, nothing of it is taken for a part of the new message.
+ */
+static void np_quick_message_is_what_arrived(struct kunit *test)
+{
+	struct np_msg older = np_sample(NP_MSG_FAULT, false), in, out;
+	struct np_wire wire;
+	unsigned int length;
+	u32 cut, own;
+	int answer;
+	u8 *buf;
+	u8 type;
+
+	buf = kunit_kzalloc(test, NP_UD_SIZE, GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, buf);
+	for (type = 1; type <= NP_MSG_LAST; type++) {
+		for (answer = 0; answer < 2; answer++) {
+			in = np_sample(type, answer);
+			np_msg_encode(&in, &wire);
+			length = sizeof(wire.hdr) +
+				 be16_to_cpu(wire.hdr.length);
+			/* All that is whole is of the new one, or of its copy */
+			memcpy(buf + NP_UD_GRH, &wire, sizeof(wire));
+			for (cut = 0; cut <= 2 * NP_UD_SIZE; cut++)
+				KUNIT_EXPECT_EQ_MSG(test,
+						    np_ud_decode(buf, cut, &out),
+						    cut == NP_UD_GRH + length,
+						    "type %u answer %d, %u bytes",
+						    type, answer, cut);
+			KUNIT_EXPECT_FALSE(test,
+					   np_ud_decode(buf, U32_MAX, &out));
+			/* A header that promises what only the older one has */
+			np_msg_encode(&older, &wire);
+			memcpy(buf + NP_UD_GRH, &wire, sizeof(wire));
+			own = NP_UD_GRH + sizeof(wire.hdr) + 8;
+			KUNIT_EXPECT_FALSE(test, np_ud_decode(buf, own, &out));
+		}
+	}
+}
+
+static void np_quick_garbage_is_refused_or_what_arrived(struct kunit *test)
+{
+	unsigned int i, flips, accepted = 0;
+	u8 *buf, *other;
+	struct rnd_state rnd;
+	struct np_msg a, b;
+	struct np_wire wire;
+	u32 length;
+
+	buf = kunit_kzalloc(test, NP_UD_SIZE, GFP_KERNEL);
+	other = kunit_kzalloc(test, NP_UD_SIZE, GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, buf);
+	KUNIT_ASSERT_NOT_NULL(test, other);
+	prandom_seed_state(&rnd, 43);
+	for (i = 0; i < 100000; i++) {
+		struct np_msg base = np_sample(1 + i % NP_MSG_LAST, i & 8);
+
+		np_msg_encode(&base, &wire);
+		length = NP_UD_GRH + sizeof(wire.hdr) +
+			 be16_to_cpu(wire.hdr.length);
+		memcpy(buf + NP_UD_GRH, &wire, sizeof(wire));
+		for (flips = i % 3; flips; flips--)
+			buf[NP_UD_GRH + prandom_u32_state(&rnd) % 96] =
+				prandom_u32_state(&rnd);
+		if (i & 16)
+			length = prandom_u32_state(&rnd) % (NP_UD_SIZE + 1);
+		/* The same, on top of something else */
+		prandom_bytes_state(&rnd, other, NP_UD_SIZE);
+		memcpy(other, buf, length);
+		memset(&a, 0, sizeof(a));
+		memset(&b, 0, sizeof(b));
+		if (!np_ud_decode(buf, length, &a)) {
+			KUNIT_ASSERT_FALSE(test, np_ud_decode(other, length, &b));
+			continue;
+		}
+		accepted++;
+		KUNIT_ASSERT_TRUE(test, np_ud_decode(other, length, &b));
+		KUNIT_ASSERT_MEMEQ(test, &a, &b, sizeof(a));
+	}
+	KUNIT_EXPECT_GT(test, accepted, 1000);
+}
+
 static void np_ranges_bounds(struct kunit *test)
 {
 	struct np_range r[NP_MAX_RANGES + 1] = {};
@@ -1520,6 +1603,8 @@ static struct kunit_case np_proto_cases[] = {
 	KUNIT_CASE(np_msg_header_is_checked),
 	KUNIT_CASE(np_msg_garbage_is_refused_or_sane),
 	KUNIT_CASE(np_msg_survives_the_wire),
+	KUNIT_CASE(np_quick_message_is_what_arrived),
+	KUNIT_CASE(np_quick_garbage_is_refused_or_what_arrived),
 	KUNIT_CASE(np_ranges_bounds),
 	KUNIT_CASE(np_lane_serves_each_fault_once),
 	KUNIT_CASE(np_lane_forgets_an_earlier_boot),
