@@ -14,6 +14,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include "np_harness.h"
 
@@ -332,26 +333,53 @@ static bool our_text(unsigned long *start, unsigned long *end)
 
 static const char *const injector[] = { "failslab", "fail_page_alloc" };
 
-static int inject(const char *knob, unsigned long value)
+static int inject_by(size_t which, const char *knob, unsigned long value)
 {
 	char path[128], text[32];
+
+	snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", injector[which], knob);
+	snprintf(text, sizeof(text), "%lu", value);
+	return write_text(path, text);
+}
+
+static int inject(const char *knob, unsigned long value)
+{
 	int ret = 0;
 
-	for (size_t i = 0; !ret && i < ARRAY_SIZE(injector); i++) {
-		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", injector[i], knob);
-		snprintf(text, sizeof(text), "%lu", value);
-		ret = write_text(path, text);
-	}
+	for (size_t i = 0; !ret && i < ARRAY_SIZE(injector); i++)
+		ret = inject_by(i, knob, value);
 	return ret;
 }
 
-/* Only allocations with one of our functions on the stack count. */
-static int inject_from_ours(void)
+/* Where a function of the kernel is; its own are sorted. */
+static bool text_of(const char *function, unsigned long *start, unsigned long *end)
+{
+	FILE *f = fopen("/proc/kallsyms", "re");
+	char line[512], name[256];
+	unsigned long addr;
+
+	*start = 0;
+	*end = ~0UL;
+	while (f && fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx %*c %255s", &addr, name) != 2)
+			continue;
+		if (!strcmp(name, function))
+			*start = addr;
+		if (*start && addr > *start && addr < *end)
+			*end = addr;
+	}
+	if (f)
+		fclose(f);
+	return *start && *end != ~0UL;
+}
+
+/* Only allocations with this function on the stack count; NULL: one of ours. */
+static int inject_from(const char *function)
 {
 	unsigned long start, end;
 	int ret;
 
-	if (!our_text(&start, &end))
+	if (!(function ? text_of(function, &start, &end) : our_text(&start, &end)))
 		return -ENOENT;
 	ret = inject("require-start", start);
 	ret = ret ?: inject("require-end", end);
@@ -438,44 +466,113 @@ static int all_of_it(struct np_pair *pair, struct np_region_info *info)
 	return ret;
 }
 
-TEST_F_TIMEOUT(fail_nth, peers_hear_of_each_allocation_that_fails_in_a_worker, 900)
+/*
+ * All of it, in which the injector @which refuses the one allocation with which its count
+ * gets to @count. That goes on over all rounds since the host began.
+ */
+static int with_failure(struct np_pair *pair, size_t which, unsigned long count, int *ret)
+{
+	struct np_region_info info;
+	int err = inject_by(which, "interval", count);
+
+	err = err ?: inject("times", 1);
+	err = err ?: inject_by(which, "probability", 100);
+	*ret = err ? 0 : all_of_it(pair, &info);
+	return err ?: inject_by(which, "probability", 0);
+}
+
+FIXTURE(worker) {
+	struct np_pair pair;
+};
+
+FIXTURE_VARIANT(worker) {
+	const char *function;
+};
+
+FIXTURE_VARIANT_ADD(worker, any) { .function = NULL };
+/* Those of the owner: for RESOLVE, and for FAULT with and without a hold. */
+FIXTURE_VARIANT_ADD(worker, resolve) { .function = "np_asked_work" };
+FIXTURE_VARIANT_ADD(worker, fault) { .function = "np_fault_job" };
+FIXTURE_VARIANT_ADD(worker, hold) { .function = "np_hold_alloc" };
+
+FIXTURE_SETUP(worker)
+{
+	if (access("/proc/thread-self/fail-nth", W_OK))
+		SKIP(return, "the kernel has no fault injection: --kernel debug has");
+	ASSERT_EQ(0, set_injectors());
+	ASSERT_EQ(0, np_pair_open(&self->pair));
+	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
+	ASSERT_EQ(0, inject_from(variant->function));
+	ASSERT_EQ(0, inject_into_tasks());
+}
+
+FIXTURE_TEARDOWN_PARENT(worker)
+{
+	inject("probability", 0);
+	inject_from_all();
+	inject("task-filter", 0);
+	if (self->pair.owner.ctx)
+		NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* What the injectors have counted, over all tests. */
+static unsigned long *counted;
+
+static void __attribute__((constructor)) counted_make(void)
+{
+	void *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	counted = p == MAP_FAILED ? NULL : p;
+}
+
+/* The first, the second, and so on, until one of all that was asked for is not refused. */
+TEST_F_TIMEOUT(worker, peers_hear_of_each_allocation_that_fails, 900)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
 	unsigned int failed = 0, hits = 0;
+	struct np_region_info info;
 	struct ibv_mr *mr;
 
-	ASSERT_EQ(0, inject_from_ours());
-	ASSERT_EQ(0, inject_into_tasks());
-	/* Counted over all tasks: so which one fails each time depends on what was before. */
-	for (unsigned int i = 0; i < 150; i++) {
-		int ret;
+	ASSERT_NE(NULL, counted);
+	for (size_t which = 0; which < ARRAY_SIZE(injector); which++) {
+		bool hit = true, swept = false;
+		unsigned int nth;
 
-		mr = pair->mr;
-		ASSERT_EQ(0, inject("interval", 1 + i % 30));
-		ASSERT_EQ(0, inject("times", 1));
-		ASSERT_EQ(0, inject("probability", 100));
-		ret = all_of_it(pair, &info);
-		ASSERT_EQ(0, inject("probability", 0));
-		hits += injected();
-		if (ret) {
-			failed++;
-			EXPECT_TRUE(injected() && (ret == -ENOMEM || ret == NP_NOMEM ||
-						   ret == NP_TIMEOUT || ret == -ETIMEDOUT ||
-						   ret == -EHOSTUNREACH))
-				TH_LOG("round %u: %d", i, ret);
+		/* Once more without: then some more are refused until the count is known again. */
+		for (nth = 1; !swept || (!hit && nth > 1);) {
+			unsigned long count = counted[which] + nth;
+			int ret;
+
+			mr = pair->mr;
+			ASSERT_EQ(0, with_failure(pair, which, count, &ret));
+			hit = injected();
+			if (ret) {
+				failed++;
+				EXPECT_TRUE(hit && (ret == -ENOMEM || ret == NP_NOMEM ||
+						    ret == NP_TIMEOUT || ret == -ETIMEDOUT ||
+						    ret == -EHOSTUNREACH))
+					TH_LOG("allocation %u: %d", nth, ret);
+			}
+			/* Nothing stays behind of it. */
+			ASSERT_EQ(0, all_of_it(pair, &info)) TH_LOG("allocation %u", nth);
+			pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN,
+					      NP_RIGHTS | NP_UNPINNED);
+			ASSERT_NE(NULL, pair->mr);
+			ASSERT_EQ(0, ibv_dereg_mr(mr));
+			swept |= !hit;
+			if (!hit)
+				continue;
+			/* The injector does not count if there is nothing to divide by. */
+			counted[which] = count > 1 ? count : 0;
+			hits += !swept;
+			if (!swept)
+				nth++;
+			ASSERT_GT(500, nth);
 		}
-		/* Nothing stays behind of it. */
-		ASSERT_EQ(0, all_of_it(pair, &info)) TH_LOG("round %u", i);
-		pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN,
-				      NP_RIGHTS | NP_UNPINNED);
-		ASSERT_NE(NULL, pair->mr);
-		ASSERT_EQ(0, ibv_dereg_mr(mr));
+		TH_LOG("%s: %u allocations", injector[which], nth - 1);
 	}
-	ASSERT_EQ(0, inject_from_all());
-	ASSERT_EQ(0, inject("task-filter", 0));
 	TH_LOG("%u allocations refused, %u of them seen", hits, failed);
-	EXPECT_LT(50, hits);
+	EXPECT_LT(0, hits);
 	EXPECT_LT(0, failed);
 }
 
@@ -504,22 +601,9 @@ static int live_and_end(unsigned int nth)
  */
 static int inject_but_for_destroy_qp(void)
 {
-	unsigned long start = 0, end = ~0UL, addr;
-	FILE *f = fopen("/proc/kallsyms", "re");
-	char line[512], name[256];
+	unsigned long start, end;
 
-	while (f && fgets(line, sizeof(line), f)) {
-		if (sscanf(line, "%lx %*c %255s", &addr, name) != 2)
-			continue;
-		if (!strcmp(name, "mlx5_core_destroy_qp"))
-			start = addr;
-		/* The kernel's own are sorted. */
-		if (start && addr > start && addr < end)
-			end = addr;
-	}
-	if (f)
-		fclose(f);
-	if (!start || end == ~0UL)
+	if (!text_of("mlx5_core_destroy_qp", &start, &end))
 		return -ENOENT;
 	return inject("reject-start", start) ?: inject("reject-end", end) ?:
 	       inject("stacktrace-depth", 32);
