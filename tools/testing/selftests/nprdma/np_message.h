@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Messages between kernels, forged with raw MADs as a hostile kernel could send them.
+ */
+#ifndef NP_MESSAGE_H
+#define NP_MESSAGE_H
+
+#include <stdint.h>
+
+/* As np_proto.h of the kernel says. */
+
+enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE };
+
+#define SIZE		216
+#define HEADER		40
+#define BODY		(SIZE - HEADER)
+#define ANSWER		1
+#define LANES		32	/* FAULTs of one QP that may be under way */
+
+struct message {
+	uint8_t version;
+	uint8_t type;
+	uint8_t flags;
+	uint8_t status;
+	uint16_t length;
+	uint16_t reserved;
+	uint32_t ud_qpn;
+	uint32_t reserved2;
+	uint32_t src_qpn;
+	uint32_t dst_qpn;
+	uint64_t incarnation;
+	uint64_t tid;
+	union {
+		uint8_t body[BODY];
+		struct {
+			uint64_t region_id;
+			uint32_t flags;
+			uint16_t lane;
+			uint16_t nr_ranges;
+			struct {
+				uint64_t addr;
+				uint64_t length;
+			} ranges[8];
+		} fault;
+		struct {
+			uint64_t hold_id;
+			uint32_t nr_words;
+			uint32_t reserved;
+			uint64_t words[16];
+		} faulted;
+		struct {
+			uint32_t rkey;
+			uint32_t reserved;
+		} resolve;
+		uint64_t hold_id;
+		struct {
+			uint64_t region_id;
+			uint64_t seq;
+		} forget;
+	};
+};
+
+_Static_assert(sizeof(struct message) == SIZE, "a vendor MAD's data");
+
+#define CLASS		0x3c
+#define NOBODYS_CLASS	0x3b
+
+struct port {
+	int fd;
+	uint32_t agent;
+	uint16_t to;		/* LID */
+	uint8_t class;		/* of MADs: ours, or another for one that nobody takes */
+	uint32_t tid;		/* of MADs */
+};
+
+/* From a port of @dev to the one with LID @to. */
+int port_open(struct port *port, const char *dev, uint16_t to);
+int send_message(struct port *port, const struct message *message);
+
+#endif /* NP_MESSAGE_H */
