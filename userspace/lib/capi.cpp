@@ -103,12 +103,13 @@ NPR_EXPORT ibv_mr *npr_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
 {
 	/* Another thread's region may have the key as soon as this one has not */
-	npr::local_regions::all().remove(*mr);
+	const auto key = npr::local_regions::all().remove(*mr);
 	const int rc = ibv_dereg_mr(mr);
 	if (!rc)
 		return 0;
 	try {
-		npr::local_regions::all().add(*mr);
+		if (key)
+			npr::local_regions::all().add(*mr, *key);
 	} catch (const std::bad_alloc &) {
 		/* it is a region still, but no local buffer */
 	}
@@ -173,7 +174,8 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 			errno = error;
 			return nullptr;
 		};
-		if (a.flags & ~static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) || !all_zero(a.reserved))
+		if (a.flags & ~static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER | NPR_QP_OPAQUE_SINKS) ||
+		    !all_zero(a.reserved))
 			return refuse(EINVAL);
 		if (const int error = ibv_query_qp(qp, &state,
 						   IBV_QP_STATE | IBV_QP_CAP | IBV_QP_MAX_QP_RD_ATOMIC, &init))
@@ -210,6 +212,7 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		p.receive_sge = state.cap.max_recv_sge;
 		p.sq_sig_all = init.sq_sig_all;
 		p.relaxed = a.flags & NPR_QP_RELAXED_ORDER;
+		p.opaque_sinks = a.flags & NPR_QP_OPAQUE_SINKS;
 		p.local_only = !rc;
 		return cq->attach(qp, p);
 	});

@@ -165,21 +165,29 @@ bool npr_context::is_local(std::uint32_t lkey) const noexcept
 {
 	const local_regions &regions = local_regions::all();
 
-	return regions.any() && regions.find(verbs, lkey);
+	return regions.any() && regions.find(verbs, lkey).handle;
 }
 
-int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 {
-	const auto mr = local_regions::all().find(verbs, sge.lkey);
+	const local_regions &regions = local_regions::all();
+
+	return !regions.any() || regions.find(verbs, lkey).plain();
+}
+
+int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
+{
+	const local_key key = local_regions::all().find(verbs, sge.lkey);
 	np_hold_req req{};
 	np_hold_info info;
 
-	if (!mr)
+	view = {key.offset, key.opaque};
+	if (!key.handle)
 		return backend::no_hold;
 	req.addr = sge.addr;
 	req.length = sge.length;
 	req.flags = write ? NP_FAULT_WRITE : 0;
-	switch (const int rc = kernel->hold(*mr, req, info, hold); rc) {
+	switch (const int rc = kernel->hold(*key.handle, req, info, hold); rc) {
 	case 0:
 		sge.addr = info.addr;
 		sge.lkey = info.lkey;
@@ -214,10 +222,11 @@ int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<i
 	std::copy_n(wr.sg_list, wr.num_sge, w.sg_list);
 	for (int k = 0; k < w.num_sge && rc >= 0; ++k) {
 		std::uint32_t hold;
+		cpu_view view;
 
 		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
 			continue;
-		rc = hold_local(w.sg_list[k], true, hold);
+		rc = hold_local(w.sg_list[k], true, hold, view);
 		if (rc)
 			continue;
 		if (!id)
@@ -332,6 +341,7 @@ engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &p
 	c.relaxed = params.relaxed;
 	c.local = true;
 	c.local_only = params.local_only;
+	c.opaque_sinks = params.opaque_sinks;
 	c.words = {words, ring_words};
 	c.words_lkey = lkey;
 	return c;
@@ -388,9 +398,14 @@ bool npr_qp::is_local(std::uint32_t lkey) noexcept
 	return cq.ctx.is_local(lkey);
 }
 
-int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+bool npr_qp::is_plain(std::uint32_t lkey) noexcept
 {
-	return cq.ctx.hold_local(sge, write, hold);
+	return cq.ctx.is_plain(lkey);
+}
+
+int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
+{
+	return cq.ctx.hold_local(sge, write, hold, view);
 }
 
 void npr_qp::free_local(std::uint32_t hold) noexcept

@@ -245,6 +245,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	o.issued = o.pieces = o.slots = o.vendor_err = 0;
 	o.status = dead_ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
 	o.kind = op_kind::undecided;
+	o.opaque = config_.opaque_sinks && wr.opcode == IBV_WR_RDMA_READ;
 	o.started = o.finished = false;
 	if (inlined && length) {
 		/* The application may use its buffer again at once: this copy serves repeats. */
@@ -270,7 +271,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	return 0;
 }
 
-/* Local buffers of op @i that are in unpinned regions become held. */
+/* Local buffers of op @i that are in unpinned regions become held; and where does the CPU find them? */
 int engine::hold_buffers(std::uint64_t i) noexcept
 {
 	op &o = op_at(i);
@@ -279,17 +280,20 @@ int engine::hold_buffers(std::uint64_t i) noexcept
 
 	std::copy_n(o.wr.sg_list, o.wr.num_sge, wire);
 	for (int k = 0; k < o.wr.num_sge; ++k) {
-		if (!wire[k].length || !world_.is_local(wire[k].lkey))
+		cpu_view view;
+
+		if (!wire[k].length || world_.is_plain(wire[k].lkey))
 			continue;
-		const int rc = world_.hold_local(wire[k], write, holds_of(i)[o.held]);
+		const int rc = world_.hold_local(wire[k], write, holds_of(i)[o.held], view);
 		if (rc < 0) {
 			free_buffers(o);
 			return rc;
 		}
 		o.held += !rc;
+		o.opaque |= view.opaque && o.wr.opcode == IBV_WR_RDMA_READ;
+		o.wr.sg_list[k].addr += view.offset;
 	}
-	if (o.held)
-		o.wire = wire;
+	o.wire = wire;
 	return 0;
 }
 
@@ -331,7 +335,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
 	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
-	    (config_.local && world_.is_local(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
+	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
 	    b->state != binding_state::bound || !calm() || !room(entries) || tail_ - head_ >= config_.depth ||
 	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
@@ -383,7 +387,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	} else {
 		/* in one piece for sure: no need to count its pages */
 		if (length > (page_bits::capacity - 1) * page_size || length - 1 >= quick_limit_ || !info.read_key ||
-		    !(info.access & IBV_ACCESS_REMOTE_READ))
+		    !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
 			return false;
 		p.ring = none;
 		w.send_flags = IBV_SEND_SIGNALED;
@@ -415,6 +419,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	o.vendor_err = 0;
 	o.status = IBV_WC_SUCCESS;
 	o.kind = write ? op_kind::write : op_kind::read;
+	o.opaque = false;
 	o.started = true;
 	o.finished = false;
 	++(write ? live_writes_ : live_reads_);
@@ -794,7 +799,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.pause = 0;
 	want_hold(p, false);
 	p.warms = p.by_words = p.quick = p.done_held = p.no_hold = p.refused = false;
-	p.at = o.kind == op_kind::read ? stage::read_data : stage::write_decide;
+	p.at = o.kind == op_kind::read && !o.opaque ? stage::read_data : stage::write_decide;
 }
 
 void engine::end_piece(piece &p) noexcept
@@ -954,7 +959,7 @@ bool engine::post_read(piece &p) noexcept
 	std::uint32_t pages = 0;
 
 	p.warms = p.by_words = false;
-	if (p.hold || p.round) {
+	if (p.hold || p.round || op_at(p.op).opaque) {
 		const page_bits::run h = p.todo.hull();
 		page += h.first;
 		pages = h.end - h.first;
@@ -1013,9 +1018,10 @@ void engine::read_arrived(piece &p) noexcept
 		p.at = stage::read_words;
 		return proceed_first(p);
 	}
-	if (!scan(p))
+	const bool opaque = op_at(p.op).opaque;
+	if (!opaque && !scan(p))
 		return end_piece(p);
-	if (p.hold || p.round) {
+	if (opaque || p.hold || p.round) {
 		p.at = stage::read_words;
 		return proceed_first(p);
 	}
@@ -1046,11 +1052,19 @@ void engine::read_words_arrived(piece &p) noexcept
 		stats_.suspicious_pages += p.todo.count();
 		return ask(p, false);
 	}
-	stats_.false_suspicions += was.count() - p.todo.count();
+	const bool opaque = op_at(p.op).opaque;
+	if (!opaque)
+		stats_.false_suspicions += was.count() - p.todo.count();
 	if (!p.todo.any())
 		return end_piece(p);
 	if (p.hold)
 		return doubt_hold(p);
+	if (opaque) {
+		stats_.suspicious_pages += p.todo.count();
+		++p.unproven;
+		p.at = stage::write_decide;
+		return proceed(p);
+	}
 	if (p.round == 1 && readable) {
 		/* Some words had not been known, or have changed: they are known now. */
 		p.round = 2;
@@ -1065,17 +1079,19 @@ void engine::read_words_arrived(piece &p) noexcept
 
 bool engine::decide_write(piece &p) noexcept
 {
+	const bool read = op_at(p.op).kind == op_kind::read;
+	const std::uint64_t right = read ? NP_WORD_READABLE : NP_WORD_WRITABLE;
 	bool unknown = false;
 
 	p.todo.merge_runs(max_runs_);
 	if (p.hold)
-		return post_write(p);
+		return read ? post_read(p) : post_write(p);
 	p.ask.reset(p.pages);
 	p.todo.for_each([&](unsigned i) {
 		const std::uint64_t w = cache_.get(p.reg->uid, p.first_page + i);
 		if (w == unknown_word)
 			unknown = true;
-		else if (!(w & NP_WORD_WRITABLE))
+		else if (!(w & right))
 			p.ask.set(i);
 	});
 	if (unknown && p.fetches < max_fetches)
@@ -1088,7 +1104,7 @@ bool engine::decide_write(piece &p) noexcept
 		ask(p, false);
 		return true;
 	}
-	return post_write(p);
+	return read ? post_read(p) : post_write(p);
 }
 
 /* Whole cache slots: the neighbours will be wanted too, and 4 KiB cost no more than 8 bytes. */
@@ -1212,18 +1228,19 @@ void engine::ask(piece &p, bool hold) noexcept
 		p.at = stage::barrier;
 		return proceed(p);
 	}
-	if (hold || p.done_held || op_at(p.op).kind != op_kind::write) {
+	const op &o = op_at(p.op);
+	if (hold || p.done_held || (o.kind != op_kind::write && !o.opaque)) {
 		p.todo.merge_runs(max_runs_);
 		p.ask = p.todo;
 	} else {
 		p.ask.merge_runs(NP_MAX_RANGES);
 	}
 	p.at = stage::fault;
-	if (hold || p.done_held || op_at(p.op).kind != op_kind::read)
+	if (hold || p.done_held || o.kind != op_kind::read)
 		return send_fault(p);
 
 	region &r = *p.reg;
-	const std::uint32_t rkey = rkey_of(op_at(p.op).wr);
+	const std::uint32_t rkey = rkey_of(o.wr);
 	const page_bits::run h = p.ask.hull();
 	const std::uint64_t first = p.first_page + h.first, end = p.first_page + h.end;
 	send_fault(p);
@@ -1372,7 +1389,7 @@ void engine::fault_served(piece &p, const np_event &event) noexcept
 	if (!p.refused)
 		p.pause = 0;
 	++p.faulted;
-	if (op_at(p.op).kind == op_kind::read) {
+	if (op_at(p.op).kind == op_kind::read && !op_at(p.op).opaque) {
 		p.round = 1;
 		p.at = stage::read_data;
 	} else {
@@ -1691,6 +1708,15 @@ void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &in
 	adopt(rkey, error, info);
 }
 
+/* No request waits for this answer: one that does asks for itself. */
+void engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+{
+	if (error ? is_answer(error) : sane(info))
+		return adopt(rkey, error, info);
+	--resolves_;
+	forget_dead();
+}
+
 /* --- the send queue ---------------------------------------------------- */
 
 ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
@@ -1708,15 +1734,6 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 	++sq_tail_;
 	++chained_;
 	tail_signaled_ = signaled || config_.sq_sig_all;
-/* No request waits for this answer: one that does asks for itself. */
-void engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
-{
-	if (error ? is_answer(error) : sane(info))
-		return adopt(rkey, error, info);
-	--resolves_;
-	forget_dead();
-}
-
 	unsignaled_ = tail_signaled_ ? 0 : unsignaled_ + 1;
 	if (i != no_op)
 		++op_at(i).slots;

@@ -15,6 +15,9 @@
  *   A large READ whose words are all known is proven by words at once.
  *   READs that miss one behind the other are one stream: what comes next is asked
  *   for as well, twice as much each time.
+ *   One whose data the CPU cannot look at is never scanned, but goes the way of a WRITE:
+ *   its pages' words have to be known and readable before it is posted, and what they are
+ *   when its data has come decides.
  * WRITE: posted only when the words of all its pages are known and writable,
  *   with a READ of the words behind it. A word that is the same as before and
  *   writable proves its page (invariant I3); the others are asked for where
@@ -72,6 +75,12 @@ namespace npr {
 
 using nanoseconds = std::uint64_t;
 
+/* Where the CPU finds a local buffer. */
+struct cpu_view {
+	std::uint64_t offset = 0; /* from the address in the work request */
+	bool opaque = false;	  /* nowhere */
+};
+
 /* What the engine needs from the world; none of it may block or throw. */
 class backend {
 public:
@@ -87,11 +96,15 @@ public:
 	virtual void resolve(std::uint32_t rkey) noexcept = 0;
 	/* Could this be the key of an unpinned region of ours? */
 	[[nodiscard]] virtual bool is_local(std::uint32_t lkey) noexcept = 0;
+	/* Is it that of pinned memory, where its addresses say, for all that is known? */
+	[[nodiscard]] virtual bool is_plain(std::uint32_t lkey) noexcept = 0;
 	/*
-	 * A local buffer in such a region is pinned, @write: to be written to. 0, and @sge
+	 * A local buffer in an unpinned region is pinned, @write: to be written to. 0, and @sge
 	 * is what the HCA shall be given; no_hold: @sge is another one; or a negative errno.
+	 * @view in any case but the last.
 	 */
-	[[nodiscard]] virtual int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept = 0;
+	[[nodiscard]] virtual int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold,
+					     cpu_view &view) noexcept = 0;
 	virtual void free_local(std::uint32_t hold) noexcept = 0;
 	static constexpr int no_hold = 1;
 	/* Move the QP to the error state: what it has posted is flushed. */
@@ -116,6 +129,7 @@ struct engine_config {
 	bool relaxed = false;
 	bool local_only = false;	  /* UC, UD: remote keys are not looked at */
 	bool local = false;		  /* unpinned local buffers are looked for */
+	bool opaque_sinks = false;	  /* what READs bring is not to be looked at */
 	std::span<std::uint64_t> words;	  /* registered memory that residency words are read into */
 	std::uint32_t words_lkey = 0;
 };
@@ -208,8 +222,8 @@ private:
 
 	enum class op_kind : std::uint8_t { undecided, pass, read, write, once };
 	struct op {
-		ibv_send_wr wr;		   /* sg_list: our copy, as the application sees it */
-		ibv_sge *wire;		   /* as the HCA sees it: the same, or with keys of holds */
+		ibv_send_wr wr;		   /* sg_list: our copy, as the CPU sees it */
+		ibv_sge *wire;		   /* as the HCA sees it: the application's, or with keys of holds */
 		std::uint32_t held;	   /* local holds, behind wire */
 		std::uint32_t length;
 		std::uint32_t issued;	   /* bytes that have a piece */
@@ -218,6 +232,7 @@ private:
 		std::uint32_t vendor_err;
 		ibv_wc_status status;
 		op_kind kind;
+		bool opaque; /* a READ: sg_list means nothing to the CPU */
 		bool started;
 		bool finished;
 	};
@@ -226,7 +241,7 @@ private:
 	enum class stage : std::uint8_t {
 		read_data,
 		read_words,
-		write_decide, /* fetch words, ask for pages, or write */
+		write_decide, /* fetch words, ask for pages, or write; or read what is opaque */
 		fetch_words,
 		write_data,
 		tail, /* of a WRITE with immediate: all of it is proven */

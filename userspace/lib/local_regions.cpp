@@ -12,30 +12,39 @@ local_regions &local_regions::all() noexcept
 	return regions;
 }
 
-void local_regions::add(const ibv_mr &mr)
+void local_regions::add(const ibv_mr &mr, const local_key &k)
 {
 	const std::lock_guard lock(mutex_);
 
-	handles_[{mr.context, mr.lkey}] = mr.handle;
-	count_.store(handles_.size(), std::memory_order_relaxed);
+	keys_[{mr.context, mr.lkey}] = k;
+	count_.store(keys_.size() + all_known_, std::memory_order_relaxed); /* see any() */
 }
 
-void local_regions::remove(const ibv_mr &mr) noexcept
+std::optional<local_key> local_regions::remove(const ibv_mr &mr) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	const auto node = keys_.extract({mr.context, mr.lkey});
+
+	count_.store(keys_.size() + all_known_, std::memory_order_relaxed); /* see any() */
+	if (!node)
+		return std::nullopt;
+	return node.mapped();
+}
+
+void local_regions::know_all() noexcept
 {
 	const std::lock_guard lock(mutex_);
 
-	handles_.erase({mr.context, mr.lkey});
-	count_.store(handles_.size(), std::memory_order_relaxed);
+	all_known_ = true;
+	count_.store(keys_.size() + all_known_, std::memory_order_relaxed); /* see any() */
 }
 
-std::optional<std::uint32_t> local_regions::find(const ibv_context *verbs, std::uint32_t lkey) const noexcept
+local_key local_regions::find(const ibv_context *verbs, std::uint32_t lkey) const noexcept
 {
 	const std::shared_lock lock(mutex_);
-	const auto it = handles_.find({verbs, lkey});
+	const auto it = keys_.find({verbs, lkey});
 
-	if (it == handles_.end())
-		return std::nullopt;
-	return it->second;
+	return it == keys_.end() ? local_key{std::nullopt, 0, all_known_} : it->second;
 }
 
 } // namespace npr

@@ -99,6 +99,7 @@ struct qp_params {
 	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes; 0: an SRQ */
 	bool sq_sig_all, relaxed;
 	bool local_only = false;
+	bool opaque_sinks = false;
 };
 
 } // namespace npr
@@ -119,8 +120,9 @@ struct npr_context {
 	/* Is @cq polled by this library? */
 	[[nodiscard]] bool attached(const ibv_cq *cq) noexcept;
 	/* As backend::hold_local(). */
-	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept;
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
+	[[nodiscard]] bool is_plain(std::uint32_t lkey) const noexcept;
 	/*
 	 * One receive of @queue, posted by @post(wr), which says 0 or an errno. @sges takes what the
 	 * HCA is given. 0 or a negative errno.
@@ -150,7 +152,9 @@ struct npr_qp final : npr::backend {
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) noexcept override;
-	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept override;
+	[[nodiscard]] bool is_plain(std::uint32_t lkey) noexcept override;
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold,
+				     npr::cpu_view &view) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override;
 	[[nodiscard]] bool connected() noexcept override;

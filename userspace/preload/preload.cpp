@@ -11,6 +11,8 @@
  * An object that the library does not take (a type of QP, a CQ with attributes) is left
  * to the provider: it works, but not with unpinned regions, which fail closed.
  */
+#include "local_regions.hpp"
+
 #include <nprdma/nprdma.h>
 
 #include <algorithm>
@@ -25,7 +27,6 @@
 #include <poll.h>
 #include <shared_mutex>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,7 @@ struct functions {
 	REAL(ibv_reg_mr, "IBVERBS_1.1");
 	REAL(ibv_reg_mr_iova, "IBVERBS_1.7");
 	REAL(ibv_reg_mr_iova2, "IBVERBS_1.8");
+	REAL(ibv_rereg_mr, "IBVERBS_1.1");
 	REAL(ibv_dereg_mr, "IBVERBS_1.1");
 	REAL(ibv_create_cq, "IBVERBS_1.1");
 	REAL(ibv_destroy_cq, "IBVERBS_1.1");
@@ -115,7 +117,6 @@ struct objects {
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, npr_qp *> qps;
 	std::unordered_map<ibv_srq *, npr_srq *> srqs;
-	std::unordered_set<ibv_mr *> mrs;
 };
 
 objects &all()
@@ -341,6 +342,8 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 		return context;
 	const inside here;
 	device d{context->ops, extended ? extended->create_qp_ex : nullptr, npr_open(context, 0)};
+	/* All memory that has an address is registered by our functions, and may be so before. */
+	npr::local_regions::all().know_all();
 	if (!d.lib) {
 		std::fprintf(stderr, "libnprdma-preload: %s has no unpinned regions (%m): left as it is\n",
 			     ibv_get_device_name(dev));
@@ -385,22 +388,24 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 
 NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	if (busy || length < threshold() || !find_device(pd->context).lib)
+	if (busy || !find_device(pd->context).lib)
 		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
+	const bool unpinned = length >= threshold();
 	/* Relaxed ordering and the like need not be given. */
-	access &= ~unsigned{IBV_ACCESS_OPTIONAL_RANGE};
+	if (unpinned)
+		access = (access & ~unsigned{IBV_ACCESS_OPTIONAL_RANGE}) | IBV_ACCESS_UNPINNED;
 	const inside here;
-	/* The library knows local buffers by their address. */
-	if (iova != reinterpret_cast<std::uintptr_t>(addr))
-		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access | IBV_ACCESS_UNPINNED);
-	ibv_mr *const mr = npr_reg_mr(pd, addr, length, static_cast<int>(access));
+	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	if (!mr)
 		return mr;
 	try {
-		const std::lock_guard lock(all().mutex);
-		all().mrs.insert(mr);
+		npr::local_key key;
+		if (unpinned)
+			key.handle = mr->handle;
+		key.offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
+		npr::local_regions::all().add(*mr, key);
 	} catch (const std::bad_alloc &) {
-		(void)npr_dereg_mr(mr);
+		(void)verbs().ibv_dereg_mr(mr);
 		errno = ENOMEM;
 		return nullptr;
 	}
@@ -420,15 +425,28 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64
 	return ibv_reg_mr_iova2(pd, addr, length, iova, static_cast<unsigned int>(access));
 }
 
+/* Not of unpinned regions, which the kernel refuses. What it moves is at the CPU's addresses. */
+NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
+{
+	npr::local_regions &regions = npr::local_regions::all();
+	auto key = regions.remove(*mr);
+	const int rc = verbs().ibv_rereg_mr(mr, flags, pd, addr, length, access);
+
+	if (!rc && key && flags & IBV_REREG_MR_CHANGE_TRANSLATION)
+		key->offset = 0;
+	try {
+		if (key)
+			regions.add(*mr, *key);
+	} catch (const std::bad_alloc &) {
+		/* what is not known is not looked at */
+	}
+	return rc;
+}
+
 NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 {
 	if (busy)
 		return verbs().ibv_dereg_mr(mr);
-	{
-		const std::lock_guard lock(all().mutex);
-		if (!all().mrs.erase(mr))
-			return verbs().ibv_dereg_mr(mr);
-	}
 	const inside here;
 	return -npr_dereg_mr(mr);
 }

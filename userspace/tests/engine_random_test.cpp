@@ -17,7 +17,7 @@ struct scenario {
 	const char *name;
 	unsigned page_out, busy, rereg, budget, slots, read_words_min;
 	bool relaxed, sig_all, signature_data;
-	unsigned once = 0, local = 0, no_hold = 0;
+	unsigned once = 0, local = 0, no_hold = 0, opaque = 0;
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -31,6 +31,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	c.read_words_min = s.read_words_min;
 	c.relaxed = s.relaxed;
 	c.sq_sig_all = s.sig_all;
+	c.opaque_sinks = s.opaque == 100;
 	app a(c, seed);
 	a.world.add_region(0x10000, 24 * page_size, 0x100);
 	a.world.add_region(0x7f0000000123, 9 * page_size + 77, 0x200);
@@ -41,6 +42,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_no_hold = s.no_hold;
 	a.chance_once = s.once;
 	a.chance_local = s.local;
+	a.chance_opaque = s.opaque;
 	if (s.signature_data) {
 		a.unique_data = false;
 		/* as it would lie in memory, now and then a byte off */
@@ -109,6 +111,9 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"NoMemoryForHolds", 40, 10, 0, 16, 64, 0, false, false, false, 0, 20, 60},
 		scenario{"NoMemoryForHoldsRelaxed", 20, 5, 2, 5, 4, 4096, true, false, true, 0, 20, 90},
 		scenario{"NoHolds", 20, 5, 0, 9, 64, 0, false, false, false, 0, 0, 100},
+		scenario{"BuffersAnywhere", 15, 10, 0, 16, 64, 4096, false, false, false, 20, 30, 0, 50},
+		scenario{"BuffersAnywhereSmallestQueue", 20, 5, 2, 2, 4, 0, true, false, true, 0, 30, 30, 50},
+		scenario{"NothingIsLookedAt", 20, 5, 0, 9, 64, 4096, false, false, true, 0, 20, 0, 100},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });

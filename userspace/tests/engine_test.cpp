@@ -618,6 +618,92 @@ TEST_F(Engine, ReadThatKeepsLosingEndsUnderAHold)
 	EXPECT_TRUE(a.world.holds.empty());
 }
 
+/* Whatever it brings, nobody looks at it: there is nothing where its address points. */
+TEST_F(Engine, ReadOfWhatTheCpuCannotSeeIsProvenByWords)
+{
+	resolve();
+	a.chance_opaque = 100;
+	fill_signature(0, 4 * page_size);
+	a.reference.clear();
+	for (int i = 0; i < 10; ++i) {
+		a.world.all_out(r);
+		a.post(IBV_WR_RDMA_READ, 0, 100, 3 * page_size, IBV_SEND_SIGNALED, 4);
+		EXPECT_EQ(a.world.data_reads, i ? 1U : 0U) << "are its words known to be readable?";
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		const unsigned faults = a.world.fault_requests;
+		/* one round when nothing is missing */
+		a.world.data_reads = a.world.word_reads = 0;
+		a.post(IBV_WR_RDMA_READ, 0, 100, 3 * page_size);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_EQ(a.world.data_reads, 1U);
+		EXPECT_EQ(a.world.word_reads, 1U);
+		EXPECT_EQ(a.world.fault_requests, faults);
+		a.world.data_reads = 0;
+	}
+	EXPECT_TRUE(a.world.local_holds.empty());
+}
+
+/* Signatures would be suspicious if anybody looked. */
+TEST(OpaqueSinks, FlagSaysThatNobodyLooks)
+{
+	engine_config c = small_config();
+	c.opaque_sinks = true;
+	app a(c);
+	sim_region &r = a.world.add_region(0x100000, 16 * page_size, 0x100);
+	for (std::size_t i = 0; i < r.memory->size(); ++i)
+		(*r.memory)[i] = static_cast<std::byte>(signature >> 8 * (i % 8));
+	a.world.all_in(r, false);
+	for (int i = 0; i < 3; ++i) {
+		a.post(IBV_WR_RDMA_READ, 0, 0, 1000);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+	}
+	EXPECT_EQ(a.world.data_reads, 3U);
+	EXPECT_EQ(a.world.word_reads, 4U);
+	EXPECT_EQ(a.world.fault_requests, 0U);
+	EXPECT_EQ(a.eng->stats().false_suspicions, 0U);
+}
+
+TEST_F(Engine, PageThatWasAwayDuringAReadThatNobodySeesIsFound)
+{
+	resolve();
+	a.chance_opaque = 100;
+	a.world.all_in(r, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	/* and back before its words are read: readable, but not the same */
+	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
+	a.world.page_out(r, 1);
+	a.world.advance(0, ~0ULL, false);
+	a.world.page_in(r, 1, false);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U); /* checks the data */
+}
+
+TEST_F(Engine, ReadThatNobodySeesAndKeepsLosingEndsUnderAHold)
+{
+	resolve();
+	a.chance_opaque = 100;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
+	for (int i = 0; i < 50 && !a.eng->ready(); ++i) {
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+		while (!a.world.faults.empty())
+			a.world.serve_fault(0);
+		while (!a.world.events.empty())
+			a.world.deliver(0);
+	}
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.hold_requests, 1U);
+	EXPECT_TRUE(a.world.holds.empty());
+}
+
 struct ByWords : Engine {
 	static engine_config config()
 	{
@@ -1650,30 +1736,18 @@ TEST(SigAll, RequestBeforeAFailureThatAsksForNoCompletionHasItsOwn)
 	engine_config c = small_config();
 	c.sq_sig_all = true;
 	app a(c);
-	const sim_region &r = a.world.add_region(0x100000, 16 * page_size, 0x100);
+	a.world.add_region(0x100000, 16 * page_size, 0x100);
 	a.expect_success = false;
-	a.world.resolve(r.rkey);
-	a.eng->resolve_begins();
-	a.world.answer_resolve(0);
 	a.post(IBV_WR_SEND, 0, 0, 0, 0);
-	std::byte byte{};
-	ibv_sge s{reinterpret_cast<std::uintptr_t>(&byte), 1, 0};
-	ibv_send_wr wr{}, *bad;
-	wr.wr_id = 99;
-	wr.sg_list = &s;
-	wr.num_sge = 1;
-	wr.opcode = IBV_WR_RDMA_READ;
-	wr.wr.rdma.rkey = r.rkey;
-	wr.wr.rdma.remote_addr = r.info.base - 1;
-	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.answer_resolve(0, -ETIMEDOUT);
 	EXPECT_FALSE(a.world.qp_error) << "what comes before it is under way";
 	a.world.run_wire();
-	ibv_wc wc;
-	ASSERT_TRUE(a.eng->poll(wc));
-	EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
-	ASSERT_TRUE(a.eng->poll(wc));
-	EXPECT_EQ(wc.wr_id, 99U);
-	EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_EQ(a.poll(), 2U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_SUCCESS);
+	EXPECT_EQ(a.completions[1].status, IBV_WC_RETRY_EXC_ERR);
+	EXPECT_TRUE(a.world.qp_error);
 }
 
 /* The peer may be away, or its QP gone: what we know to be wrong stays what it is. */

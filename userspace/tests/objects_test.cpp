@@ -96,7 +96,9 @@ struct device {
 
 	void transfer(const ibv_send_wr &wr, std::uint64_t at, const ibv_sge &s)
 	{
-		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr));
+		/* held or not, it is what the HCA was told of it that counts */
+		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(
+			s.addr - (s.addr >> 53 ? away : 0)));
 		if (wr.wr.rdma.rkey == table_key) {
 			std::memcpy(local, &words[at / 8], s.length);
 			return;
@@ -134,6 +136,7 @@ struct device {
 	int armed = -1;                                               /* for solicited events only? */
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
+	std::uint64_t away = 0; /* the HCA's addresses of region 0x901 */
 };
 
 /* A kernel of whose event channel the test holds the other end. */
@@ -629,6 +632,63 @@ TEST(Receives, IdOfAnAbandonedReceiveIsNeverUsedAgain)
 	EXPECT_EQ(id, ids.back());
 }
 
+/* As ibv_reg_mr_iova() with the preload library: nothing is at the addresses of work requests. */
+TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
+{
+	npr_qp *qp = attach(1);
+	constexpr std::uint64_t away = 1ULL << 53;
+	std::array<std::byte, 300> sink;
+	for (const bool unpinned : {true, false}) {
+		ibv_mr iova = mr;
+		iova.lkey = 0x901;
+		npr::local_regions::all().add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
+		std::fill(dev.words.begin(), dev.words.end(), 0);
+		ibv_sge s{reinterpret_cast<std::uintptr_t>(sink.data()) + away, sink.size(), 0x901};
+		ibv_send_wr wr{}, *bad;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		wr.opcode = IBV_WR_RDMA_READ;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.wr.rdma.remote_addr = base + 4000;
+		wr.wr.rdma.rkey = rkey;
+		dev.away = away;
+		sink.fill({});
+		ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
+		EXPECT_EQ(kernel_ptr->local_holds.size(), unpinned ? 1U : 0U);
+		if (unpinned) {
+			EXPECT_EQ(kernel_ptr->local_holds.begin()->second.first, 43U);
+			EXPECT_EQ(kernel_ptr->local_holds.begin()->second.second.addr, s.addr);
+		}
+		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+		EXPECT_TRUE(std::equal(sink.begin(), sink.end(), dev.memory.begin() + 4000));
+		EXPECT_TRUE(kernel_ptr->local_holds.empty());
+		EXPECT_TRUE(npr::local_regions::all().remove(iova));
+	}
+}
+
+TEST(LocalRegions, WhatIsNotKnownIsPlainUnlessAllIsKnown)
+{
+	npr::local_regions regions;
+	ibv_mr mr{};
+	mr.lkey = 5;
+	mr.handle = 9;
+	EXPECT_FALSE(regions.any());
+	EXPECT_TRUE(regions.find(nullptr, 5).plain());
+	regions.add(mr);
+	EXPECT_TRUE(regions.any());
+	EXPECT_EQ(regions.find(nullptr, 5).handle, 9U);
+	EXPECT_TRUE(regions.find(nullptr, 6).plain());
+	regions.know_all();
+	EXPECT_TRUE(regions.find(nullptr, 6).opaque);
+	EXPECT_FALSE(regions.find(nullptr, 6).handle);
+	EXPECT_FALSE(regions.find(nullptr, 5).opaque);
+	EXPECT_EQ(regions.remove(mr)->handle, 9U);
+	EXPECT_FALSE(regions.remove(mr));
+	EXPECT_TRUE(regions.any());
+	regions.add(mr, {});
+	EXPECT_TRUE(regions.find(nullptr, 5).plain());
+}
+
 /* The application freed it with ibv_dereg_mr(), and its key names another one now. */
 TEST_F(Local, KeyThatIsNoRegionAnyMoreGoesToTheHca)
 {
@@ -689,8 +749,17 @@ TEST_F(Objects, BusyPeerIsAskedAgainForAKey)
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
-	kernel_ptr->busy = 2;
 	npr_region_attr attr;
+	kernel_ptr->busy_answer = -ENOMEM;
+	for (std::uint32_t i = 2; i < 5; ++i) {
+		kernel_ptr->busy = 1;
+		ASSERT_EQ(post(attach(i), IBV_WR_RDMA_READ, 0, b, i), 0);
+		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+		kernel_ptr->busy = 1;
+		EXPECT_EQ(npr_resolve(qp, rkey, &attr), 0);
+	}
+	kernel_ptr->busy_answer = -EBUSY;
+	kernel_ptr->busy = 2;
 	EXPECT_EQ(npr_resolve(qp, rkey, &attr), 0);
 	EXPECT_EQ(attr.unpinned, 1U);
 	EXPECT_EQ(attr.base, base);
@@ -750,16 +819,6 @@ TEST_F(Objects, DetachWaitsForAKeyBeingResolved)
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	kernel_ptr->await_resolve();
 	kernel_ptr->unblock();
-	kernel_ptr->busy_answer = -ENOMEM;
-	for (std::uint32_t i = 2; i < 5; ++i) {
-		kernel_ptr->busy = 1;
-		ASSERT_EQ(post(attach(i), IBV_WR_RDMA_READ, 0, b, i), 0);
-		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
-		kernel_ptr->busy = 1;
-		EXPECT_EQ(npr_resolve(qp, rkey, &attr), 0);
-	}
-	kernel_ptr->busy_answer = -EBUSY;
-	kernel_ptr->busy = 2;
 	ASSERT_EQ(npr_detach_qp(a), 0);
 	ibv_wc wc;
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);

@@ -195,9 +195,10 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 std::byte *sim::memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const
 {
 	const bool held = s.lkey == held_lkey;
-	const std::uint64_t addr = s.addr - (held ? held_offset : 0) + offset;
+	const std::uint64_t addr =
+		s.addr - (held ? held_offset : s.lkey == opaque_lkey ? opaque_offset : 0) + offset;
 
-	EXPECT_TRUE(s.lkey != local_lkey || !s.length) << "a key without rights";
+	EXPECT_TRUE((s.lkey != local_lkey && s.lkey != iova_lkey) || !s.length) << "a key without rights";
 	if (held) {
 		EXPECT_TRUE(std::any_of(local_holds.begin(), local_holds.end(),
 					[&](const auto &h) {
@@ -210,10 +211,18 @@ std::byte *sim::memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t 
 	return at(addr);
 }
 
-int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
 {
 	if (local_error)
 		return std::exchange(local_error, 0);
+	if (sge.lkey == opaque_lkey) {
+		view.opaque = true;
+		return no_hold;
+	}
+	if (sge.lkey == iova_lkey) {
+		view.offset = -iova_offset;
+		sge.addr -= iova_offset;
+	}
 	hold = next_local_++;
 	local_holds[hold] = {sge.addr, sge.length, write};
 	sge.addr += held_offset;
@@ -736,6 +745,11 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 		list.push_back({reinterpret_cast<std::uintptr_t>(o.buffer.data()) + start,
 				static_cast<std::uint32_t>(n),
 				chance_local && world.dice(100) < chance_local ? local_lkey : pinned_lkey});
+		if (chance_opaque && !(flags & IBV_SEND_INLINE) && world.dice(100) < chance_opaque) {
+			const bool opaque = chance_opaque == 100 || world.dice(2);
+			list.back().addr += opaque ? opaque_offset : iova_offset;
+			list.back().lkey = opaque ? opaque_lkey : iova_lkey;
+		}
 		start += n;
 	}
 	std::vector<std::byte> shown;

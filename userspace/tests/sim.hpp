@@ -36,6 +36,9 @@ inline constexpr std::uint32_t pinned_lkey = 0x11, local_lkey = 0x22;
 /* What the HCA is given for the latter, and how far its addresses are away. */
 inline constexpr std::uint32_t held_lkey = 0x33;
 inline constexpr std::uint64_t held_offset = 1ULL << 52;
+/* An unpinned region that does not have the CPU's addresses, and memory that has none. */
+inline constexpr std::uint32_t iova_lkey = 0x44, opaque_lkey = 0x55;
+inline constexpr std::uint64_t iova_offset = 1ULL << 53, opaque_offset = 1ULL << 54;
 
 struct sim_page {
 	bool mapped_read = false, mapped_write = false; /* where DMA goes */
@@ -100,8 +103,9 @@ public:
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override { resolves.push_back(rkey); }
-	bool is_local(std::uint32_t lkey) noexcept override { return lkey == local_lkey; }
-	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold) noexcept override;
+	bool is_local(std::uint32_t lkey) noexcept override { return lkey == local_lkey || lkey == iova_lkey; }
+	bool is_plain(std::uint32_t lkey) noexcept override { return !is_local(lkey) && lkey != opaque_lkey; }
+	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override { qp_error = true; }
 	bool connected() noexcept override { return !qp_error; }
@@ -228,6 +232,7 @@ public:
 	/* Data for the next WRITE. */
 	std::function<void(std::span<std::byte>)> fill;
 	unsigned chance_local = 0; /* percent of buffers that are in an unpinned region */
+	unsigned chance_opaque = 0; /* percent that the CPU knows by another address, or by none; 100: none */
 	unsigned chance_once = 0; /* percent of WRITEs that are atomics or have an immediate */
 	/* Takes completions and checks them against the ops, in order. */
 	unsigned poll();

@@ -72,6 +72,13 @@ enum npr_qp_flags {
 	 * before anything that follows it on the QP is posted.
 	 */
 	NPR_QP_RELAXED_ORDER = 1 << 0,
+	/*
+	 * The CPU is not to look at what READs brought to see whether it came from the
+	 * owner's memory: addresses of their local buffers are not the CPU's, as those of device
+	 * memory, of dmabufs and of ibv_reg_mr_iova(). Residency words decide, which costs one
+	 * more round trip. Regions of npr_reg_mr() need it not.
+	 */
+	NPR_QP_OPAQUE_SINKS = 1 << 1,
 };
 
 /* Zero in any member asks for the default. */

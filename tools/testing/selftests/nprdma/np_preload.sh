@@ -61,11 +61,18 @@ result() {
 ip link set lo up
 chmod 666 /dev/infiniband/uverbs*
 echo TAP version 13
-echo "1..$((${#tests[@]} + 2))"
+echo "1..$((${#tests[@]} + 4))"
 for t in "${tests[@]}"; do
 	read -ra command <<<"$t"
 	run env "LD_PRELOAD=$preload" "${command[@]}" -- env "LD_PRELOAD=$preload" "${command[@]}"
 	result $? "$t"
+done
+
+# Regions that the HCA knows by other addresses. With the second the program's own buffer is pinned.
+for bytes in 0 300000; do
+	env "LD_PRELOAD=$preload" "NPRDMA_UNPINNED=$bytes" \
+		timeout 120 "$(dirname "$0")/np_plain" >"$logs/client" 2>&1
+	result $? "buffers anywhere, regions of at least $bytes bytes unpinned"
 done
 
 # The owner of 16 MiB that are written to may lock 4 MiB.
