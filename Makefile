@@ -50,7 +50,7 @@ MINUTES ?= 2
 SEED ?= $(shell date +%s)
 
 .PHONY: soak
-soak: all ## all verbs and all events of memory at random, for MINUTES=n with SEED=s
+soak: all ## all verbs and all events of memory at random, each at least once, for MINUTES=n with SEED=s
 	@scripts/soak $(MINUTES) $(SEED)
 
 .PHONY: mutants

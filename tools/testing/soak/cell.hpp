@@ -57,7 +57,7 @@ namespace soak
 inline constexpr unsigned region_pages = 1024;
 inline constexpr std::size_t region_bytes = region_pages * PAGE;
 inline constexpr unsigned atomics_per_page = 8; /* words at a page's end: their bytes have no tag */
-inline constexpr unsigned window = 16;		/* work requests of the main queue pair */
+inline constexpr unsigned window = 16;          /* work requests of the main queue pair */
 inline constexpr std::size_t slot_bytes = 256 << 10;
 inline constexpr std::size_t message_bytes = 16 << 10;
 inline constexpr unsigned messages = 32; /* receives that the owner keeps posted */
@@ -69,10 +69,21 @@ enum class memory : std::uint32_t {
 	hugetlb,
 	ext4,
 	xfs,
+	ext4_dax,
+	xfs_dax,
 	kinds
 };
 
 const char *name_of(memory m) noexcept;
+
+/* Where files of it are; set up by the host. */
+inline std::string directory_of(memory m)
+{
+	return std::string("/tmp/soak/") + name_of(m);
+}
+/* Whoever opens a file to write here while it is frozen does not end, not even killed. */
+inline constexpr const char *stuck_thread = "stuck";
+inline constexpr const char *frozen_directory = "/tmp/soak/frozen";
 
 /* What a request on it counts as. */
 constexpr kind on_memory(memory m) noexcept
@@ -80,9 +91,15 @@ constexpr kind on_memory(memory m) noexcept
 	return static_cast<kind>(static_cast<unsigned>(kind::in_anonymous) + static_cast<unsigned>(m));
 }
 
-/* Files of ext4 and xfs cannot be pinned for write: no verb that needs a hold. */
-inline bool holds_for_write(memory m) noexcept { return m != memory::ext4 && m != memory::xfs; }
-inline bool is_shared_file(memory m) noexcept { return m >= memory::memfd; }
+/* Files on disks cannot be pinned for write: no verb that needs a hold. */
+inline bool holds_for_write(memory m) noexcept
+{
+	return m < memory::ext4;
+}
+inline bool is_shared_file(memory m) noexcept
+{
+	return m >= memory::memfd;
+}
 
 /*
  * A byte of a region: three bits say which cell's, two the page's epoch, three are
@@ -120,7 +137,10 @@ struct link_state {
 
 	/* For what is sent now. */
 	[[nodiscard]] std::uint32_t stamp() const { return lossy ? UINT32_MAX : changes.load(); }
-	[[nodiscard]] bool may_have_lost(std::uint32_t stamp) const { return stamp == UINT32_MAX || stamp != changes; }
+	[[nodiscard]] bool may_have_lost(std::uint32_t stamp) const
+	{
+		return stamp == UINT32_MAX || stamp != changes;
+	}
 };
 
 struct message {
@@ -129,7 +149,7 @@ struct message {
 	std::uint8_t opcode; /* enum ibv_wc_opcode */
 	bool has_imm;
 	std::uint32_t invalidated; /* key, or 0 */
-	std::uint64_t seed;	   /* of its content; of SENDs, and what is in the mailbox */
+	std::uint64_t seed;        /* of its content; of SENDs, and what is in the mailbox */
 	/* The side connection only */
 	kind what;
 	std::uint64_t number;  /* its content begins with it */
@@ -139,9 +159,10 @@ struct message {
 
 /* What a connection carries from the peer to the owner. */
 struct mailbag {
-	std::atomic<std::uint64_t> credits; /* receives ever posted for it, and those that lost messages left */
-	std::atomic<std::uint64_t> posted;  /* messages */
-	message sent[4 * messages];	    /* by their number */
+	std::atomic<std::uint64_t>
+	    credits; /* receives ever posted for it, and those that lost messages left */
+	std::atomic<std::uint64_t> posted; /* messages */
+	message sent[4 * messages];        /* by their number */
 
 	message &of(std::uint64_t number) { return sent[number % std::size(sent)]; }
 };
@@ -150,27 +171,29 @@ inline constexpr std::size_t ud_bytes = 2048, grh_bytes = 40;
 inline constexpr std::uint32_t ud_key = 0x1234;
 
 /* What is in a message: on the side connection its number first, so at least 8 bytes. */
-std::vector<std::uint8_t> content_of(std::uint64_t seed, std::uint64_t number, std::size_t length, bool numbered);
+std::vector<std::uint8_t> content_of(std::uint64_t seed, std::uint64_t number, std::size_t length,
+				     bool numbered);
 
 struct cell {
 	/* Set before anybody starts */
 	std::uint64_t seed;
 	unsigned number; /* 1 to 6, the tag */
 	memory kind;
-	tally *count;	/* of all cells */
-	link_state *link; /* the same */
-	ibv_qp_type side; /* UC or UD */
-	bool shared_receives;	  /* from an SRQ, for the main and the side connection */
+	tally *count;                 /* of all cells */
+	link_state *link;             /* the same */
+	ibv_qp_type side;             /* UC or UD */
+	bool shared_receives;         /* from an SRQ, for the main and the side connection */
 	bool extended, extended_poll; /* ibv_wr_*(), ibv_start_poll() */
-	bool all_signaled;	  /* sq_sig_all */
-	bool relaxed;	/* NPR_QP_RELAXED_ORDER */
-	bool events;	/* completion events instead of polling */
-	char group[64]; /* control group of the owner */
+	bool all_signaled;            /* sq_sig_all */
+	bool relaxed;                 /* NPR_QP_RELAXED_ORDER */
+	bool events;                  /* completion events instead of polling */
+	char group[64];               /* control group of the owner */
 
-	std::atomic<bool> stop;		 /* the peer ends, then the owner */
-	std::atomic<bool> peer_is_gone;	 /* killed: a new one will come */
+	std::atomic<bool> stop;          /* the peer ends, then the owner */
+	std::atomic<bool> peer_is_gone;  /* killed: a new one will come */
 	std::atomic<bool> owner_is_gone; /* or its device: errors are right now */
 	std::atomic<bool> peer_done;
+	std::atomic<bool> exec, hang; /* what the owner shall do */
 
 	/* Who is who: the owner makes queue pairs for session n, the peer connects. */
 	std::atomic<std::uint32_t> owner_session, peer_session, connected;
@@ -183,6 +206,7 @@ struct cell {
 	/* Where the owner is at work: for the probe, which would seldom meet it otherwise */
 	std::atomic<std::uint32_t> worksite, worksite_pages;
 	std::atomic<std::uint64_t> refusals;
+	std::atomic<std::uint64_t> finished; /* requests of the main connection */
 
 	mailbag main_mail, side_mail;
 	std::atomic<std::uint64_t> mailbox; /* of the owner, for WRITEs of the side connection */

@@ -4,6 +4,8 @@
 #include "pages.hpp"
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
 #include <unistd.h>
@@ -22,15 +24,6 @@
 namespace soak
 {
 
-namespace
-{
-
-constexpr const char *devices[] = {NP_OWNER_DEV, NP_PEER_DEV};
-constexpr const char *numa = "/sys/kernel/debug/sched/numa_balancing/";
-constexpr const char *numa_balancing = "/proc/sys/kernel/numa_balancing";
-constexpr const char *ksm_run = "/sys/kernel/mm/ksm/run";
-
-/* True if the kernel took it; what it refuses now it may take later. */
 bool put(const std::string &path, const std::string &text)
 {
 	const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
@@ -41,6 +34,24 @@ bool put(const std::string &path, const std::string &text)
 	close(fd);
 	return ok;
 }
+
+void freeze(bool yes)
+{
+	const int fd = open(frozen_directory, O_RDONLY | O_CLOEXEC);
+	const int error = fd < 0 || ioctl(fd, yes ? FIFREEZE : FITHAW, 0) ? errno : 0;
+
+	close(fd);
+	if (error)
+		throw std::runtime_error(fmt::format("{}: {}", frozen_directory, std::strerror(error)));
+}
+
+namespace
+{
+
+constexpr const char *devices[] = {NP_OWNER_DEV, NP_PEER_DEV};
+constexpr const char *numa = "/sys/kernel/debug/sched/numa_balancing/";
+constexpr const char *numa_balancing = "/proc/sys/kernel/numa_balancing";
+constexpr const char *ksm_run = "/sys/kernel/mm/ksm/run";
 
 void must(const std::string &path, const std::string &text)
 {
@@ -94,20 +105,30 @@ bool has_poison(const std::string &block)
 /* A file system on an image in memory; it does not know. */
 void make_disk(const char *name, const char *mkfs, unsigned megabytes)
 {
-	const std::string image = fmt::format("/tmp/soak/{}.image", name), dir = fmt::format("/tmp/soak/{}", name);
+	const std::string image = fmt::format("/tmp/soak/{}.image", name),
+			  dir = fmt::format("/tmp/soak/{}", name);
 
-	shell(fmt::format("mkdir -p {1} && truncate -s {2}M {0} && {3} {0} && dev=$(losetup -f --show {0}) && "
-			  "mount $dev {1}",
-			  image, dir, megabytes, mkfs));
+	shell(
+	    fmt::format("mkdir -p {1} && truncate -s {2}M {0} && {3} {0} && dev=$(losetup -f --show {0}) && "
+			"mount $dev {1}",
+			image, dir, megabytes, mkfs));
+}
+
+/* On memory that keeps its content; scripts/soak says how much. */
+void make_dax(memory m, const char *device, const char *mkfs)
+{
+	shell(fmt::format("mkdir -p {0} && {1} {2} && mount -o dax {2} {0}", directory_of(m), mkfs, device));
 }
 
 } // namespace
 
 host::host(std::uint64_t seed, tally &count, link_state &link)
-    : random_(seed), count_(count), link_(link),
-      events_({kind::request_size, kind::dma_delay, kind::dma_delay, kind::read_overlap, kind::link_loss, kind::reclaim,
-	       kind::reclaim, kind::compact, kind::drop_caches, kind::swap_off, kind::zram, kind::fault_around, kind::cpu,
-	       kind::balancing, kind::merging, kind::block})
+    : random_(seed),
+      count_(count),
+      link_(link),
+      events_({kind::request_size, kind::dma_delay, kind::dma_delay, kind::read_overlap, kind::link_loss,
+	       kind::reclaim, kind::reclaim, kind::limit, kind::compact, kind::drop_caches, kind::swap_off,
+	       kind::zram, kind::fault_around, kind::cpu, kind::balancing, kind::merging, kind::block})
 {
 	std::ifstream swaps("/proc/swaps");
 	std::string line;
@@ -118,6 +139,9 @@ host::host(std::uint64_t seed, tally &count, link_state &link)
 	must("/proc/sys/vm/nr_hugepages", "24");
 	make_disk("ext4", "mkfs.ext4 -q -F", 64);
 	make_disk("xfs", "mkfs.xfs -q -f", 320);
+	make_disk("frozen", "mkfs.ext4 -q -F", 16);
+	make_dax(memory::ext4_dax, "/dev/pmem0", "mkfs.ext4 -q -F -b 4096");
+	make_dax(memory::xfs_dax, "/dev/pmem1", "mkfs.xfs -q -f -m reflink=0");
 	put("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
 	if (mkdir(owners_group, 0755) && errno != EEXIST)
 		throw std::runtime_error(fmt::format("mkdir {}: {}", owners_group, std::strerror(errno)));
@@ -213,7 +237,8 @@ bool host::memory_block()
 			return false;
 		/* Poisoned while it went: it stays away. */
 		if (!put(block + "/state", "online_movable") && errno != EHWPOISON)
-			throw std::runtime_error(fmt::format("{} cannot be put online: {}", block, std::strerror(errno)));
+			throw std::runtime_error(
+			    fmt::format("{} cannot be put online: {}", block, std::strerror(errno)));
 		return true;
 	}
 	return false;
@@ -224,8 +249,8 @@ bool host::knob(kind k, np_hca_register what, std::uint64_t value)
 	const char *dev = devices[random_.below(2)];
 
 	if (int error = np_hca_set(dev, what, value))
-		throw std::runtime_error(fmt::format("{} of {}: {}", kind_names[static_cast<unsigned>(k)], dev,
-						     std::strerror(-error)));
+		throw std::runtime_error(fmt::format("{} of {}: {}", kind_names[static_cast<unsigned>(k)],
+						     dev, std::strerror(-error)));
 	return value != 0;
 }
 
@@ -243,7 +268,8 @@ bool host::lose(unsigned device, std::uint64_t one_in)
 	}
 	loses_[device] = one_in != 0;
 	if (error)
-		throw std::runtime_error(fmt::format("loss of {}: {}", devices[device], std::strerror(-error)));
+		throw std::runtime_error(
+		    fmt::format("loss of {}: {}", devices[device], std::strerror(-error)));
 	return loses_[device];
 }
 
@@ -254,6 +280,20 @@ bool host::reclaim()
 	/* It says so if it was less than that. */
 	put(std::string(owners_group) + "/memory.reclaim", fmt::format("{}K", 4 * random_.between(1, 2048)));
 	return group_field("memory.stat", "pgsteal") > before;
+}
+
+/* For a moment the group may not have more than it has: it has to give something for what it gets. */
+bool host::limit()
+{
+	const std::string group = owners_group, max = group + "/memory.max";
+	const std::uint64_t before = group_field("memory.events", "max"), until = np_now_ms() + 2000;
+
+	put(group + "/memory.reclaim", "4M");
+	must(max, line_of(group + "/memory.current"));
+	while (np_now_ms() < until && group_field("memory.events", "max") == before)
+		np_pause();
+	must(max, "max");
+	return group_field("memory.events", "max") > before;
 }
 
 bool host::cpu_away()
@@ -296,13 +336,16 @@ bool host::happens(kind k)
 	case kind::request_size:
 		return knob(k, NP_HCA_DMA_REQUEST_SIZE, 64ULL << random_.below(7));
 	case kind::dma_delay:
-		return knob(k, NP_HCA_DMA_DELAY_NS, random_.one_in(2) ? 0 : random_.below(20000));
+		return knob(k, NP_HCA_DMA_DELAY_NS, random_.one_in(3) ? 0 : random_.between(1, 20000));
 	case kind::read_overlap:
-		return knob(k, NP_HCA_READ_OVERLAP, random_.below(2));
+		return knob(k, NP_HCA_READ_OVERLAP, !random_.one_in(3));
 	case kind::link_loss:
-		return lose(static_cast<unsigned>(random_.below(2)), random_.one_in(2) ? 0 : random_.between(200, 5000));
+		return lose(static_cast<unsigned>(random_.below(2)),
+			    random_.one_in(3) ? 0 : random_.between(200, 5000));
 	case kind::reclaim:
 		return reclaim();
+	case kind::limit:
+		return limit();
 	case kind::compact: {
 		const long before = np_vmstat("compact_isolated");
 
@@ -327,7 +370,8 @@ bool host::happens(kind k)
 	case kind::block:
 		return memory_block();
 	default:
-		throw std::logic_error(fmt::format("'{}' is nothing of a host", kind_names[static_cast<unsigned>(k)]));
+		throw std::logic_error(
+		    fmt::format("'{}' is nothing of a host", kind_names[static_cast<unsigned>(k)]));
 	}
 }
 
@@ -350,7 +394,8 @@ void host::remove_device(kind how, void (*between)(void *), void *arg)
 		throw std::runtime_error(fmt::format("{}: {}: {}", what, dev, std::strerror(-error)));
 	between(arg);
 	if (int error = np_device_return(dev, function))
-		throw std::runtime_error(fmt::format("return after {}: {}: {}", what, dev, std::strerror(-error)));
+		throw std::runtime_error(
+		    fmt::format("return after {}: {}: {}", what, dev, std::strerror(-error)));
 	count_.done(how);
 }
 

@@ -36,6 +36,7 @@ private:
 	bool knob(kind k, np_hca_register what, std::uint64_t value);
 	bool lose(unsigned device, std::uint64_t one_in);
 	bool reclaim();
+	bool limit();
 	bool swap_again();
 	bool use_zram(bool yes);
 	bool cpu_away();
@@ -53,6 +54,11 @@ private:
 	/* The kernel's counters when it was turned on; it counts when it did something. */
 	long balanced_ = 0, merged_ = 0;
 };
+
+/* True if the kernel took it; what it refuses now it may take later. */
+bool put(const std::string &path, const std::string &text);
+/* Nobody can write in frozen_directory, or all who wait go on. */
+void freeze(bool yes);
 
 inline constexpr const char *owners_group = "/sys/fs/cgroup/nprdma-soak";
 

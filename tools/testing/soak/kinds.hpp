@@ -19,114 +19,127 @@
 namespace soak
 {
 
-#define SOAK_KINDS(X)                                                                                     \
-	/* verbs of the main connection */                                                                \
-	X(read, "READ")                                                                                   \
-	X(write, "WRITE")                                                                                 \
-	X(write_imm, "WRITE with immediate")                                                              \
-	X(send, "SEND")                                                                                   \
-	X(send_imm, "SEND with immediate")                                                                \
-	X(send_inv, "SEND with invalidate")                                                               \
-	X(fetch_add, "fetch and add")                                                                     \
-	X(compare_swap, "compare and swap")                                                               \
-	X(received, "message received")                                                                   \
-	/* of the side connection */                                                                      \
-	X(uc_send, "UC SEND")                                                                             \
-	X(uc_send_imm, "UC SEND with immediate")                                                          \
-	X(uc_write, "UC WRITE")                                                                           \
-	X(uc_write_imm, "UC WRITE with immediate")                                                        \
-	X(ud_send, "UD SEND")                                                                             \
-	X(ud_send_imm, "UD SEND with immediate")                                                          \
-	X(uc_received, "UC message received")                                                             \
-	X(ud_received, "UD message received")                                                             \
-	X(shared_received, "message received from an SRQ")                                                \
-	/* how they were posted, polled, and on what */                                                   \
-	X(inlined, "inline data")                                                                         \
-	X(unpinned_local, "local buffer in unpinned memory")                                              \
-	X(mixed_local, "local buffers in pinned and unpinned memory at once")                             \
-	X(unsignaled, "request without a completion")                                                     \
-	X(strict_order, "request in strict order")                                                        \
-	X(relaxed_order, "request in relaxed order")                                                      \
-	X(all_signaled, "request with sq_sig_all")                                                        \
-	X(extended, "request by ibv_wr_*()")                                                              \
-	X(extended_poll, "completion by ibv_start_poll()")                                                \
-	X(waited, "wait for a completion event")                                                          \
-	X(in_anonymous, "request on anonymous memory")                                                    \
-	X(in_huge_pages, "request on transparent huge pages")                                             \
-	X(in_memfd, "request on memfd")                                                                   \
-	X(in_hugetlb, "request on hugetlb")                                                               \
-	X(in_ext4, "request on ext4")                                                                     \
-	X(in_xfs, "request on xfs")                                                                       \
-	/* the probe */                                                                                   \
-	X(probe_read, "probe READ")                                                                       \
-	X(probe_write, "probe WRITE")                                                                     \
-	X(read_of_gone, "READ of what is gone, refused")                                                  \
-	X(write_to_gone, "WRITE to what is gone, refused")                                                \
-	X(read_of_read_only, "READ of what is read-only")                                                 \
-	X(write_to_read_only, "WRITE to what is read-only, refused")                                      \
-	X(refused_invalidate, "SEND that would invalidate a region, refused")                             \
-	/* what library and kernel had to do for it */                                                    \
-	X(fault, "fault request")                                                                         \
-	X(hold, "request for a hold")                                                                     \
-	X(suspicious, "page of a READ that looked absent")                                                \
-	X(repeated, "page of a WRITE written again")                                                      \
-	X(page_lost, "page that peers had and lost")                                                      \
-	X(page_faulted, "page brought for peers")                                                         \
-	X(page_read_back, "page brought for peers from swap or disk")                                     \
-	X(page_held, "page held for peers")                                                   \
-	/* of the owner's memory, not to be noticed */                                                    \
-	X(page_out, "MADV_PAGEOUT")                                                                       \
-	X(page_out_all, "MADV_PAGEOUT of all")                                                            \
-	X(page_out_inbox, "MADV_PAGEOUT of receive buffers")                                              \
-	X(cold, "MADV_COLD")                                                                              \
-	X(huge_advice, "MADV_HUGEPAGE or MADV_NOHUGEPAGE")                                                \
-	X(collapse, "MADV_COLLAPSE")                                                                      \
-	X(fork, "fork")                                                                                   \
-	X(dont_fork, "fork with MADV_DONTFORK")                                                           \
-	X(others, "memory of others")                                                                     \
-	X(clear_refs, "clear_refs")                                                                       \
-	X(mergeable, "MADV_MERGEABLE")                                                                    \
-	X(unmergeable, "MADV_UNMERGEABLE")                                                                \
-	X(move_pages, "move_pages")                                                                       \
-	X(lock, "mlock")                                                                                  \
-	X(sync, "msync")                                                                                  \
-	X(prefetch, "IBV_ADVISE_MR_ADVICE_PREFETCH")                                                      \
-	X(prefetch_write, "IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE")                                          \
-	X(prefetch_no_fault, "IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT")                                    \
-	/* that peers may notice */                                                                       \
-	X(drop, "MADV_DONTNEED")                                                                          \
-	X(unmap, "munmap")                                                                                \
-	X(map_over, "mmap in its place")                                                                  \
-	X(remap, "mremap away and back")                                                                  \
-	X(protect_all, "PROT_NONE")                                                                       \
-	X(protect_write, "PROT_READ")                                                                     \
-	X(free_lazily, "MADV_FREE")                                                                       \
-	X(punch_hole, "hole punched")                                                                     \
-	X(poison_page, "MADV_HWPOISON")                                                                   \
-	X(reregister, "region registered again")                                                          \
-	/* of the peer's memory */                                                                        \
-	X(peer_page_out, "MADV_PAGEOUT of the peer's buffers")                                            \
-	X(peer_collapse, "MADV_COLLAPSE of the peer's buffers")                                           \
-	/* of the host */                                                                                 \
-	X(request_size, "size of DMA requests")                                                           \
-	X(dma_delay, "delay of DMA requests")                                                             \
-	X(read_overlap, "READs that overlap")                                                             \
-	X(link_loss, "packets lost")                                                                      \
-	X(reclaim, "reclaim of the owners' group")                                                        \
-	X(compact, "compaction")                                                                          \
-	X(drop_caches, "caches dropped")                                                                  \
-	X(swap_off, "swapoff")                                                                            \
-	X(zram, "swap on zram")                                                                           \
-	X(fault_around, "fault-around")                                                                   \
-	X(cpu, "CPU offline")                                                                             \
-	X(balancing, "NUMA balancing")                                                                    \
-	X(merging, "KSM")                                                                                 \
-	X(block, "memory block offline")                                                                  \
-	/* ends */                                                                                        \
-	X(kill_peer, "peer killed")                                                                       \
-	X(kill_owner, "owner killed")                                                                     \
-	X(kill_both, "both killed")                                                                       \
-	X(unbind, "driver unbound")                                                                       \
+#define SOAK_KINDS(X)                                                                                        \
+	/* verbs of the main connection */                                                                   \
+	X(read, "READ")                                                                                      \
+	X(write, "WRITE")                                                                                    \
+	X(write_imm, "WRITE with immediate")                                                                 \
+	X(send, "SEND")                                                                                      \
+	X(send_imm, "SEND with immediate")                                                                   \
+	X(send_inv, "SEND with invalidate")                                                                  \
+	X(fetch_add, "fetch and add")                                                                        \
+	X(compare_swap, "compare and swap")                                                                  \
+	X(received, "message received")                                                                      \
+	/* of the side connection */                                                                         \
+	X(uc_send, "UC SEND")                                                                                \
+	X(uc_send_imm, "UC SEND with immediate")                                                             \
+	X(uc_write, "UC WRITE")                                                                              \
+	X(uc_write_imm, "UC WRITE with immediate")                                                           \
+	X(ud_send, "UD SEND")                                                                                \
+	X(ud_send_imm, "UD SEND with immediate")                                                             \
+	X(uc_received, "UC message received")                                                                \
+	X(ud_received, "UD message received")                                                                \
+	X(shared_received, "message received from an SRQ")                                                   \
+	/* how they were posted, polled, and on what */                                                      \
+	X(inlined, "inline data")                                                                            \
+	X(unpinned_local, "local buffer in unpinned memory")                                                 \
+	X(mixed_local, "local buffers in pinned and unpinned memory at once")                                \
+	X(unsignaled, "request without a completion")                                                        \
+	X(strict_order, "request in strict order")                                                           \
+	X(relaxed_order, "request in relaxed order")                                                         \
+	X(all_signaled, "request with sq_sig_all")                                                           \
+	X(extended, "request by ibv_wr_*()")                                                                 \
+	X(extended_poll, "completion by ibv_start_poll()")                                                   \
+	X(waited, "wait for a completion event")                                                             \
+	X(in_anonymous, "request on anonymous memory")                                                       \
+	X(in_huge_pages, "request on transparent huge pages")                                                \
+	X(in_memfd, "request on memfd")                                                                      \
+	X(in_hugetlb, "request on hugetlb")                                                                  \
+	X(in_ext4, "request on ext4")                                                                        \
+	X(in_xfs, "request on xfs")                                                                          \
+	X(in_ext4_dax, "request on ext4 with DAX")                                                           \
+	X(in_xfs_dax, "request on xfs with DAX")                                                             \
+	/* the probe */                                                                                      \
+	X(probe_read, "probe READ")                                                                          \
+	X(probe_write, "probe WRITE")                                                                        \
+	X(read_of_gone, "READ of what is gone, refused")                                                     \
+	X(write_to_gone, "WRITE to what is gone, refused")                                                   \
+	X(read_of_read_only, "READ of what is read-only")                                                    \
+	X(write_to_read_only, "WRITE to what is read-only, refused")                                         \
+	X(refused_invalidate, "SEND that would invalidate a region, refused")                                \
+	/* what library and kernel had to do for it */                                                       \
+	X(fault, "fault request")                                                                            \
+	X(hold, "request for a hold")                                                                        \
+	X(suspicious, "page of a READ that looked absent")                                                   \
+	X(repeated, "page of a WRITE written again")                                                         \
+	X(page_lost, "page that peers had and lost")                                                         \
+	X(page_faulted, "page brought for peers")                                                            \
+	X(page_read_back, "page brought for peers from swap or disk")                                        \
+	X(page_held, "page held for peers")                                                                  \
+	/* of the owner's memory, not to be noticed */                                                       \
+	X(page_out, "MADV_PAGEOUT")                                                                          \
+	X(page_out_all, "MADV_PAGEOUT of all")                                                               \
+	X(page_out_inbox, "MADV_PAGEOUT of receive buffers")                                                 \
+	X(cold, "MADV_COLD")                                                                                 \
+	X(huge_advice, "MADV_HUGEPAGE or MADV_NOHUGEPAGE")                                                   \
+	X(collapse, "MADV_COLLAPSE")                                                                         \
+	X(fork, "fork")                                                                                      \
+	X(dont_fork, "fork with MADV_DONTFORK")                                                              \
+	X(others, "memory of others")                                                                        \
+	X(clear_refs, "clear_refs")                                                                          \
+	X(mergeable, "MADV_MERGEABLE")                                                                       \
+	X(unmergeable, "MADV_UNMERGEABLE")                                                                   \
+	X(move_pages, "move_pages")                                                                          \
+	X(soft_offline, "MADV_SOFT_OFFLINE")                                                                 \
+	X(lock, "mlock")                                                                                     \
+	X(sync, "msync")                                                                                     \
+	X(prefetch, "IBV_ADVISE_MR_ADVICE_PREFETCH")                                                         \
+	X(prefetch_write, "IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE")                                             \
+	X(prefetch_no_fault, "IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT")                                       \
+	X(reregister_refused, "ibv_rereg_mr, refused")                                                       \
+	/* that peers may notice */                                                                          \
+	X(drop, "MADV_DONTNEED")                                                                             \
+	X(unmap, "munmap")                                                                                   \
+	X(map_over, "mmap in its place")                                                                     \
+	X(remap, "mremap away and back")                                                                     \
+	X(protect_all, "PROT_NONE")                                                                          \
+	X(protect_write, "PROT_READ")                                                                        \
+	X(map_read_only, "mmap of a file, read-only")                                                        \
+	X(free_lazily, "MADV_FREE")                                                                          \
+	X(punch_hole, "hole punched")                                                                        \
+	X(truncate, "file truncated")                                                                        \
+	X(poison_page, "MADV_HWPOISON")                                                                      \
+	X(userfault_missing, "page that userfaultfd has to bring")                                           \
+	X(userfault_protected, "page that userfaultfd protects")                                             \
+	X(reregister, "region registered again")                                                             \
+	/* of the peer's memory */                                                                           \
+	X(peer_page_out, "MADV_PAGEOUT of the peer's buffers")                                               \
+	X(peer_collapse, "MADV_COLLAPSE of the peer's buffers")                                              \
+	X(peer_fork, "fork of the peer")                                                                     \
+	/* of the host */                                                                                    \
+	X(request_size, "size of DMA requests")                                                              \
+	X(dma_delay, "delay of DMA requests")                                                                \
+	X(read_overlap, "READs that overlap")                                                                \
+	X(link_loss, "packets lost")                                                                         \
+	X(reclaim, "reclaim of the owners' group")                                                           \
+	X(limit, "memory.max of the owners' group")                                                          \
+	X(compact, "compaction")                                                                             \
+	X(drop_caches, "caches dropped")                                                                     \
+	X(swap_off, "swapoff")                                                                               \
+	X(zram, "swap on zram")                                                                              \
+	X(fault_around, "fault-around")                                                                      \
+	X(cpu, "CPU offline")                                                                                \
+	X(balancing, "NUMA balancing")                                                                       \
+	X(merging, "KSM")                                                                                    \
+	X(block, "memory block offline")                                                                     \
+	/* ends */                                                                                           \
+	X(kill_peer, "peer killed")                                                                          \
+	X(kill_owner, "owner killed")                                                                        \
+	X(kill_both, "both killed")                                                                          \
+	X(exec, "exec of an owner")                                                                          \
+	X(oom_kill, "owner killed for want of memory")                                                       \
+	X(reap, "owner that cannot end, reaped")                                                             \
+	X(unbind, "driver unbound")                                                                          \
 	X(unplug, "device unplugged")
 
 enum class kind : unsigned {
@@ -178,7 +191,10 @@ public:
 
 	/* [0, bound) */
 	std::uint64_t below(std::uint64_t bound) { return engine_() % bound; }
-	std::uint64_t between(std::uint64_t first, std::uint64_t last) { return first + below(last - first + 1); }
+	std::uint64_t between(std::uint64_t first, std::uint64_t last)
+	{
+		return first + below(last - first + 1);
+	}
 	bool one_in(std::uint64_t n) { return !below(n); }
 	std::uint64_t word() { return engine_(); }
 

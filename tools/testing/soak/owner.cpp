@@ -7,6 +7,8 @@
 #include "verbs.hpp"
 
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -65,15 +67,27 @@ struct arrivals {
 /* What can happen to memory of a kind; what is of most use has several cards. */
 std::vector<kind> kept_events(memory m)
 {
-	std::vector<kind> cards = {
-	    kind::page_out,   kind::page_out, kind::page_out,	kind::page_out_all,   kind::page_out_inbox,
-	    kind::fork,	      kind::fork,     kind::dont_fork,	kind::others,	      kind::clear_refs,
-	    kind::lock,	      kind::prefetch, kind::move_pages, kind::prefetch_write, kind::prefetch_no_fault};
+	std::vector<kind> cards = {kind::page_out,
+				   kind::page_out,
+				   kind::page_out,
+				   kind::page_out_all,
+				   kind::page_out_inbox,
+				   kind::fork,
+				   kind::fork,
+				   kind::dont_fork,
+				   kind::others,
+				   kind::clear_refs,
+				   kind::lock,
+				   kind::prefetch,
+				   kind::move_pages,
+				   kind::prefetch_write,
+				   kind::prefetch_no_fault,
+				   kind::reregister_refused};
 
 	if (m != memory::hugetlb)
 		cards.insert(cards.end(), {kind::cold, kind::huge_advice});
 	if (m <= memory::memfd)
-		cards.push_back(kind::collapse);
+		cards.insert(cards.end(), {kind::collapse, kind::soft_offline});
 	if (is_shared_file(m))
 		cards.push_back(kind::sync);
 	else
@@ -83,14 +97,16 @@ std::vector<kind> kept_events(memory m)
 
 std::vector<kind> lossy_events(memory m)
 {
-	std::vector<kind> cards = {kind::drop, kind::unmap, kind::map_over, kind::protect_all, kind::protect_write};
+	std::vector<kind> cards = {kind::drop, kind::unmap, kind::map_over, kind::protect_all,
+				   kind::protect_write};
 
 	if (m != memory::hugetlb)
 		cards.push_back(kind::remap);
 	if (is_shared_file(m))
-		cards.push_back(kind::punch_hole);
+		cards.insert(cards.end(), {kind::punch_hole, kind::truncate, kind::map_read_only});
 	else
-		cards.insert(cards.end(), {kind::free_lazily, kind::poison_page, kind::mergeable});
+		cards.insert(cards.end(), {kind::free_lazily, kind::poison_page, kind::mergeable,
+					   kind::userfault_missing, kind::userfault_protected});
 	/* This one stops all else. */
 	const std::vector<kind> twice = cards;
 	cards.insert(cards.end(), twice.begin(), twice.end());
@@ -102,23 +118,31 @@ class owner
 {
 public:
 	explicit owner(cell &c)
-	    : c_(c), random_(c.seed * 2 + 1), device_(NP_OWNER_DEV), data_(map()),
+	    : c_(c),
+	      random_(c.seed * 2 + 1),
+	      device_(NP_OWNER_DEV),
+	      data_(map()),
 	      inbox_(static_cast<std::uint8_t *>(np_map(slots * message_bytes))),
-	      mailbox_(static_cast<std::uint8_t *>(np_map(messages * message_bytes))), kept_(kept_events(c.kind)),
+	      mailbox_(static_cast<std::uint8_t *>(np_map(messages * message_bytes))),
+	      kept_(kept_events(c.kind)),
 	      lossy_(lossy_events(c.kind))
 	{
 		if (!inbox_ || !mailbox_)
 			fail(c_, "no memory for messages");
+		/* Something for KSM from the beginning */
+		const bool merge = c_.kind == memory::anonymous && !madvise(data_, region_bytes, MADV_MERGEABLE);
+
 		for (unsigned i = 0; i < region_pages; i++)
-			refill(i, 0);
+			refill(i, 0, merge && random_.one_in(2));
 		c_.base = reinterpret_cast<std::uintptr_t>(data_);
 		mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), data_, region_bytes, NP_RIGHTS),
 					  "npr_reg_mr");
 		c_.rkey = mr_->rkey;
-		inbox_mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), inbox_, slots * message_bytes,
-							   IBV_ACCESS_LOCAL_WRITE),
-						"npr_reg_mr");
-		mailbox_mr_ = pin(device_, mailbox_, messages * message_bytes, NP_RIGHTS | IBV_ACCESS_MW_BIND);
+		inbox_mr_ = nprdma::detail::own(
+		    npr_reg_mr(device_.pd.get(), inbox_, slots * message_bytes, IBV_ACCESS_LOCAL_WRITE),
+		    "npr_reg_mr");
+		mailbox_mr_ =
+		    pin(device_, mailbox_, messages * message_bytes, NP_RIGHTS | IBV_ACCESS_MW_BIND);
 		c_.mailbox = reinterpret_cast<std::uintptr_t>(mailbox_);
 		c_.mailbox_key = mailbox_mr_->rkey;
 	}
@@ -129,7 +153,7 @@ private:
 	[[nodiscard]] std::uint8_t *at(unsigned page) const { return data_ + page * PAGE; }
 
 	std::uint8_t *map();
-	void map_at(std::uint8_t *p, std::size_t length);
+	void map_at(std::uint8_t *p, std::size_t length, int rights = PROT_READ | PROT_WRITE);
 
 	/* Sessions and messages */
 	bool offer();
@@ -148,6 +172,13 @@ private:
 	void refill(unsigned page, unsigned epoch, bool alike = false);
 	range some_pages();
 	range expendable_page();
+	range last_pages()
+	{
+		const auto n = c_.kind == memory::hugetlb ? static_cast<unsigned>(huge_pages)
+							  : static_cast<unsigned>(random_.between(1, 64));
+
+		return {region_pages - n, n};
+	}
 	range many_pages() { return {static_cast<unsigned>(random_.below(region_pages - 63)), 64}; }
 	bool take(range r);
 	void empty(range r);
@@ -160,6 +191,9 @@ private:
 	bool kept_event(kind k);
 	bool lossy_event(kind k);
 	bool page_out(std::uint8_t *p, std::size_t pages);
+	bool userfault(range r, bool missing);
+	void become_another();
+	void get_stuck();
 	bool move_to_other_node(range r);
 	bool advise(range r, ibv_advise_mr_advice advice);
 	void become(range r, state s);
@@ -196,12 +230,11 @@ private:
 
 /* --- memory of each kind ------------------------------------------------------------------ */
 
-void owner::map_at(std::uint8_t *p, std::size_t length)
+void owner::map_at(std::uint8_t *p, std::size_t length, int rights)
 {
 	const bool file = file_ >= 0;
-	void *got = mmap(p, length, PROT_READ | PROT_WRITE,
-			 (file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_FIXED, file_,
-			 file ? p - data_ : 0);
+	void *got = mmap(p, length, rights, (file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_FIXED,
+			 file_, file ? p - data_ : 0);
 
 	if (got != p)
 		fail(c_, fmt::format("mmap of {} bytes: {}", length, std::strerror(errno)));
@@ -223,7 +256,9 @@ std::uint8_t *owner::map()
 		break;
 	case memory::ext4:
 	case memory::xfs:
-		file_ = open(fmt::format("/tmp/soak/{}/{}", name_of(c_.kind), c_.number).c_str(),
+	case memory::ext4_dax:
+	case memory::xfs_dax:
+		file_ = open(fmt::format("{}/{}", directory_of(c_.kind), c_.number).c_str(),
 			     O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 		break;
 	default:
@@ -387,7 +422,9 @@ void owner::post_receive(unsigned slot)
 	wr.sg_list = sge;
 	wr.num_sge = 2;
 	connection &link = *(slot < messages ? main_ : side_).link;
-	const auto post = [&] { return shared_ ? shared_->srq->post_recv(wr, bad) : link.qp->post_recv(wr, bad); };
+	const auto post = [&] {
+		return shared_ ? shared_->srq->post_recv(wr, bad) : link.qp->post_recv(wr, bad);
+	};
 	int error = post();
 	/* The mapping changes all the time, or is being paged out: that is for us to repeat. */
 	for (deadline end; error == -EAGAIN && !end.over();)
@@ -401,9 +438,10 @@ void owner::post_receive(unsigned slot)
 void owner::check_number(arrivals &a, std::uint64_t number)
 {
 	for (; a.received < number; a.received++) {
-		if (&a != &side_ || a.received >= a.mail.posted || !c_.link->may_have_lost(a.mail.of(a.received).stamp))
-			fail(c_, fmt::format("message {} comes where {} is next, and the link loses nothing", number,
-					     a.received));
+		if (&a != &side_ || a.received >= a.mail.posted ||
+		    !c_.link->may_have_lost(a.mail.of(a.received).stamp))
+			fail(c_, fmt::format("message {} comes where {} is next, and the link loses nothing",
+					     number, a.received));
 		a.mail.credits++;
 	}
 	if (a.received != number)
@@ -416,7 +454,8 @@ void owner::check_message(arrivals &a, const ibv_wc &wc)
 	const std::uint8_t *p = inbox_ + wc.wr_id * message_bytes + (ud ? grh_bytes : 0);
 	std::uint64_t number = a.received;
 
-	if (wc.wr_id >= slots || !posted_[wc.wr_id] || (!shared_ && wc.wr_id % messages != a.received % messages && !side))
+	if (wc.wr_id >= slots || !posted_[wc.wr_id] ||
+	    (!shared_ && wc.wr_id % messages != a.received % messages && !side))
 		fail(c_, fmt::format("message {} in slot {}", number, wc.wr_id));
 	posted_[wc.wr_id] = false;
 	if (side && wc.opcode == IBV_WC_RECV)
@@ -429,12 +468,14 @@ void owner::check_message(arrivals &a, const ibv_wc &wc)
 	const std::uint32_t length = m.length + (ud ? static_cast<std::uint32_t>(grh_bytes) : 0);
 	const std::uint32_t invalidated = wc.wc_flags & IBV_WC_WITH_INV ? wc.invalidated_rkey : 0;
 
-	if (wc.opcode != m.opcode || wc.byte_len != length || !!(wc.wc_flags & IBV_WC_WITH_IMM) != m.has_imm ||
-	    (m.has_imm && wc.imm_data != m.imm) || invalidated != m.invalidated)
-		fail(c_, fmt::format("message {}: slot {}, opcode {}, {} bytes, immediate {:#x}, flags {:#x}, invalidated {:#x}; "
+	if (wc.opcode != m.opcode || wc.byte_len != length ||
+	    !!(wc.wc_flags & IBV_WC_WITH_IMM) != m.has_imm || (m.has_imm && wc.imm_data != m.imm) ||
+	    invalidated != m.invalidated)
+		fail(c_, fmt::format("message {}: slot {}, opcode {}, {} bytes, immediate {:#x}, flags "
+				     "{:#x}, invalidated {:#x}; "
 				     "not opcode {}, {} bytes, immediate {:#x}, invalidated {:#x}",
-				     number, wc.wr_id, static_cast<int>(wc.opcode), wc.byte_len, wc.imm_data, wc.wc_flags,
-				     invalidated, m.opcode, length, m.imm, m.invalidated));
+				     number, wc.wr_id, static_cast<int>(wc.opcode), wc.byte_len, wc.imm_data,
+				     wc.wc_flags, invalidated, m.opcode, length, m.imm, m.invalidated));
 	if (wc.opcode == IBV_WC_RECV) {
 		const auto want = content_of(m.seed, number, m.length, side);
 
@@ -496,7 +537,8 @@ void owner::check_all_arrived(arrivals &a)
 		if (&a == &side_ && c_.link->may_have_lost(a.mail.of(a.received).stamp))
 			return;
 		if (end.over())
-			fail(c_, fmt::format("message {} of {} does not come", a.received, a.mail.posted.load()));
+			fail(c_,
+			     fmt::format("message {} of {} does not come", a.received, a.mail.posted.load()));
 	}
 }
 
@@ -505,23 +547,22 @@ void owner::check_all_arrived(arrivals &a)
 range owner::some_pages()
 {
 	if (c_.kind == memory::hugetlb || (c_.kind == memory::huge_pages && random_.one_in(3)))
-		return {static_cast<unsigned>(huge_pages * random_.below(region_pages / huge_pages)), huge_pages};
+		return {static_cast<unsigned>(huge_pages * random_.below(region_pages / huge_pages)),
+			huge_pages};
 	const auto n = static_cast<unsigned>(random_.between(1, random_.one_in(8) ? 64 : 8));
 
 	return {static_cast<unsigned>(random_.below(region_pages - n + 1)), n};
 }
 
-/* One whose frame may be taken out of use, if there is one. */
+/*
+ * One whose frame may be taken out of use, mostly: what is pinned has to leave memory that
+ * is to go offline.
+ */
 range owner::expendable_page()
 {
-	const auto map = page_map(data_, region_pages);
-	unsigned page = 0;
+	const auto page = static_cast<unsigned>(random_.below(region_pages));
 
-	for (int tries = 0; tries < 64; tries++) {
-		page = static_cast<unsigned>(random_.below(region_pages));
-		if (is_expendable(map[page]))
-			break;
-	}
+	pin(device_, at(page), PAGE).reset();
 	return {page, 1};
 }
 
@@ -635,7 +676,8 @@ bool owner::fork_child(bool touch)
 		is_child = true;
 		/* What is private is a copy, and nobody sees what becomes of it. */
 		for (int i = 0; i < 64 && touch; i++)
-			std::memset(at(static_cast<unsigned>(random.below(region_pages))), tag(poison, 0, 5), 64);
+			std::memset(at(static_cast<unsigned>(random.below(region_pages))), tag(poison, 0, 5),
+				    64);
 		nanosleep(&t, nullptr);
 		_exit(0);
 	}
@@ -697,8 +739,8 @@ bool owner::move_to_other_node(range r)
 
 bool owner::advise(range r, ibv_advise_mr_advice advice)
 {
-	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(at(r.first)), static_cast<std::uint32_t>(r.pages * PAGE),
-		       mr_->lkey};
+	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(at(r.first)),
+		       static_cast<std::uint32_t>(r.pages * PAGE), mr_->lkey};
 
 	return !ibv_advise_mr(device_.pd.get(), advice, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
 }
@@ -723,7 +765,8 @@ bool owner::kept_event(kind k)
 	case kind::huge_advice:
 		return !madvise(p, length, random_.one_in(2) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	case kind::collapse:
-		return !madvise(at(static_cast<unsigned>(r.first / huge_pages * huge_pages)), HUGE_PAGE, MADV_COLLAPSE);
+		return !madvise(at(static_cast<unsigned>(r.first / huge_pages * huge_pages)), HUGE_PAGE,
+				MADV_COLLAPSE);
 	case kind::fork:
 		return fork_child(!is_shared_file(c_.kind));
 	case kind::dont_fork: {
@@ -739,6 +782,19 @@ bool owner::kept_event(kind k)
 		return !madvise(p, length, MADV_UNMERGEABLE);
 	case kind::move_pages:
 		return move_to_other_node(r);
+	case kind::soft_offline: {
+		const range one = expendable_page();
+
+		return is_expendable(page_map(at(one.first), 1)[0]) &&
+		       !madvise(at(one.first), PAGE, MADV_SOFT_OFFLINE);
+	}
+	case kind::reregister_refused:
+		errno = 0;
+		if (ibv_rereg_mr(mr_.get(), IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0,
+				 NP_RIGHTS | NP_UNPINNED) &&
+		    (errno == EOPNOTSUPP || c_.owner_is_gone))
+			return true;
+		fail(c_, fmt::format("ibv_rereg_mr: {}", std::strerror(errno)));
 	case kind::lock:
 		if (mlock(p, length))
 			return false;
@@ -753,7 +809,8 @@ bool owner::kept_event(kind k)
 	case kind::prefetch_no_fault:
 		return advise(r, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT);
 	default:
-		fail(c_, fmt::format("'{}' is nothing that is not noticed", kind_names[static_cast<unsigned>(k)]));
+		fail(c_, fmt::format("'{}' is nothing that is not noticed",
+				     kind_names[static_cast<unsigned>(k)]));
 	}
 }
 
@@ -765,10 +822,54 @@ void owner::move(std::uint8_t *from, std::uint8_t *to)
 		fail(c_, fmt::format("mremap: {}", std::strerror(errno)));
 }
 
+/* Nobody answers: what is missing, or protected, stays so until it is unregistered. */
+bool owner::userfault(range r, bool missing)
+{
+	const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+	uffdio_api api{.api = UFFD_API, .features = missing ? 0ULL : UFFD_FEATURE_PAGEFAULT_FLAG_WP};
+	uffdio_range range{.start = reinterpret_cast<std::uintptr_t>(at(r.first)), .len = r.pages * PAGE};
+	uffdio_register reg{.range = range,
+			    .mode = missing ? UFFDIO_REGISTER_MODE_MISSING : UFFDIO_REGISTER_MODE_WP};
+	uffdio_writeprotect wp{.range = range, .mode = UFFDIO_WRITEPROTECT_MODE_WP};
+
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &reg) ||
+	    (missing ? madvise(at(r.first), range.len, MADV_DONTNEED) : ioctl(fd, UFFDIO_WRITEPROTECT, &wp)))
+		fail(c_, fmt::format("userfaultfd: {}", std::strerror(errno)));
+	let_probe(r, missing ? state::gone : state::read_only);
+	if (ioctl(fd, UFFDIO_UNREGISTER, &range))
+		fail(c_, fmt::format("userfaultfd: {}", std::strerror(errno)));
+	close(fd);
+	return true;
+}
+
+/* Becomes another program, with all file descriptors or without those of verbs. */
+void owner::become_another()
+{
+	if (random_.one_in(2))
+		for (int fd = 3; fd < 256; fd++)
+			fcntl(fd, F_SETFD, 0);
+	execlp("sleep", "sleep", "infinity", nullptr);
+	fail(c_, fmt::format("exec: {}", std::strerror(errno)));
+}
+
+/* A thread that ends when frozen_directory is not frozen any more, and not before. */
+void owner::get_stuck()
+{
+	std::thread([] {
+		prctl(PR_SET_NAME, stuck_thread);
+		close(open(fmt::format("{}/file", frozen_directory).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC,
+			   0600));
+	}).detach();
+	c_.hang = false;
+}
+
 /* True if it happened. The kernel refuses none of it for a reason of ours, but poison. */
 bool owner::lossy_event(kind k)
 {
-	const range r = k == kind::mergeable ? many_pages() : k == kind::poison_page ? expendable_page() : some_pages();
+	const range r = k == kind::mergeable     ? many_pages()
+			: k == kind::poison_page ? expendable_page()
+			: k == kind::truncate    ? last_pages()
+						 : some_pages();
 	std::uint8_t *p = at(r.first);
 	const std::size_t length = r.pages * PAGE;
 	const bool file = file_ >= 0;
@@ -818,6 +919,22 @@ bool owner::lossy_event(kind k)
 		let_probe(r, read_only);
 		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
 		break;
+	case kind::map_read_only:
+		map_at(p, length, PROT_READ);
+		let_probe(r, read_only);
+		map_at(p, length);
+		break;
+	case kind::truncate: /* From there to its end */
+		error = ftruncate(file_, p - data_);
+		emptied = true;
+		let_probe(r, gone);
+		error |= ftruncate(file_, region_bytes);
+		break;
+	case kind::userfault_missing:
+	case kind::userfault_protected:
+		happened = userfault(r, k == kind::userfault_missing);
+		emptied = k == kind::userfault_missing;
+		break;
 	case kind::free_lazily:
 		error = madvise(p, length, MADV_FREE);
 		break;
@@ -844,7 +961,8 @@ bool owner::lossy_event(kind k)
 		emptied = true;
 		break;
 	default:
-		fail(c_, fmt::format("'{}' is nothing that may be noticed", kind_names[static_cast<unsigned>(k)]));
+		fail(c_, fmt::format("'{}' is nothing that may be noticed",
+				     kind_names[static_cast<unsigned>(k)]));
 	}
 	if (error)
 		fail(c_, fmt::format("{}: {}", kind_names[static_cast<unsigned>(k)], std::strerror(errno)));
@@ -883,7 +1001,8 @@ void owner::note_region()
 	if (npr_query_mr(mr_.get(), &now))
 		return; /* the device is gone */
 	c_.count->add(kind::page_lost, now.pages_invalidated - seen_.pages_invalidated);
-	c_.count->add(kind::page_faulted, now.faults_minor + now.faults_major - seen_.faults_minor - seen_.faults_major);
+	c_.count->add(kind::page_faulted,
+		      now.faults_minor + now.faults_major - seen_.faults_minor - seen_.faults_major);
 	c_.count->add(kind::page_read_back, now.faults_major - seen_.faults_major);
 	c_.count->add(kind::page_held, now.holds - seen_.holds);
 	seen_ = now;
@@ -906,6 +1025,10 @@ int owner::run()
 			continue;
 		while (!over()) {
 			event();
+			if (c_.exec)
+				become_another();
+			if (c_.hang)
+				get_stuck();
 			pause();
 		}
 		/* The peer drains its queue, and may need us for that. */

@@ -37,8 +37,9 @@ std::vector<std::uint64_t> page_map(const void *p, std::size_t pages)
 	std::vector<std::uint64_t> map(pages);
 	/* Of the process that looks, which may be a child of who looked before. */
 	const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	const ssize_t n = pread(fd, map.data(), bytes,
-				static_cast<off_t>(reinterpret_cast<std::uintptr_t>(p) / page_size * sizeof(map[0])));
+	const ssize_t n =
+	    pread(fd, map.data(), bytes,
+		  static_cast<off_t>(reinterpret_cast<std::uintptr_t>(p) / page_size * sizeof(map[0])));
 
 	if (n != static_cast<ssize_t>(bytes))
 		throw std::system_error(errno, std::generic_category(), "/proc/self/pagemap");
@@ -57,7 +58,7 @@ std::size_t present_pages(const void *p, std::size_t pages)
 bool is_expendable(std::uint64_t entry)
 {
 	constexpr std::uint64_t present = 1ULL << 63, frame_bits = (1ULL << 55) - 1;
-	constexpr std::uint64_t unfit = 1ULL << 17 | 1ULL << 21 | 1ULL << 24; /* KPF_HUGE, _KSM, _ZERO_PAGE */
+	constexpr std::uint64_t unfit = 1ULL << 17 | 1ULL << 24; /* KPF_HUGE, KPF_ZERO_PAGE */
 	const std::uint64_t frame = entry & frame_bits;
 
 	if (!(entry & present) || !frame)
@@ -78,7 +79,8 @@ std::string line_of(const std::string &path)
 
 std::uint64_t memory_block_pages()
 {
-	return std::stoull(line_of(std::string(memory_blocks) + "/block_size_bytes"), nullptr, 16) / page_size;
+	return std::stoull(line_of(std::string(memory_blocks) + "/block_size_bytes"), nullptr, 16) /
+	       page_size;
 }
 
 } // namespace soak

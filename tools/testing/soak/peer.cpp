@@ -7,12 +7,14 @@
 #include "verbs.hpp"
 
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bitset>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -33,12 +35,27 @@ namespace
 
 enum class verb { read, write, write_imm, send, send_imm, send_inv, fetch_add, compare_swap };
 
-constexpr bool is_atomic(verb v) { return v == verb::fetch_add || v == verb::compare_swap; }
-constexpr bool is_send(verb v) { return v == verb::send || v == verb::send_imm || v == verb::send_inv; }
-constexpr bool is_write(verb v) { return v == verb::write || v == verb::write_imm; }
-constexpr bool brings(verb v) { return v == verb::read || is_atomic(v); }
+constexpr bool is_atomic(verb v)
+{
+	return v == verb::fetch_add || v == verb::compare_swap;
+}
+constexpr bool is_send(verb v)
+{
+	return v == verb::send || v == verb::send_imm || v == verb::send_inv;
+}
+constexpr bool is_write(verb v)
+{
+	return v == verb::write || v == verb::write_imm;
+}
+constexpr bool brings(verb v)
+{
+	return v == verb::read || is_atomic(v);
+}
 /* Those that take one of the owner's receives. */
-constexpr bool is_message(verb v) { return is_send(v) || v == verb::write_imm; }
+constexpr bool is_message(verb v)
+{
+	return is_send(v) || v == verb::write_imm;
+}
 
 constexpr ibv_wr_opcode opcode_of(verb v)
 {
@@ -147,7 +164,8 @@ struct request {
 constexpr unsigned side_window = 4, slots = window + side_window;
 
 /* All ends before the owner has connected, and then it does not any more. */
-struct not_needed {};
+struct not_needed {
+};
 
 class peer
 {
@@ -156,7 +174,8 @@ public:
 	int run();
 
 private:
-	struct disconnected_now {};
+	struct disconnected_now {
+	};
 
 	void main_loop();
 	bool post_chain();
@@ -175,6 +194,7 @@ private:
 	void poll();
 	void poll(connection &q, std::deque<request> &under_way);
 	void shake();
+	bool fork_child();
 	void await_event();
 	void note_stats();
 
@@ -198,21 +218,26 @@ private:
 	std::array<bool, slots> slot_used_{};
 	std::uint64_t next_id_ = 1;
 	npr_stats stats_{};
+	pid_t child_ = 0;
 	std::atomic<bool> probe_stop_{false};
 };
 
 peer::peer(cell &c)
-    : c_(c), random_(c.seed * 4 + c.owner_session * 1000003ULL), probe_random_(c.seed * 8 + c.owner_session),
-      device_(NP_PEER_DEV), main_(device_, {.send = window,
-					    .all_signaled = c.all_signaled,
-					    .extended = c.extended,
-					    .extended_poll = c.extended_poll}),
+    : c_(c),
+      random_(c.seed * 4 + c.owner_session * 1000003ULL),
+      probe_random_(c.seed * 8 + c.owner_session),
+      device_(NP_PEER_DEV),
+      main_(device_, {.send = window,
+		      .all_signaled = c.all_signaled,
+		      .extended = c.extended,
+		      .extended_poll = c.extended_poll}),
       side_(device_, {.type = c.side,
 		      .send = side_window,
 		      .all_signaled = c.all_signaled,
 		      .extended = c.extended,
 		      .extended_poll = c.extended_poll}),
-      probe_(device_, {.send = 4}), pinned_(static_cast<std::uint8_t *>(np_map(slots * slot_bytes))),
+      probe_(device_, {.send = 4}),
+      pinned_(static_cast<std::uint8_t *>(np_map(slots * slot_bytes))),
       unpinned_(static_cast<std::uint8_t *>(np_map_aligned(slots * slot_bytes, HUGE_PAGE))),
       probe_buffer_(static_cast<std::uint8_t *>(np_map(16 * PAGE)))
 {
@@ -221,7 +246,8 @@ peer::peer(cell &c)
 	pinned_mr_ = pin(device_, pinned_, slots * slot_bytes);
 	probe_mr_ = pin(device_, probe_buffer_, 16 * PAGE);
 	unpinned_mr_ = nprdma::detail::own(
-	    npr_reg_mr(device_.pd.get(), unpinned_, slots * slot_bytes, IBV_ACCESS_LOCAL_WRITE), "npr_reg_mr");
+	    npr_reg_mr(device_.pd.get(), unpinned_, slots * slot_bytes, IBV_ACCESS_LOCAL_WRITE),
+	    "npr_reg_mr");
 
 	const std::uint32_t session = c_.owner_session;
 
@@ -238,7 +264,8 @@ peer::peer(cell &c)
 			throw not_needed{};
 		np_pause();
 	}
-	main_.attach(device_, c_.owner_main, c_.relaxed ? static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) : 0);
+	main_.attach(device_, c_.owner_main,
+		     c_.relaxed ? static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER) : 0);
 	side_.attach(device_, c_.owner_side, 0);
 	if (c_.side == IBV_QPT_UD) {
 		ibv_ah_attr to{};
@@ -283,7 +310,8 @@ bool peer::busy(extent e, bool readers_only) const
 extent peer::choose(verb v)
 {
 	if (is_atomic(v))
-		return {random_.below(region_pages) * PAGE + PAGE - 8 * (1 + random_.below(atomics_per_page)), 8};
+		return {random_.below(region_pages) * PAGE + PAGE - 8 * (1 + random_.below(atomics_per_page)),
+			8};
 
 	std::size_t length;
 	switch (random_.below(8)) {
@@ -364,9 +392,9 @@ void peer::scatter(const request &r, const std::uint8_t *from)
 
 bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, std::uint8_t *inlined)
 {
-	static constexpr verb verbs[] = {verb::read,  verb::read,      verb::read,	verb::write,
+	static constexpr verb verbs[] = {verb::read,  verb::read,      verb::read,      verb::write,
 					 verb::write, verb::write,     verb::write_imm, verb::send,
-					 verb::send,  verb::fetch_add, verb::send_imm,	verb::compare_swap};
+					 verb::send,  verb::fetch_add, verb::send_imm,  verb::compare_swap};
 	std::vector<std::uint8_t> data;
 	std::size_t length;
 
@@ -431,7 +459,8 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 			std::memcpy(&now, shadow, 8);
 			wr.wr.atomic.remote_addr = c_.base + e.offset;
 			wr.wr.atomic.rkey = c_.rkey;
-			wr.wr.atomic.compare_add = r.what == verb::fetch_add || random_.one_in(3) ? random_.word() : now;
+			wr.wr.atomic.compare_add =
+			    r.what == verb::fetch_add || random_.one_in(3) ? random_.word() : now;
 			wr.wr.atomic.swap = random_.word();
 			if (r.what == verb::fetch_add)
 				next = now + wr.wr.atomic.compare_add;
@@ -442,7 +471,8 @@ bool peer::generate(request &r, ibv_send_wr &wr, std::array<ibv_sge, 4> &sge, st
 		if (r.what == verb::write_imm)
 			mail.of(mail.posted) = {.length = static_cast<std::uint32_t>(length),
 						.imm = wr.imm_data,
-						.opcode = static_cast<std::uint8_t>(IBV_WC_RECV_RDMA_WITH_IMM),
+						.opcode =
+						    static_cast<std::uint8_t>(IBV_WC_RECV_RDMA_WITH_IMM),
 						.has_imm = true};
 	}
 	if (is_message(r.what))
@@ -537,11 +567,14 @@ bool peer::post_side()
 	static constexpr kind ud[] = {kind::ud_send, kind::ud_send_imm};
 	const bool datagrams = c_.side == IBV_QPT_UD;
 	const kind what = datagrams ? ud[random_.below(std::size(ud))] : uc[random_.below(std::size(uc))];
-	const bool writes = what == kind::uc_write || what == kind::uc_write_imm, sends = what != kind::uc_write_imm;
+	const bool writes = what == kind::uc_write || what == kind::uc_write_imm,
+		   sends = what != kind::uc_write_imm;
 	mailbag &mail = c_.side_mail;
 	const std::uint64_t number = mail.posted, seed = random_.word();
 	const std::size_t longest = datagrams ? ud_bytes : message_bytes, n = what == kind::uc_write ? 2 : 1;
-	message m{.opcode = static_cast<std::uint8_t>(sends ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM), .seed = seed, .what = what};
+	message m{.opcode = static_cast<std::uint8_t>(sends ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM),
+		  .seed = seed,
+		  .what = what};
 	std::array<ibv_send_wr, 2> wr{};
 	std::array<std::array<ibv_sge, 4>, 2> sge;
 
@@ -563,7 +596,9 @@ bool peer::post_side()
 			r.slot++;
 		slot_used_[r.slot] = true;
 		r.id = next_id_++;
-		r.what = write ? m.has_imm ? verb::write_imm : verb::write : m.has_imm ? verb::send_imm : verb::send;
+		r.what = write       ? m.has_imm ? verb::write_imm : verb::write
+			 : m.has_imm ? verb::send_imm
+				     : verb::send;
 		r.signaled = c_.all_signaled || i + 1 == n;
 		lay_out(r, wr[i], sge[i], length);
 		scatter(r, data.data());
@@ -604,12 +639,15 @@ void peer::finish(request &r)
 
 				while (p.at[i] == want[i])
 					i++;
-				const std::size_t at = r.where.offset + static_cast<std::size_t>(want - r.expected.data()) + i;
+				const std::size_t at =
+				    r.where.offset + static_cast<std::size_t>(want - r.expected.data()) + i;
 
-				fail(c_, fmt::format("request {} ({}) of {} bytes at {:#x} brought {:#x} at {:#x} (page {}, "
+				fail(c_, fmt::format("request {} ({}) of {} bytes at {:#x} brought {:#x} at "
+						     "{:#x} (page {}, "
 						     "epoch {}), not {:#x}",
-						     r.id, static_cast<int>(r.what), r.where.length, r.where.offset, p.at[i], at,
-						     at / PAGE, c_.page[at / PAGE].newest.load(), want[i]));
+						     r.id, static_cast<int>(r.what), r.where.length,
+						     r.where.offset, p.at[i], at, at / PAGE,
+						     c_.page[at / PAGE].newest.load(), want[i]));
 			}
 			want += p.length;
 		}
@@ -617,8 +655,10 @@ void peer::finish(request &r)
 	for (std::size_t k = 0; k < kinds; k++)
 		if (r.is[k])
 			c_.count->done(static_cast<kind>(k));
-	if (r.where.length)
+	if (r.where.length) {
 		leave(r.where);
+		c_.finished++;
+	}
 	slot_used_[r.slot] = false;
 }
 
@@ -642,7 +682,8 @@ void peer::poll(connection &q, std::deque<request> &under_way)
 	for (int i = 0; i < n; i++) {
 		if (wc[i].status != IBV_WC_SUCCESS) {
 			/* The kill is announced after it was done. */
-			for (deadline end; !c_.owner_is_gone && !end.over() && ends_a_connection(wc[i].status);)
+			for (deadline end;
+			     !c_.owner_is_gone && !end.over() && ends_a_connection(wc[i].status);)
 				np_pause();
 			if (!c_.owner_is_gone || !ends_a_connection(wc[i].status))
 				fail(c_, fmt::format("request {}: {}, vendor error {:#x}", wc[i].wr_id,
@@ -651,12 +692,14 @@ void peer::poll(connection &q, std::deque<request> &under_way)
 		}
 		for (;;) {
 			if (under_way.empty())
-				fail(c_, fmt::format("a completion of {}, which is not under way", wc[i].wr_id));
+				fail(c_,
+				     fmt::format("a completion of {}, which is not under way", wc[i].wr_id));
 			request &r = under_way.front();
 			const bool it = r.id == wc[i].wr_id;
 
 			if (r.signaled != it)
-				fail(c_, fmt::format("a completion of {} where {} is next", wc[i].wr_id, r.id));
+				fail(c_,
+				     fmt::format("a completion of {} where {} is next", wc[i].wr_id, r.id));
 			if (it && (wc[i].opcode != completion_of(r.what) ||
 				   (brings(r.what) && wc[i].byte_len != r.where.length)))
 				fail(c_, fmt::format("request {} completes as opcode {} with {} bytes", r.id,
@@ -677,15 +720,43 @@ void peer::shake()
 
 	std::uint8_t *p = unpinned_ + first * PAGE;
 
-	if (random_.one_in(4)) {
+	switch (random_.below(5)) {
+	case 0:
 		madvise(p, n * PAGE, MADV_HUGEPAGE);
 		c_.count->note(kind::peer_collapse, !madvise(p, n * PAGE, MADV_COLLAPSE));
-	} else {
+		break;
+	case 1:
+		c_.count->note(kind::peer_fork, fork_child());
+		break;
+	default: {
 		const std::size_t before = present_pages(p, n);
 
 		madvise(p, n * PAGE, MADV_PAGEOUT);
 		c_.count->note(kind::peer_page_out, present_pages(p, n) < before);
 	}
+	}
+}
+
+/* Its buffers are copies, pinned or not, and nobody sees what becomes of them. */
+bool peer::fork_child()
+{
+	const std::uint64_t seed = random_.word();
+
+	if (child_)
+		waitpid(child_, nullptr, 0);
+	child_ = fork();
+	if (!child_) {
+		random_source random(seed);
+		const timespec t = {0, static_cast<long>(random.below(20000000))};
+
+		for (int i = 0; i < 64; i++)
+			std::memset((i % 2 ? pinned_ : unpinned_) +
+					random.below(slots * slot_bytes / PAGE) * PAGE,
+				    tag(poison, 0, 1), 64);
+		nanosleep(&t, nullptr);
+		_exit(0);
+	}
+	return child_ > 0;
 }
 
 void peer::await_event()
@@ -719,7 +790,8 @@ void peer::main_loop()
 			post_chain();
 		if (!c_.stop && random_.one_in(2))
 			post_side();
-		/* All it left may be pages on their way and no credits: then nothing is posted that could fail. */
+		/* All it left may be pages on their way and no credits: then nothing is posted that could
+		 * fail. */
 		if (c_.owner_is_gone && under_way_.empty())
 			throw disconnected_now{};
 		if (random_.one_in(500)) {
@@ -730,7 +802,8 @@ void peer::main_loop()
 			if (const int error = main_.cq->req_notify(); error && !c_.owner_is_gone)
 				fail(c_, fmt::format("npr_req_notify_cq: {}", std::strerror(-error)));
 			poll();
-			/* Not for longer than it takes to notice that all has ended; a device that is gone wakes all. */
+			/* Not for longer than it takes to notice that all has ended; a device that is gone
+			 * wakes all. */
 			if (under_way_.size() == window)
 				await_event();
 		}
@@ -739,9 +812,10 @@ void peer::main_loop()
 			before = under_way_.empty() ? 0 : under_way_.front().id;
 			last = np_now_ms();
 		} else if (np_now_ms() > last + NP_WAIT_MS && !c_.owner_is_gone) {
-			fail(c_, fmt::format("request {} ({}) of {} bytes at {:#x} does not complete", before,
-					     static_cast<int>(under_way_.front().what), under_way_.front().where.length,
-					     under_way_.front().where.offset));
+			fail(c_,
+			     fmt::format("request {} ({}) of {} bytes at {:#x} does not complete", before,
+					 static_cast<int>(under_way_.front().what),
+					 under_way_.front().where.length, under_way_.front().where.offset));
 		}
 		if (c_.owner_is_gone && np_now_ms() > last + NP_WAIT_MS)
 			fail(c_, "the owner is gone and the queue pair does not say so");
@@ -799,7 +873,8 @@ extent peer::choose_probe()
 	unsigned first = static_cast<unsigned>(random.below(region_pages - pages + 1));
 
 	if (const std::uint32_t site = c_.worksite_pages; site)
-		first = std::min<unsigned>(c_.worksite + static_cast<unsigned>(random.below(site)), region_pages - pages);
+		first = std::min<unsigned>(c_.worksite + static_cast<unsigned>(random.below(site)),
+					   region_pages - pages);
 	return {first * PAGE, pages * PAGE};
 }
 
@@ -898,8 +973,9 @@ void peer::probe_once()
 		return;
 	}
 	if ((nowhere || forbidden) && !c_.owner_is_gone)
-		fail(c_, fmt::format("the probe's {} of {} pages at {} succeeds where {} are gone and {} read-only", what,
-				     pages, first, were[gone], were[read_only]));
+		fail(c_, fmt::format(
+			     "the probe's {} of {} pages at {} succeeds where {} are gone and {} read-only",
+			     what, pages, first, were[gone], were[read_only]));
 	c_.count->done(write ? kind::probe_write : kind::probe_read);
 	if (write)
 		return;
@@ -917,7 +993,8 @@ void peer::probe_once()
 			if (!p[k] && !has_content)
 				continue;
 			if (who != c_.number || (newest - oldest[i] < 3 && age > newest - oldest[i]))
-				fail(c_, fmt::format("the probe READ {:#x} at {:#x} of page {}: cell {}, epochs {} to {}, state {}",
+				fail(c_, fmt::format("the probe READ {:#x} at {:#x} of page {}: cell {}, "
+						     "epochs {} to {}, state {}",
 						     p[k], k, first + i, c_.number, oldest[i], newest,
 						     static_cast<unsigned>(was)));
 		}

@@ -7,11 +7,14 @@
  * The seed decides what is tried and in which order; how it meets is up to the machine.
  */
 #include "host.hpp"
+#include "pages.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -29,7 +33,8 @@ namespace soak
 
 const char *name_of(memory m) noexcept
 {
-	static constexpr const char *names[] = {"anonymous", "huge pages", "memfd", "hugetlb", "ext4", "xfs"};
+	static constexpr const char *names[] = {"anonymous", "huge pages", "memfd",    "hugetlb",
+						"ext4",      "xfs",        "ext4-dax", "xfs-dax"};
 
 	return m < memory::kinds ? names[static_cast<unsigned>(m)] : "?";
 }
@@ -51,6 +56,7 @@ struct options {
 	std::uint64_t seed = 1;
 	unsigned cells = 2;
 	unsigned round_seconds = 20;
+	bool break_model = false;
 };
 
 /* A run of so many minutes has to have done everything at least once. */
@@ -73,7 +79,8 @@ void show_threads(pid_t pid)
 {
 	std::error_code error;
 
-	for (const auto &task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), error)) {
+	for (const auto &task :
+	     std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), error)) {
 		fmt::print("soak: thread {}\n", task.path().string());
 		for (const char *name : {"stat", "syscall", "stack"}) {
 			std::ifstream file(task.path() / name);
@@ -85,9 +92,56 @@ void show_threads(pid_t pid)
 	std::fflush(stdout);
 }
 
+/* Does a thread of the process wait for what no signal ends? */
+bool has_stuck_thread(pid_t pid)
+{
+	std::error_code error;
+
+	for (const auto &task :
+	     std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), error)) {
+		const std::string line = line_of(task.path() / "stat");
+		const std::size_t end = line.rfind(')');
+
+		if (end != std::string::npos && line.compare(end + 2, 1, "D") == 0 &&
+		    line_of(task.path() / "comm") == stuck_thread)
+			return true;
+	}
+	return false;
+}
+
+/* What the kernel says from now on. */
+class kernel_log
+{
+public:
+	kernel_log() : fd_(open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC))
+	{
+		if (fd_ < 0 || lseek(fd_, 0, SEEK_END) < 0)
+			throw std::runtime_error("/dev/kmsg");
+	}
+	~kernel_log() { close(fd_); }
+	kernel_log(const kernel_log &) = delete;
+	kernel_log &operator=(const kernel_log &) = delete;
+
+	void await(const std::string &what)
+	{
+		char record[8192];
+
+		for (deadline end; !end.over(); np_pause())
+			for (ssize_t n; (n = read(fd_, record, sizeof(record))) > 0;)
+				if (std::string_view(record, static_cast<std::size_t>(n)).find(what) !=
+				    std::string_view::npos)
+					return;
+		throw std::runtime_error(fmt::format("the kernel does not say '{}'", what));
+	}
+
+private:
+	int fd_;
+};
+
 /* What cells are like: each sort has its turn. */
 struct cards {
-	deck<memory> kind{{memory::anonymous, memory::huge_pages, memory::memfd, memory::hugetlb, memory::ext4, memory::xfs}};
+	deck<memory> kind{{memory::anonymous, memory::huge_pages, memory::memfd, memory::hugetlb,
+			   memory::ext4, memory::xfs, memory::ext4_dax, memory::xfs_dax}};
 	deck<ibv_qp_type> side{{IBV_QPT_UC, IBV_QPT_UD}};
 	deck<int> relaxed{{false, false, true}}, events{{false, false, true}};
 	deck<int> shared_receives{{false, true}}, extended{{false, true}}, extended_poll{{false, true}};
@@ -161,6 +215,61 @@ public:
 		end();
 	}
 
+	/* It goes on as another program; all that is not closed by that stays open, or nothing. */
+	void exec_owner()
+	{
+		const std::string comm = fmt::format("/proc/{}/comm", owner_);
+
+		c_->exec = true;
+		for (deadline end; line_of(comm) != "sleep";) {
+			watch();
+			if (end.over())
+				throw std::runtime_error("an owner does not exec");
+			np_pause();
+		}
+		kill_owner();
+	}
+
+	/* By the kernel; the peer has to find out by itself. */
+	void oom_kill_owner()
+	{
+		choose_for_oom();
+		kill_owner();
+	}
+
+	/*
+	 * It is killed for want of memory and cannot end, so its memory is taken from it under
+	 * its peer, which may find that out but not bring anything else.
+	 */
+	void reap_owner()
+	{
+		const std::string want = fmt::format("oom_reaper: reaped process {} ", owner_);
+		kernel_log log;
+
+		freeze(true);
+		c_->hang = true;
+		for (deadline end; !has_stuck_thread(owner_);) {
+			watch();
+			if (end.over())
+				throw std::runtime_error("an owner does not get stuck");
+			np_pause();
+		}
+		choose_for_oom();
+		log.await(want);
+		freeze(false);
+		kill_owner();
+	}
+
+	/* As if a bit of each page were not what it is said to be. */
+	void break_model()
+	{
+		for (unsigned i = 0; i < region_pages; i++)
+			c_->shadow[i * PAGE] ^= 1;
+	}
+
+	/* What is ended before has been of no use, which is what a slow machine would come to. */
+	[[nodiscard]] bool has_worked() const { return c_->finished >= 32; }
+
 	void disown() { c_->owner_is_gone = true; }
 
 	void stop()
@@ -173,6 +282,20 @@ public:
 	}
 
 private:
+	/* The kernel kills it, and nobody else. */
+	void choose_for_oom()
+	{
+		const long before = np_vmstat("oom_kill");
+
+		put(fmt::format("/proc/{}/oom_score_adj", owner_), "1000");
+		put("/proc/sysrq-trigger", "f");
+		for (deadline end; np_vmstat("oom_kill") == before;) {
+			if (end.over())
+				throw std::runtime_error("nobody is killed for want of memory");
+			np_pause();
+		}
+	}
+
 	template <class F> pid_t spawn(F run)
 	{
 		std::fflush(nullptr);
@@ -207,9 +330,9 @@ private:
 		while (waitpid(pid, &status, WNOHANG) != pid) {
 			if (np_now_ms() > until) {
 				show_threads(pid);
-				throw std::runtime_error(fmt::format("the {} of a cell in {}, seed {}, does not end: {}", who,
-								     name_of(c_->kind), c_->seed,
-								     c_->why[0] ? c_->why : "it said nothing"));
+				throw std::runtime_error(fmt::format(
+				    "the {} of a cell in {}, seed {}, does not end: {}", who,
+				    name_of(c_->kind), c_->seed, c_->why[0] ? c_->why : "it said nothing"));
 			}
 			np_pause();
 		}
@@ -239,10 +362,11 @@ private:
 	[[noreturn]] void broken(const char *who, int status)
 	{
 		const std::string how = WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status))
-							     : fmt::format("status {}", WEXITSTATUS(status));
+							    : fmt::format("status {}", WEXITSTATUS(status));
 
-		throw std::runtime_error(fmt::format("the {} of a cell in {}{}, seed {}: {}: {}", who, name_of(c_->kind),
-						     c_->relaxed ? ", relaxed order" : "", c_->seed, how,
+		throw std::runtime_error(fmt::format("the {} of a cell in {}{}, seed {}: {}: {}", who,
+						     name_of(c_->kind), c_->relaxed ? ", relaxed order" : "",
+						     c_->seed, how,
 						     c_->why[0] ? c_->why : "it said nothing"));
 	}
 
@@ -264,8 +388,11 @@ class driver
 {
 public:
 	explicit driver(const options &o)
-	    : o_(o), random_(o.seed), count_(*make_shared_memory<tally>()),
-	      link_(*make_shared_memory<link_state>()), host_(o.seed + 1, count_, link_)
+	    : o_(o),
+	      random_(o.seed),
+	      count_(*make_shared_memory<tally>()),
+	      link_(*make_shared_memory<link_state>()),
+	      host_(o.seed + 1, count_, link_)
 	{
 		if (int error = np_usage_start(&before_))
 			throw std::runtime_error(fmt::format("usage: {}", std::strerror(-error)));
@@ -275,8 +402,10 @@ public:
 
 	void run()
 	{
-		const std::uint64_t begin = np_now_ms(), end = begin + static_cast<std::uint64_t>(o_.minutes * 60000);
-		const std::uint64_t last = end + static_cast<std::uint64_t>((patience - 1) * minutes_for_all * 60000);
+		const std::uint64_t begin = np_now_ms(),
+				    end = begin + static_cast<std::uint64_t>(o_.minutes * 60000);
+		const std::uint64_t last =
+		    end + static_cast<std::uint64_t>((patience - 1) * minutes_for_all * 60000);
 		const bool all = o_.minutes >= minutes_for_all;
 		unsigned rounds = 0;
 
@@ -284,6 +413,8 @@ public:
 		while (np_now_ms() < end || (all && np_now_ms() < last && !missing().empty())) {
 			const std::uint64_t length = o_.round_seconds * 1000, now = np_now_ms();
 
+			if (now >= end)
+				fmt::print("soak: goes on for: {}\n", missing());
 			rounds_ = ++rounds;
 			round(now < end ? std::min(end, now + length) : now + length);
 		}
@@ -302,15 +433,18 @@ private:
 		for (slot &s : slots_)
 			s.start(random_);
 		std::uint64_t next_kill = np_now_ms() + random_.between(2000, 8000);
-		while (np_now_ms() < end) {
+		while (np_now_ms() < end || (np_now_ms() < end + NP_WAIT_MS && !all_worked())) {
 			host_.event();
+			if (o_.break_model)
+				for (slot &s : slots_)
+					s.break_model();
 			const std::uint64_t until = np_now_ms() + random_.below(400);
 			do {
 				for (slot &s : slots_)
 					s.watch();
 				np_pause();
 			} while (np_now_ms() < until);
-			if (np_now_ms() > next_kill) {
+			if (np_now_ms() > next_kill && all_worked()) {
 				kill_one();
 				next_kill = np_now_ms() + random_.between(2000, 8000);
 			}
@@ -320,10 +454,13 @@ private:
 		if (const kind how = ends_.draw(random_); how != kind::end) {
 			for (slot &s : slots_)
 				s.disown();
-			host_.remove_device(how, [](void *arg) {
-				for (slot &s : static_cast<driver *>(arg)->slots_)
-					s.kill_both();
-			}, this);
+			host_.remove_device(
+			    how,
+			    [](void *arg) {
+				    for (slot &s : static_cast<driver *>(arg)->slots_)
+					    s.kill_both();
+			    },
+			    this);
 		} else {
 			for (slot &s : slots_)
 				s.stop();
@@ -333,18 +470,36 @@ private:
 			throw std::runtime_error(fmt::format("after round {} {}", rounds_, differs));
 	}
 
+	[[nodiscard]] bool all_worked() const
+	{
+		return std::all_of(slots_.begin(), slots_.end(), [](const slot &s) { return s.has_worked(); });
+	}
+
 	void kill_one()
 	{
 		slot &s = slots_[random_.below(slots_.size())];
 		const kind how = kills_.draw(random_);
 
 		count_.tried(how);
-		if (how == kind::kill_peer)
+		switch (how) {
+		case kind::kill_peer:
 			s.kill_peer();
-		else if (how == kind::kill_owner)
+			break;
+		case kind::kill_owner:
 			s.kill_owner();
-		else
+			break;
+		case kind::exec:
+			s.exec_owner();
+			break;
+		case kind::oom_kill:
+			s.oom_kill_owner();
+			break;
+		case kind::reap:
+			s.reap_owner();
+			break;
+		default:
 			s.kill_both();
+		}
 		count_.done(how);
 		if (how != kind::kill_peer)
 			s.start(random_);
@@ -383,13 +538,16 @@ private:
 		const std::uint64_t seconds = (np_now_ms() - begin_) / 1000;
 
 		last_report_ = np_now_ms();
-		fmt::print("soak: {}:{:02} of {}:00, round {}: {} READs, {} WRITEs, {} messages, {} atomics, {} probes, {} events, "
+		fmt::print("soak: {}:{:02} of {}:00, round {}: {} READs, {} WRITEs, {} messages, {} atomics, "
+			   "{} probes, {} events, "
 			   "{} of the host, {} kills\n",
 			   seconds / 60, seconds % 60, o_.minutes, rounds_, count_.count(kind::read),
-			   sum(kind::write, kind::write_imm), count_.count(kind::received) + sum(kind::uc_received, kind::ud_received),
-			   sum(kind::fetch_add, kind::compare_swap), sum(kind::probe_read, kind::refused_invalidate),
-			   sum(kind::page_out, kind::peer_collapse), sum(kind::request_size, kind::block),
-			   sum(kind::kill_peer, kind::kill_both));
+			   sum(kind::write, kind::write_imm),
+			   count_.count(kind::received) + sum(kind::uc_received, kind::ud_received),
+			   sum(kind::fetch_add, kind::compare_swap),
+			   sum(kind::probe_read, kind::refused_invalidate),
+			   sum(kind::page_out, kind::peer_fork), sum(kind::request_size, kind::block),
+			   sum(kind::kill_peer, kind::reap));
 		std::fflush(stdout);
 	}
 
@@ -399,7 +557,8 @@ private:
 	link_state &link_;
 	host host_;
 	cards cards_;
-	deck<kind> kills_{{kind::kill_peer, kind::kill_peer, kind::kill_owner, kind::kill_both}};
+	deck<kind> kills_{{kind::kill_peer, kind::kill_peer, kind::kill_owner, kind::kill_both, kind::exec,
+			   kind::oom_kill, kind::reap}};
 	/* Of rounds; end: in peace */
 	deck<kind> ends_{{kind::end, kind::end, kind::unbind, kind::unplug}};
 	np_usage before_{};
@@ -419,7 +578,9 @@ int main(int argc, char **argv)
 	app.add_option("--minutes", o.minutes, "how long")->check(CLI::PositiveNumber);
 	app.add_option("--seed", o.seed, "of what is tried");
 	app.add_option("--cells", o.cells, "owners with a peer at a time")->check(CLI::Range(1, 6));
-	app.add_option("--round", o.round_seconds, "seconds until a look at what is left behind")->check(CLI::PositiveNumber);
+	app.add_flag("--break-model", o.break_model, "let the model be wrong: it has to fail");
+	app.add_option("--round", o.round_seconds, "seconds until a look at what is left behind")
+	    ->check(CLI::PositiveNumber);
 	CLI11_PARSE(app, argc, argv);
 	fmt::print("soak: {} minutes, seed {}\n", o.minutes, o.seed);
 	std::fflush(stdout);

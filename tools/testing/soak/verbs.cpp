@@ -69,9 +69,11 @@ shared_receives::shared_receives(device &d, unsigned receives)
 }
 
 connection::connection(device &d, const connection_options &o)
-    : with(o), channel(rc::own(ibv_create_comp_channel(d.verbs.get()), "ibv_create_comp_channel")),
-      verbs_cq(rc::own(ibv_create_cq(d.verbs.get(), static_cast<int>(4 * o.send + 2 * o.recv), nullptr, channel.get(), 0),
-		       "ibv_create_cq"))
+    : with(o),
+      channel(rc::own(ibv_create_comp_channel(d.verbs.get()), "ibv_create_comp_channel")),
+      verbs_cq(rc::own(
+	  ibv_create_cq(d.verbs.get(), static_cast<int>(4 * o.send + 2 * o.recv), nullptr, channel.get(), 0),
+	  "ibv_create_cq"))
 {
 	ibv_qp_init_attr init{};
 
@@ -152,7 +154,8 @@ int connection::post_extended(ibv_send_wr *wr)
 		if (with.type == IBV_QPT_UD)
 			ibv_wr_set_ud_addr(q, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
 		if (wr->send_flags & IBV_SEND_INLINE)
-			ibv_wr_set_inline_data(q, reinterpret_cast<void *>(wr->sg_list->addr), wr->sg_list->length);
+			ibv_wr_set_inline_data(q, reinterpret_cast<void *>(wr->sg_list->addr),
+					       wr->sg_list->length);
 		else if (wr->num_sge == 1)
 			ibv_wr_set_sge(q, wr->sg_list->lkey, wr->sg_list->addr, wr->sg_list->length);
 		else
@@ -201,7 +204,8 @@ own<ibv_mr> pin(device &d, void *memory, std::size_t length, int access)
 	return rc::own(ibv_reg_mr(d.pd.get(), memory, length, access), "ibv_reg_mr");
 }
 
-std::vector<std::uint8_t> content_of(std::uint64_t seed, std::uint64_t number, std::size_t length, bool numbered)
+std::vector<std::uint8_t> content_of(std::uint64_t seed, std::uint64_t number, std::size_t length,
+				     bool numbered)
 {
 	std::vector<std::uint8_t> bytes(length);
 	random_source random(seed);
