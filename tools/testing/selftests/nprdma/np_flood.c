@@ -511,7 +511,6 @@ FIXTURE(flood) {
 FIXTURE_VARIANT(flood) {
 	enum flood_kind kind;
 	unsigned int qps;
-	unsigned int pages;	/* of a FAULT of the flood */
 	bool drop;		/* the owner takes its pages away all the time */
 	bool same_owner;	/* the other QP's region is in the same process */
 };
@@ -521,10 +520,6 @@ FIXTURE_VARIANT_ADD(flood, absent_pages) { .qps = 1, .drop = true };
 FIXTURE_VARIANT_ADD(flood, same_owner) { .qps = 1, .same_owner = true };
 FIXTURE_VARIANT_ADD(flood, many_qps) { .qps = MANY };
 FIXTURE_VARIANT_ADD(flood, many_qps_absent_pages) { .qps = MANY, .drop = true };
-FIXTURE_VARIANT_ADD(flood, large_faults) { .qps = 1, .pages = NP_MAX_PAGES, .drop = true };
-FIXTURE_VARIANT_ADD(flood, many_qps_large_faults) {
-	.qps = MANY, .pages = NP_MAX_PAGES, .drop = true
-};
 FIXTURE_VARIANT_ADD(flood, many_qps_same_owner) { .qps = MANY, .same_owner = true };
 FIXTURE_VARIANT_ADD(flood, messages) { .kind = MESSAGES, .qps = MANY };
 
@@ -544,8 +539,8 @@ FIXTURE_TEARDOWN_PARENT(flood)
  * Keeps as many FAULTs under way as there may be, on all QPs; counts those answered.
  * -errno, or 0 when @go_on does not hold any more and all are answered.
  */
-static int flood(struct many *many, unsigned int pages, bool drop, atomic_ulong *answered,
-		 atomic_ulong *refused, bool (*go_on)(void *arg), void *arg)
+static int flood(struct many *many, bool drop, atomic_ulong *answered, atomic_ulong *refused,
+		 bool (*go_on)(void *arg), void *arg)
 {
 	unsigned int under_way = 0, next = 0;
 	struct np_event event;
@@ -556,7 +551,7 @@ static int flood(struct many *many, unsigned int pages, bool drop, atomic_ulong 
 		if (more && drop)
 			madvise(many->pair.data, NP_DATA_LEN, MADV_DONTNEED);
 		for (unsigned int i = 0; more && i < many->nr; i++)
-			while (!many_fault(many, i, next += pages, pages))
+			while (!many_fault(many, i, ++next, 1))
 				under_way++;
 		if (!under_way)
 			continue;
@@ -691,7 +686,6 @@ struct flooder {
 	struct shared *shared;
 	enum flood_kind kind;
 	unsigned int qps;
-	unsigned int pages;
 	bool drop;
 };
 
@@ -727,8 +721,8 @@ static int flood_as_told(const struct flooder *flooder)
 	while (!ret && (todo = atomic_load(&shared->todo)) != LEAVE) {
 		atomic_store(&shared->doing, todo);
 		if (todo == FLOOD && flooder->kind == FAULTS)
-			ret = flood(&many, flooder->pages, flooder->drop, &shared->answered,
-				    &shared->refused, until_told, shared);
+			ret = flood(&many, flooder->drop, &shared->answered, &shared->refused,
+				    until_told, shared);
 		else if (todo == FLOOD || todo == DROPPED)
 			ret = flood_messages(&many, &port, todo == DROPPED,
 					     todo == FLOOD ? &shared->answered : &dropped,
@@ -774,8 +768,7 @@ struct served {
 static int slice(struct many *many, bool drop, struct served *served)
 {
 	uint64_t begin = np_now_ms(), end = begin + SLICE_MS;
-	int ret = flood(many, 1, drop, &served->answered, &served->refused, until_time,
-			&end);
+	int ret = flood(many, drop, &served->answered, &served->refused, until_time, &end);
 
 	served->ms += np_now_ms() - begin;
 	return ret;
@@ -805,7 +798,6 @@ TEST_F(flood, others_keep_at_least_half_their_rate)
 		.shared = self->shared,
 		.kind = variant->kind,
 		.qps = variant->qps,
-		.pages = variant->pages ?: 1,
 		.drop = variant->drop,
 	};
 	const int control = variant->kind == MESSAGES ? DROPPED : variant->qps > 1 ? CROWD : BURN;
