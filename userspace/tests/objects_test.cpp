@@ -76,7 +76,9 @@ struct device {
 			std::uint64_t at = wr->wr.rdma.remote_addr;
 			const bool data = wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_RDMA_WRITE;
 			for (int i = 0; data && i < wr->num_sge; ++i) {
-				transfer(*wr, at, wr->sg_list[i]);
+				ibv_sge s = wr->sg_list[i];
+				s.addr -= s.addr >> 53 ? away : 0;
+				transfer(*wr, at, s);
 				at += wr->sg_list[i].length;
 			}
 			if (wr->send_flags & IBV_SEND_SIGNALED)
@@ -96,9 +98,7 @@ struct device {
 
 	void transfer(const ibv_send_wr &wr, std::uint64_t at, const ibv_sge &s)
 	{
-		/* held or not, it is what the HCA was told of it that counts */
-		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(
-			s.addr - (s.addr >> 53 ? away : 0)));
+		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr));
 		if (wr.wr.rdma.rkey == table_key) {
 			std::memcpy(local, &words[at / 8], s.length);
 			return;
