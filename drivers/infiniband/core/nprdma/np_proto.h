@@ -672,6 +672,7 @@ extern unsigned int np_hold_ms;
 struct np_pgrant;
 int np_serve_alloc(struct np_peer *peer);
 bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg);
+void np_peer_prepare(struct np_peer *peer);
 struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 				 struct np_region *region);
 int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);

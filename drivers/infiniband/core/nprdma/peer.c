@@ -155,6 +155,24 @@ static int np_peer_query(struct np_peer *peer, struct ib_qp *qp)
 	return PTR_ERR_OR_ZERO(peer->ah);
 }
 
+/**
+ * np_peer_prepare - Prepare what needs neither the device nor the queue pair
+ * @peer: zeroed; the caller has its first reference
+ */
+VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
+{
+	peer->again = jiffies;
+	kref_init(&peer->ref);
+	spin_lock_init(&peer->lock);
+	INIT_LIST_HEAD(&peer->trans);
+	hash_init(peer->bindings);
+	INIT_LIST_HEAD(&peer->kept);
+	init_waitqueue_head(&peer->idle);
+	init_completion(&peer->gone);
+	np_serve_init(peer);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_prepare);
+
 static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
 {
 	struct np_peer *peer;
@@ -167,15 +185,7 @@ static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
 	peer->qp = qp;
 	peer->pd = qp->pd;
 	peer->qpn = qp->qp_num;
-	peer->again = jiffies;
-	kref_init(&peer->ref);
-	spin_lock_init(&peer->lock);
-	INIT_LIST_HEAD(&peer->trans);
-	hash_init(peer->bindings);
-	INIT_LIST_HEAD(&peer->kept);
-	init_waitqueue_head(&peer->idle);
-	init_completion(&peer->gone);
-	np_serve_init(peer);
+	np_peer_prepare(peer);
 	INIT_WORK(&peer->failed, np_peer_failed);
 
 	err = np_peer_query(peer, qp);

@@ -1141,7 +1141,6 @@ void np_serve_init(struct np_peer *peer)
 	INIT_DELAYED_WORK(&peer->gone_again, np_gone_again);
 	INIT_WORK(&peer->overdue, np_serve_overdue);
 }
-EXPORT_SYMBOL_IF_KUNIT(np_serve_init);
 
 /**
  * np_serve_kill - The QP is not connected any more: undo what we did for it

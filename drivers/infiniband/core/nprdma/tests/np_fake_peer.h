@@ -75,15 +75,7 @@ static inline void np_fake_peer_init(struct kunit *test,
 	peer->qp = qp;
 	peer->qpn = qp->qp_num;
 	peer->remote_qpn = 2;
-	peer->again = jiffies;
-	kref_init(&peer->ref);
-	spin_lock_init(&peer->lock);
-	INIT_LIST_HEAD(&peer->trans);
-	hash_init(peer->bindings);
-	INIT_LIST_HEAD(&peer->kept);
-	init_waitqueue_head(&peer->idle);
-	init_completion(&peer->gone);
-	np_serve_init(peer);
+	np_peer_prepare(peer);
 	kref_get(&peer->ref);
 	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&fake->hca.peers,
 						     peer->qpn, peer,
