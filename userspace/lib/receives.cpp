@@ -7,7 +7,8 @@
 
 namespace npr {
 
-receives::receives() : tag_(std::random_device{}()) {}
+/* The wr_ids of others are small numbers or addresses of user space, which end below the highest bit. */
+receives::receives() : tag_(std::random_device{}() | 1U << 31) {}
 
 void receives::reserve(std::size_t count, std::size_t max_sge)
 {
