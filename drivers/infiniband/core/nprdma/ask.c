@@ -22,6 +22,50 @@
  */
 static atomic64_t np_last_tid;
 
+/* --- bindings --------------------------------------------------------------- */
+
+static int np_binding_cmp(const void *region_id, const struct rb_node *node)
+{
+	u64 id = rb_entry(node, struct np_binding, node)->region_id;
+
+	return *(const u64 *)region_id < id ? -1 : *(const u64 *)region_id > id;
+}
+
+static bool np_binding_less(struct rb_node *node, const struct rb_node *other)
+{
+	return np_binding_cmp(&rb_entry(node, struct np_binding, node)->region_id,
+			      other) < 0;
+}
+
+/**
+ * np_binding_add - A region of a peer's may be used
+ * @peer: its lock is held
+ * @binding: with its channel and the region's id; belongs to @peer from now on
+ */
+VISIBLE_IF_KUNIT void np_binding_add(struct np_peer *peer,
+				     struct np_binding *binding)
+{
+	lockdep_assert_held(&peer->lock);
+	rb_add(&binding->node, &peer->bindings, np_binding_less);
+	peer->nr_bindings++;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_binding_add);
+
+/* Under the peer's lock: of one region's, each channel has its own. */
+static struct np_binding *np_binding_first(struct np_peer *peer, u64 region_id)
+{
+	return rb_entry_safe(rb_find_first(&region_id, &peer->bindings,
+					   np_binding_cmp),
+			     struct np_binding, node);
+}
+
+static struct np_binding *np_binding_next(struct np_binding *binding)
+{
+	return rb_entry_safe(rb_next_match(&binding->region_id, &binding->node,
+					   np_binding_cmp),
+			     struct np_binding, node);
+}
+
 /* --- transactions ----------------------------------------------------------- */
 
 static void np_trans_free(struct kref *ref)
@@ -474,10 +518,9 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 		  const struct np_fault_req *req, const struct np_range *ranges,
 		  unsigned int nr)
 {
-	struct np_binding *binding;
 	struct np_fault *fault;
 	unsigned long lane;
-	bool bound = false;
+	bool bound;
 	int err;
 
 	fault = kzalloc(sizeof(*fault), GFP_KERNEL_ACCOUNT);
@@ -505,12 +548,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 	fault->ev.ev.region_id = req->region_id;
 
 	spin_lock(&peer->lock);
-	hash_for_each_possible(peer->bindings, binding, entry,
-			       req->region_id) {
-		bound = binding->region_id == req->region_id;
-		if (bound)
-			break;
-	}
+	bound = np_binding_first(peer, req->region_id);
 	lane = find_first_zero_bit(peer->lanes, NP_LANES);
 	if (peer->dead)
 		err = -ENOTCONN;
@@ -552,21 +590,20 @@ static void np_binding_free(struct np_binding *binding)
 	kfree(binding);
 }
 
-/* Under the peer's lock: out of the table, to be freed later. */
+/* Under the peer's lock: out of the tree, to be freed later. */
 static void np_binding_take(struct np_peer *peer, struct np_binding *binding,
-			    struct hlist_head *list)
+			    struct list_head *list)
 {
-	hash_del(&binding->entry);
-	hlist_add_head(&binding->entry, list);
+	rb_erase(&binding->node, &peer->bindings);
+	list_add(&binding->taken, list);
 	peer->nr_bindings--;
 }
 
-static void np_bindings_free(struct hlist_head *list)
+static void np_bindings_free(struct list_head *list)
 {
-	struct np_binding *binding;
-	struct hlist_node *next;
+	struct np_binding *binding, *next;
 
-	hlist_for_each_entry_safe(binding, next, list, entry)
+	list_for_each_entry_safe(binding, next, list, taken)
 		np_binding_free(binding);
 }
 
@@ -614,17 +651,14 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 		res->binding->region_id = answer->region.id;
 		res->binding->seq = trans->msg.tid;
 		res->binding->ev.ev.region_id = answer->region.id;
-		hash_for_each_possible(peer->bindings, binding, entry,
-				       answer->region.id) {
-			if (binding->region_id != answer->region.id ||
-			    binding->channel != res->binding->channel)
+		for (binding = np_binding_first(peer, answer->region.id);
+		     binding; binding = np_binding_next(binding)) {
+			if (binding->channel != res->binding->channel)
 				continue;
 			binding->seq = max(binding->seq, trans->msg.tid);
 			goto known;
 		}
-		hash_add(peer->bindings, &res->binding->entry,
-			 answer->region.id);
-		peer->nr_bindings++;
+		np_binding_add(peer, res->binding);
 		res->binding = NULL;
 	}
 known:
@@ -756,11 +790,10 @@ static void np_forget_free(struct np_trans *trans)
  */
 int np_peer_forget(struct np_peer *peer, u64 region_id)
 {
-	struct np_binding *binding;
-	struct hlist_node *next;
+	struct np_binding *binding, *next;
 	struct np_trans *trans;
 	int err = -ENOENT;
-	HLIST_HEAD(list);
+	LIST_HEAD(list);
 	bool tell;
 
 	trans = kzalloc(sizeof(*trans), GFP_KERNEL_ACCOUNT);
@@ -771,10 +804,9 @@ int np_peer_forget(struct np_peer *peer, u64 region_id)
 	trans->msg.forget.region_id = region_id;
 
 	spin_lock(&peer->lock);
-	hash_for_each_possible_safe(peer->bindings, binding, next, entry,
-				    region_id) {
-		if (binding->region_id != region_id)
-			continue;
+	for (binding = np_binding_first(peer, region_id); binding;
+	     binding = next) {
+		next = np_binding_next(binding);
 		trans->msg.forget.seq = max(trans->msg.forget.seq,
 					    binding->seq);
 		np_binding_take(peer, binding, &list);
@@ -807,17 +839,15 @@ EXPORT_SYMBOL_GPL(np_peer_forget);
  */
 u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
 {
-	struct np_binding *binding;
-	struct hlist_node *next;
-	HLIST_HEAD(closed);
+	struct np_binding *binding, *next;
+	LIST_HEAD(closed);
 	u32 status;
 
 	spin_lock(&peer->lock);
 	status = peer->resolving ? NP_BUSY : NP_OK;
-	hash_for_each_possible_safe(peer->bindings, binding, next, entry,
-				    region_id) {
-		if (binding->region_id != region_id)
-			continue;
+	for (binding = np_binding_first(peer, region_id); binding;
+	     binding = next) {
+		next = np_binding_next(binding);
 		if (np_channel_is_closed(binding->channel)) {
 			np_binding_take(peer, binding, &closed);
 			continue;
@@ -903,11 +933,9 @@ EXPORT_SYMBOL_IF_KUNIT(np_peer_answered);
 void np_ask_kill(struct np_peer *peer)
 {
 	struct np_fault *fault, *next;
-	struct np_binding *binding;
-	struct hlist_node *after;
+	struct np_binding *binding, *after;
 	struct np_trans *trans;
-	HLIST_HEAD(bindings);
-	unsigned int bucket;
+	LIST_HEAD(bindings);
 	LIST_HEAD(kept);
 
 	for (;;) {
@@ -923,8 +951,11 @@ void np_ask_kill(struct np_peer *peer)
 	}
 
 	spin_lock(&peer->lock);
-	hash_for_each_safe(peer->bindings, bucket, after, binding, entry)
-		np_binding_take(peer, binding, &bindings);
+	rbtree_postorder_for_each_entry_safe(binding, after, &peer->bindings,
+					     node)
+		list_add(&binding->taken, &bindings);
+	peer->bindings = RB_ROOT;
+	peer->nr_bindings = 0;
 	list_splice_init(&peer->kept, &kept);
 	spin_unlock(&peer->lock);
 

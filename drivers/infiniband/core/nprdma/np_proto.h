@@ -25,7 +25,7 @@
 #define NP_PROTO_H
 
 #include <linux/completion.h>
-#include <linux/hashtable.h>
+#include <linux/rbtree.h>
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
@@ -427,10 +427,9 @@ void np_mad_exit(void);
 
 /*
  * Regions that one QP may have resolved, for each channel, and keep after they
- * are gone: they are looked up under the peer's lock.
+ * are gone.
  */
 #define NP_MAX_BINDINGS		65536
-#define NP_BINDING_BITS		7
 /*
  * Holds that one QP may have, when it asks for one more; those being given back
  * count until the other end has answered.
@@ -487,12 +486,14 @@ struct np_channel;
  * @forgetting: FORGETs of ours under way
  * @trans: struct np_trans under way
  * @lanes: those in which a FAULT of ours is under way
- * @bindings: struct np_binding by region id: keys we were given
+ * @bindings: struct np_binding by region id, which the other end chose: keys we were
+ *            given
  * @nr_bindings: their number
  * @kept: holds we were given: struct np_fault
  * @nr_kept: their number, those being given back included
  * @serve: lanes of the other end; NULL until it resolved something
  * @holds: struct np_held: pages that the other end may keep
+ * @held: the same by id
  * @held_pages: their number, those being granted included
  * @untold: struct np_pgrant: GONEs that wait for their turn, never sent
  * @told: likewise, not answered with what would end them
@@ -536,12 +537,13 @@ struct np_peer {
 	unsigned int forgetting;
 	struct list_head trans;
 	DECLARE_BITMAP(lanes, NP_LANES);
-	DECLARE_HASHTABLE(bindings, NP_BINDING_BITS);
+	struct rb_root bindings;
 	unsigned int nr_bindings;
 	struct list_head kept;
 	unsigned int nr_kept;
 	struct np_serve *serve;
 	struct list_head holds;
+	struct rb_root held;
 	unsigned long held_pages;
 	struct list_head untold;
 	struct list_head told;
@@ -609,7 +611,8 @@ struct np_ev {
 
 /**
  * struct np_binding - a channel was given a region's keys for a QP
- * @entry: in np_peer.bindings
+ * @node: in np_peer.bindings
+ * @taken: in a list of those to be freed
  * @channel: reference
  * @region_id: the region
  * @seq: tid of the newest RESOLVE that said so
@@ -617,7 +620,8 @@ struct np_ev {
  * @ev: that
  */
 struct np_binding {
-	struct hlist_node entry;
+	struct rb_node node;
+	struct list_head taken;
 	struct np_channel *channel;
 	u64 region_id;
 	u64 seq;
@@ -673,6 +677,7 @@ struct np_pgrant;
 int np_serve_alloc(struct np_peer *peer);
 bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg);
 void np_peer_prepare(struct np_peer *peer);
+void np_binding_add(struct np_peer *peer, struct np_binding *binding);
 struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 				 struct np_region *region);
 int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);

@@ -165,7 +165,7 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	kref_init(&peer->ref);
 	spin_lock_init(&peer->lock);
 	INIT_LIST_HEAD(&peer->trans);
-	hash_init(peer->bindings);
+	peer->bindings = RB_ROOT;
 	INIT_LIST_HEAD(&peer->kept);
 	init_waitqueue_head(&peer->idle);
 	init_completion(&peer->gone);

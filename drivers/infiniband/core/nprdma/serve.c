@@ -38,6 +38,7 @@ MODULE_PARM_DESC(nprdma_fault_around,
 /**
  * struct np_held - a hold that we granted
  * @entry: in np_peer.holds, oldest first
+ * @node: in np_peer.held
  * @work: releases it
  * @peer: reference while @work is queued
  * @hold: the region's
@@ -47,6 +48,7 @@ MODULE_PARM_DESC(nprdma_fault_around,
  */
 struct np_held {
 	struct list_head entry;
+	struct rb_node node;
 	struct work_struct work;
 	struct np_peer *peer;
 	struct np_hold *hold;
@@ -307,6 +309,18 @@ static void np_held_work(struct work_struct *work)
 	np_peer_put(peer);
 }
 
+static int np_held_cmp(const void *id, const struct rb_node *node)
+{
+	u64 its = rb_entry(node, struct np_held, node)->id;
+
+	return *(const u64 *)id < its ? -1 : *(const u64 *)id > its;
+}
+
+static bool np_held_less(struct rb_node *held, const struct rb_node *other)
+{
+	return np_held_cmp(&rb_entry(held, struct np_held, node)->id, other) < 0;
+}
+
 /*
  * The hold is granted: it counts from here on, and belongs to the peer, who may be
  * killed at once: it is not looked at any more, not even when this returns true.
@@ -321,6 +335,7 @@ static bool np_held_add(struct np_peer *peer, struct np_held *held)
 		return false;
 	}
 	list_add_tail(&held->entry, &peer->holds);
+	rb_add(&held->node, &peer->held, np_held_less);
 	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
 			    held->pages);
 	if (queue_delayed_work(np_kill_wq, &peer->expire,
@@ -362,19 +377,16 @@ static void np_serve_expire(struct work_struct *work)
 
 static void np_serve_release(struct np_peer *peer, const struct np_msg *msg)
 {
+	struct rb_node *found = NULL;
 	struct np_held *held;
-	bool found = false;
 
 	spin_lock(&peer->lock);
-	if (!peer->dead) {
-		list_for_each_entry(held, &peer->holds, entry) {
-			found = held->id == msg->hold_id;
-			if (found)
-				break;
-		}
-	}
+	if (!peer->dead)
+		found = rb_find(&msg->hold_id, &peer->held, np_held_cmp);
 	if (found) {
+		held = rb_entry(found, struct np_held, node);
 		list_del(&held->entry);
+		rb_erase(found, &peer->held);
 		/* As in np_peer_begin() */
 		peer->active++;
 	}
@@ -1133,6 +1145,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_receive);
 void np_serve_init(struct np_peer *peer)
 {
 	INIT_LIST_HEAD(&peer->holds);
+	peer->held = RB_ROOT;
 	INIT_LIST_HEAD(&peer->untold);
 	INIT_LIST_HEAD(&peer->told);
 	mutex_init(&peer->ctl);
@@ -1155,6 +1168,7 @@ void np_serve_kill(struct np_peer *peer)
 
 	spin_lock(&peer->lock);
 	list_splice_init(&peer->holds, &holds);
+	peer->held = RB_ROOT;
 	spin_unlock(&peer->lock);
 	list_for_each_entry_safe(held, next, &holds, entry)
 		np_held_free(peer, held);

@@ -533,8 +533,7 @@ static void np_bind(struct kunit *test, u64 region_id, u64 seq)
 	binding->ev.ev.type = NP_EVENT_REGION_GONE;
 	binding->ev.ev.region_id = region_id;
 	spin_lock(&t->fake.peer.lock);
-	hash_add(t->fake.peer.bindings, &binding->entry, region_id);
-	t->fake.peer.nr_bindings++;
+	np_binding_add(&t->fake.peer, binding);
 	spin_unlock(&t->fake.peer.lock);
 }
 
