@@ -756,7 +756,7 @@ static bool until_time(void *arg)
 }
 
 #define SLICE_MS	300
-#define SLICES		4	/* of each, at least */
+#define SLICES		12	/* of each */
 
 struct served {
 	atomic_ulong answered;
@@ -789,9 +789,9 @@ static unsigned long flood_rate(const struct shared *shared, const struct served
  * as anything does that runs, and that is the scheduler's business: so what a QP gets
  * is compared with what it gets beside threads that only compute, one for each of the
  * flood's QPs as long as there are CPUs for them; or that only send what nobody takes.
- * They take turns, so that a busy machine is busy for all, and more if it does not look
- * well yet. Many on the memory of one owner share what is served on it; beside many on
- * other memory about half is left, and a third in any case.
+ * They take turns, so that a busy machine is busy for all. Many on the memory of one owner
+ * share what is served on it. Beside many on other memory half is a fair share of the CPUs,
+ * and so no bound that a test could hold: it wants a third.
  */
 TEST_F(flood, others_keep_half_their_rate_or_a_third_beside_many)
 {
@@ -834,7 +834,7 @@ TEST_F(flood, others_keep_half_their_rate_or_a_third_beside_many)
 		least = variant->same_owner && variant->qps > 1 ?
 				flood_rate(self->shared, &with[FLOOD]) / variant->qps / 2 :
 				rate(&with[control]) / part;
-	} while (++n < SLICES || (n < 12 * SLICES && rate(&with[FLOOD]) < least));
+	} while (++n < SLICES);
 	atomic_store(&self->shared->todo, LEAVE);
 	if (child) {
 		ASSERT_EQ(child, waitpid(child, &status, 0));
@@ -844,9 +844,9 @@ TEST_F(flood, others_keep_half_their_rate_or_a_third_beside_many)
 	EXPECT_EQ(0, status);
 	TH_LOG("%lu/s alone, %lu/s beside a thread that computes, %lu/s beside the control",
 	       rate(&with[REST]), rate(&with[BURN]), rate(&with[control]));
-	TH_LOG("%lu/s beside a flood of %lu/s and %lu/s refused on %u QPs; %d turns",
+	TH_LOG("%lu/s beside a flood of %lu/s and %lu/s refused on %u QPs",
 	       rate(&with[FLOOD]), flood_rate(self->shared, &with[FLOOD]),
-	       1000 * self->shared->refused / with[FLOOD].ms, variant->qps, n);
+	       1000 * self->shared->refused / with[FLOOD].ms, variant->qps);
 	/* Or there was no flood. */
 	EXPECT_LT(SLICES * LANES, self->shared->answered);
 	EXPECT_LE(least, rate(&with[FLOOD]));
