@@ -23,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -556,13 +557,18 @@ range owner::some_pages()
 
 /*
  * One whose frame may be taken out of use, mostly: what is pinned has to leave memory that
- * is to go offline.
+ * is to go offline. ENOMEM: it could not, e.g. because a peer's hold pins the page, too.
  */
 range owner::expendable_page()
 {
 	const auto page = static_cast<unsigned>(random_.below(region_pages));
 
-	pin(device_, at(page), PAGE).reset();
+	try {
+		pin(device_, at(page), PAGE).reset();
+	} catch (const std::system_error &e) {
+		if (e.code() != std::errc::not_enough_memory)
+			throw;
+	}
 	return {page, 1};
 }
 
