@@ -1051,12 +1051,16 @@ static bool np_test_ask(struct np_region *region, unsigned int page, bool clear)
 static void np_test_age(struct kunit *test, struct np_region *region,
 			unsigned int page)
 {
+	struct np_chunk *chunk = xa_load(&region->chunks, 0);
 	unsigned long deadline = jiffies + 10 * HZ;
 
 	KUNIT_EXPECT_TRUE(test, np_test_ask(region, page, true));
 	while (np_rights(region, page) && time_before(jiffies, deadline))
 		cond_resched();
 	KUNIT_ASSERT_EQ(test, np_rights(region, page), 0);
+	/* The word goes first; then leaves are changed, and flushed, under the lock */
+	mutex_lock(&chunk->lock);
+	mutex_unlock(&chunk->lock);
 	KUNIT_EXPECT_FALSE(test, np_test_ask(region, page, false));
 }
 
