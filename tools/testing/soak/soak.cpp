@@ -122,16 +122,24 @@ public:
 	kernel_log(const kernel_log &) = delete;
 	kernel_log &operator=(const kernel_log &) = delete;
 
-	void await(const std::string &what)
+	/* False: it says the other thing. */
+	bool await(const std::string &what, const std::string &other)
 	{
+		std::string said;
 		char record[8192];
 
 		for (deadline end; !end.over(); np_pause())
-			for (ssize_t n; (n = read(fd_, record, sizeof(record))) > 0;)
-				if (std::string_view(record, static_cast<std::size_t>(n)).find(what) !=
-				    std::string_view::npos)
-					return;
-		throw std::runtime_error(fmt::format("the kernel does not say '{}'", what));
+			for (ssize_t n; (n = read(fd_, record, sizeof(record))) > 0;) {
+				const std::string_view line(record, static_cast<std::size_t>(n));
+
+				if (line.find(what) != line.npos)
+					return true;
+				if (line.find(other) != line.npos)
+					return false;
+				said += line;
+			}
+		throw std::runtime_error(
+		    fmt::format("the kernel says neither '{}' nor '{}', but\n{}", what, other, said));
 	}
 
 private:
@@ -239,11 +247,12 @@ public:
 
 	/*
 	 * It is killed for want of memory and cannot end, so its memory is taken from it under
-	 * its peer, which may find that out but not bring anything else.
+	 * its peer, which may find that out but not bring anything else. False: the reaper has
+	 * not had the lock of its address space in time, as when another of its threads waits
+	 * with it.
 	 */
-	void reap_owner()
+	bool reap_owner()
 	{
-		const std::string want = fmt::format("oom_reaper: reaped process {} ", owner_);
 		kernel_log log;
 
 		freeze(true);
@@ -255,9 +264,11 @@ public:
 			np_pause();
 		}
 		choose_for_oom();
-		log.await(want);
+		const bool reaped = log.await(fmt::format("oom_reaper: reaped process {} ", owner_),
+					      fmt::format("oom_reaper: unable to reap pid:{} ", owner_));
 		freeze(false);
 		kill_owner();
+		return reaped;
 	}
 
 	/* As if a bit of each page were not what it is said to be. */
@@ -479,6 +490,7 @@ private:
 	{
 		slot &s = slots_[random_.below(slots_.size())];
 		const kind how = kills_.draw(random_);
+		bool happened = true;
 
 		count_.tried(how);
 		switch (how) {
@@ -495,12 +507,12 @@ private:
 			s.oom_kill_owner();
 			break;
 		case kind::reap:
-			s.reap_owner();
+			happened = s.reap_owner();
 			break;
 		default:
 			s.kill_both();
 		}
-		count_.done(how);
+		count_.done(how, happened);
 		if (how != kind::kill_peer)
 			s.start(random_);
 	}
