@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -102,8 +103,10 @@ bool has_stuck_thread(pid_t pid)
 		const std::string line = line_of(task.path() / "stat");
 		const std::size_t end = line.rfind(')');
 
+		/* Not in a page fault on its way there. */
 		if (end != std::string::npos && line.compare(end + 2, 1, "D") == 0 &&
-		    line_of(task.path() / "comm") == stuck_thread)
+		    line_of(task.path() / "comm") == stuck_thread &&
+		    line_of(task.path() / "syscall").starts_with(fmt::format("{} ", SYS_openat)))
 			return true;
 	}
 	return false;
@@ -122,13 +125,13 @@ public:
 	kernel_log(const kernel_log &) = delete;
 	kernel_log &operator=(const kernel_log &) = delete;
 
-	/* False: it says the other thing. */
-	bool await(const std::string &what, const std::string &other)
+	/* False: it says the other thing, or has no reason to say anything. */
+	template <class F> bool await(const std::string &what, const std::string &other, F reason)
 	{
 		std::string said;
 		char record[8192];
 
-		for (deadline end; !end.over(); np_pause())
+		for (deadline end; !end.over(); np_pause()) {
 			for (ssize_t n; (n = read(fd_, record, sizeof(record))) > 0;) {
 				const std::string_view line(record, static_cast<std::size_t>(n));
 
@@ -138,6 +141,9 @@ public:
 					return false;
 				said += line;
 			}
+			if (!reason())
+				return false;
+		}
 		throw std::runtime_error(
 		    fmt::format("the kernel says neither '{}' nor '{}', but\n{}", what, other, said));
 	}
@@ -247,9 +253,8 @@ public:
 
 	/*
 	 * It is killed for want of memory and cannot end, so its memory is taken from it under
-	 * its peer, which may find that out but not bring anything else. False: the reaper has
-	 * not had the lock of its address space in time, as when another of its threads waits
-	 * with it.
+	 * its peer, which may find that out but not bring anything else. False: it ended all
+	 * the same, or the reaper has not had the lock of its address space in time.
 	 */
 	bool reap_owner()
 	{
@@ -265,7 +270,8 @@ public:
 		}
 		choose_for_oom();
 		const bool reaped = log.await(fmt::format("oom_reaper: reaped process {} ", owner_),
-					      fmt::format("oom_reaper: unable to reap pid:{} ", owner_));
+					      fmt::format("oom_reaper: unable to reap pid:{} ", owner_),
+					      [this] { return has_stuck_thread(owner_); });
 		freeze(false);
 		kill_owner();
 		return reaped;
