@@ -845,12 +845,11 @@ static int begin_swap(kept *self)
  */
 static long change_swap_off(kept *self, unsigned int i)
 {
-	long out = 0;
+	long out;
 
-	for (unsigned int page = 0; page < PAGES; page++)
-		np_page_out(self->data + page * PAGE, PAGE);
-	for (unsigned int page = 0; page < PAGES; page++)
-		out += np_swapped(self->data + page * PAGE);
+	if (madvise(self->data, PAGES * PAGE, MADV_PAGEOUT))
+		return -errno;
+	out = np_swapped(self->data, PAGES);
 	if (swapoff(self->swap.disk))
 		return -errno;
 	return swapon(self->swap.disk, 0) ? -errno : out;
@@ -1128,11 +1127,11 @@ static int make_huge(kept *self)
 	return wait_for_leaves(self);
 }
 
-/* Pages that are swapped out, of what was written through leaves of 2 MiB. */
+/* Pages that went to swap, of what was written through leaves of 2 MiB; the peer has them back. */
 static long change_huge_page_out(kept *self, unsigned int i)
 {
+	long out = np_vmstat("pswpout");
 	int ret = make_huge(self);
-	long out = 0;
 
 	if (!ret && !np_load_goes_on(&self->load, PAGES))
 		ret = -EIO;
@@ -1140,9 +1139,7 @@ static long change_huge_page_out(kept *self, unsigned int i)
 		ret = wait_for_leaves(self);
 	if (!ret && madvise(self->pair.data, NP_DATA_LEN, MADV_PAGEOUT))
 		ret = -errno;
-	for (unsigned int page = 0; page < NP_DATA_PAGES; page++)
-		out += np_swapped(self->pair.data + page * PAGE);
-	return ret ?: out;
+	return ret ?: np_vmstat("pswpout") - out;
 }
 
 /* All of it, and it is written again through the same leaves before it is paged out. */

@@ -702,27 +702,37 @@ void *np_map(size_t len)
 	return p;
 }
 
-static uint64_t np_pagemap(const void *addr)
+/* Of @n pages at once; as if nothing was there if they cannot be told. */
+static void np_pagemap(const void *addr, uint64_t *entries, size_t n)
 {
 	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	uint64_t entry = 0;
 
-	if (fd < 0)
-		return 0;
-	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) != 8)
-		entry = 0;
-	close(fd);
-	return entry;
+	if (fd < 0 || pread(fd, entries, n * 8, (uintptr_t)addr / PAGE * 8) != (ssize_t)(n * 8))
+		memset(entries, 0, n * 8);
+	if (fd >= 0)
+		close(fd);
 }
 
 bool np_present(const void *addr)
 {
-	return np_pagemap(addr) >> 63;
+	uint64_t entry;
+
+	np_pagemap(addr, &entry, 1);
+	return entry >> 63;
 }
 
-bool np_swapped(const void *addr)
+size_t np_swapped(const void *addr, size_t pages)
 {
-	return np_pagemap(addr) >> 62 & 1;
+	uint64_t entries[64];
+	size_t out = 0;
+
+	for (size_t n; pages; pages -= n, addr = (const char *)addr + n * PAGE) {
+		n = pages < 64 ? pages : 64;
+		np_pagemap(addr, entries, n);
+		for (size_t i = 0; i < n; i++)
+			out += entries[i] >> 62 & 1;
+	}
+	return out;
 }
 
 long np_page_out(void *addr, size_t len)

@@ -171,7 +171,7 @@ bool np_all(const void *data, size_t len, uint64_t word);
 void *np_map(size_t len);		/* private anonymous, no huge pages; NULL */
 void *np_map_aligned(size_t len, size_t align);
 bool np_present(const void *addr);	/* a page table entry with a page */
-bool np_swapped(const void *addr);
+size_t np_swapped(const void *addr, size_t pages);	/* so many of them are in swap */
 /* MADV_PAGEOUT until nothing of it is present any more; the pages that are. */
 long np_page_out(void *addr, size_t len);
 void np_fill(void *addr, size_t len, uint64_t seed);
