@@ -1506,8 +1506,19 @@ TEST_F(verbs, registration_does_not_change_and_no_window_shows_it)
 		IBV_REREG_MR_CHANGE_ACCESS | IBV_REREG_MR_CHANGE_PD |
 			IBV_REREG_MR_CHANGE_TRANSLATION,
 	};
-	struct npr_mr_attr attr;
+	/* A window of the other sort, bound by a work request. */
+	const struct variant connected = { .type = IBV_QPT_RC };
+	struct ibv_mw mw = { .context = w->b.ctx, .pd = w->b.pd, .type = IBV_MW_TYPE_2 };
+	struct ibv_send_wr wr = {
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = IBV_SEND_SIGNALED,
+		.bind_mw = { &mw, 0x100, { mr, (uintptr_t)mr->addr, PAGE, 0 } },
+	}, *bad;
+	const struct variant mixed = { .type = IBV_QPT_RC, .local = MIXED, .remote = UNPINNED };
 	uint32_t lkey = mr->lkey, rkey = mr->rkey;
+	struct npr_mr_attr attr;
+	struct ibv_wc wc;
+	int line = 0;
 
 	ASSERT_NE(NULL, pd);
 	for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
@@ -1533,38 +1544,21 @@ TEST_F(verbs, registration_does_not_change_and_no_window_shows_it)
 	errno = 0;
 	EXPECT_EQ(NULL, npr_reg_mr(w->b.pd, w->there.mem[1], AREA, rights));
 	EXPECT_EQ(EOPNOTSUPP, errno);
-	{
-		/* A window of the other sort, bound by a work request. */
-		const struct variant v = { .type = IBV_QPT_RC };
-		struct ibv_mw mw = { .context = w->b.ctx, .pd = w->b.pd, .type = IBV_MW_TYPE_2 };
-		struct ibv_send_wr wr = {
-			.opcode = IBV_WR_BIND_MW,
-			.send_flags = IBV_SEND_SIGNALED,
-			.bind_mw = { &mw, 0x100, { mr, (uintptr_t)mr->addr, PAGE, 0 } },
-		}, *bad;
-		struct ibv_wc wc;
 
-		ASSERT_EQ(0, side_start(&w->a, &v, false));
-		ASSERT_EQ(0, side_start(&w->b, &v, false));
-		ASSERT_EQ(0, side_connect(&w->b, &w->a, 7));
-		ASSERT_EQ(0, side_connect(&w->a, &w->b, 7));
-		EXPECT_EQ(-EOPNOTSUPP, npr_post_send(w->b.lqp, &wr, &bad));
-		EXPECT_EQ(&wr, bad);
-		EXPECT_EQ(0, npr_poll_cq(w->b.lcq[0], 1, &wc));
-		EXPECT_EQ(0, side_end(&w->a));
-		EXPECT_EQ(0, side_end(&w->b));
-	}
+	ASSERT_EQ(0, side_start(&w->a, &connected, false));
+	ASSERT_EQ(0, side_start(&w->b, &connected, false));
+	ASSERT_EQ(0, side_connect(&w->b, &w->a, 7));
+	ASSERT_EQ(0, side_connect(&w->a, &w->b, 7));
+	EXPECT_EQ(-EOPNOTSUPP, npr_post_send(w->b.lqp, &wr, &bad));
+	EXPECT_EQ(&wr, bad);
+	EXPECT_EQ(0, npr_poll_cq(w->b.lcq[0], 1, &wc));
+	EXPECT_EQ(0, side_end(&w->a));
+	EXPECT_EQ(0, side_end(&w->b));
+
 	/* The same program as ever runs on it. */
-	{
-		const struct variant v = {
-			.type = IBV_QPT_RC, .local = MIXED, .remote = UNPINNED,
-		};
-		int line = 0;
-
-		ASSERT_EQ(0, run(self->pinned, &v, true, self->expected, &line));
-		ASSERT_EQ(0, run(w, &v, false, self->result, &line)) TH_LOG("line %d", line);
-		EXPECT_EQ(NULL, difference(self->expected, self->result));
-	}
+	ASSERT_EQ(0, run(self->pinned, &mixed, true, self->expected, &line));
+	ASSERT_EQ(0, run(w, &mixed, false, self->result, &line)) TH_LOG("line %d", line);
+	EXPECT_EQ(NULL, difference(self->expected, self->result));
 }
 
 TEST_HARNESS_MAIN
