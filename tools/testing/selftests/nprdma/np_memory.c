@@ -1240,7 +1240,7 @@ KEPT(huge_node, .begin = begin_huge_nodes, .change = change_huge_node, .rounds =
      .enough = 6);
 KEPT(swap_off, .begin = begin_swap, .change = change_swap_off, .rounds = 5, .enough = 5);
 KEPT(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
-KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 5, .enough = PAGES);
+KEPT(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 2, .enough = PAGES);
 KEPT(soft_offline, .change = change_soft_offline, .rounds = 30, .enough = 5);
 KEPT(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = 2 * PAGES);
 /* How often it comes by depends on how often its traps are met, so on the machine. */
