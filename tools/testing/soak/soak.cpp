@@ -42,10 +42,8 @@ const char *name_of(memory m) noexcept
 
 void fail(cell &c, const std::string &why)
 {
-	if (!c.told.test_and_set()) {
-		std::strncpy(c.why, why.c_str(), sizeof(c.why) - 1);
-		std::atomic_thread_fence(std::memory_order_seq_cst);
-	}
+	if (const unsigned told = c.told++; told < std::size(c.why))
+		std::strncpy(c.why[told], why.c_str(), sizeof(c.why[told]) - 1);
 	_exit(failed);
 }
 
@@ -110,6 +108,30 @@ bool has_stuck_thread(pid_t pid)
 			return true;
 	}
 	return false;
+}
+
+/* The last of what it has said about RDMA that is no mere information. */
+std::string warnings()
+{
+	const int fd = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	std::vector<std::string> lines;
+	std::string all;
+	char record[8192];
+
+	/* EPIPE: some are lost */
+	for (ssize_t n; (n = read(fd, record, sizeof(record))) > 0 || (n < 0 && errno == EPIPE);) {
+		const std::string line(record, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+
+		/* Priority, sequence number, microseconds; then the text */
+		if (!line.empty() && (std::atoi(line.c_str()) & 7) <= 4 &&
+		    (line.find("infiniband") != line.npos || line.find("mlx5") != line.npos) &&
+		    line.find("re-registration") == line.npos)
+			lines.push_back(line.substr(0, line.find('\n')));
+	}
+	close(fd);
+	for (std::size_t i = lines.size() > 20 ? lines.size() - 20 : 0; i < lines.size(); i++)
+		all += "\n  " + lines[i];
+	return all;
 }
 
 /* What the kernel says from now on. */
@@ -349,7 +371,7 @@ private:
 				show_threads(pid);
 				throw std::runtime_error(fmt::format(
 				    "the {} of a cell in {}, seed {}, does not end: {}", who,
-				    name_of(c_->kind), c_->seed, c_->why[0] ? c_->why : "it said nothing"));
+				    name_of(c_->kind), c_->seed, reason()));
 			}
 			np_pause();
 		}
@@ -383,8 +405,21 @@ private:
 
 		throw std::runtime_error(fmt::format("the {} of a cell in {}{}, seed {}: {}: {}", who,
 						     name_of(c_->kind), c_->relaxed ? ", relaxed order" : "",
-						     c_->seed, how,
-						     c_->why[0] ? c_->why : "it said nothing"));
+						     c_->seed, how, reason()));
+	}
+
+	/* What both say, if the other one says something soon, and what the kernel warned of. */
+	std::string reason()
+	{
+		const std::uint64_t until = np_now_ms() + 5000;
+		std::string all;
+
+		while (c_->told < std::size(c_->why) && np_now_ms() < until)
+			np_pause();
+		for (const char *why : {c_->why[0], c_->why[1]})
+			all += fmt::format("{}{}", all.empty() ? "" : "\n  the other one: ",
+					   *why ? why : "nothing");
+		return all + warnings();
 	}
 
 	void end()
