@@ -213,8 +213,8 @@ struct cell {
 	std::atomic<std::uint32_t> mailbox_key;
 	std::atomic<std::uint32_t> window; /* on it, to be invalidated by a SEND; 0: not now */
 
-	std::atomic<unsigned> told; /* so many processes */
-	char why[2][512];	    /* what went wrong first, and what the other one says of it */
+	std::atomic<unsigned> telling, told; /* so many processes; and have done so */
+	char why[2][512]; /* what went wrong first, and what the other one says of it */
 
 	page_state page[region_pages];
 	alignas(4096) std::uint8_t shadow[region_bytes];

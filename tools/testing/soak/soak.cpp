@@ -42,8 +42,9 @@ const char *name_of(memory m) noexcept
 
 void fail(cell &c, const std::string &why)
 {
-	if (const unsigned told = c.told++; told < std::size(c.why))
-		std::strncpy(c.why[told], why.c_str(), sizeof(c.why[told]) - 1);
+	if (const unsigned n = c.telling++; n < std::size(c.why))
+		std::strncpy(c.why[n], why.c_str(), sizeof(c.why[n]) - 1);
+	c.told++;
 	_exit(failed);
 }
 

@@ -25,10 +25,10 @@
 #define NP_PROTO_H
 
 #include <linux/completion.h>
-#include <linux/rbtree.h>
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/rbtree.h>
 #include <linux/spinlock.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>

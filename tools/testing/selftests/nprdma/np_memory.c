@@ -1130,13 +1130,14 @@ static int make_huge(kept *self)
 /* Pages that went to swap, of what was written through leaves of 2 MiB; the peer has them back. */
 static long change_huge_page_out(kept *self, unsigned int i)
 {
-	long out = np_vmstat("pswpout");
 	int ret = make_huge(self);
+	long out;
 
 	if (!ret && !np_load_goes_on(&self->load, PAGES))
 		ret = -EIO;
 	if (!ret)
 		ret = wait_for_leaves(self);
+	out = np_vmstat("pswpout");
 	if (!ret && madvise(self->pair.data, NP_DATA_LEN, MADV_PAGEOUT))
 		ret = -errno;
 	return ret ?: np_vmstat("pswpout") - out;
