@@ -73,6 +73,7 @@ struct response {
 	uint64_t original = 0;	/* atomic */
 	uint8_t code = 0;	/* NAK */
 	bool again = false;	/* asked for before */
+	bool answered = false;	/* ... and answered to its end: this may be a late copy */
 	packet *prefetched = nullptr;
 };
 

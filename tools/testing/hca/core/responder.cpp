@@ -338,6 +338,11 @@ bool qp::send_response(response &r)
 		r.prefetched = nullptr;
 		if (!p)
 			p = fetch_read(r, r.next, packet_pool::for_responses, &result);
+		if (result != mem_result::ok && r.answered) {
+			/* As in repeat_read() */
+			r.next = r.packets;
+			return true;
+		}
 		if (result != mem_result::ok) {
 			/* The right has gone since the request came: this is the last answer. */
 			packet named{};
@@ -563,7 +568,8 @@ void qp::insert_response(const response &r)
 	const auto at = std::find_if(responses_.begin(), responses_.end(), [&](const response &x) {
 		return psn_diff(x.psn, r.psn) > 0;
 	});
-	responses_.insert(at, r)->again = true;
+	response &inserted = *responses_.insert(at, r);
+	inserted.again = inserted.answered = true;
 	dev.fab.ready(*this);
 }
 

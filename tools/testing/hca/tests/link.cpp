@@ -164,6 +164,30 @@ TEST_F(two_hosts, duplicated_rnr_counts_once)
 	EXPECT_FALSE(b.poll(b_cq));
 }
 
+/* A copy of a READ that was answered comes so late that part of its memory has gone. */
+TEST_F(two_hosts, late_copy_of_a_read_may_find_its_memory_gone)
+{
+	mb.fill(b_buf, 100000, 8);
+	mb.stopped = true;
+	a.post(aq, wr(WQE_READ).remote(b_buf, b_key).sge(a_buf, a_key, 100000));
+	ma.run();
+	ASSERT_EQ(mb.arriving.size(), 1u);
+	const std::vector<uint8_t> copy = mb.arriving.front();
+	mb.stopped = false;
+	a.expect(a_cq, CQE_REQ);
+	/* The key is in force still. */
+	mb.protect(b_buf + 65536, 0);
+	mb.arriving.push_back(copy);
+	ma.run();
+	EXPECT_EQ(b.state(bq), 3u) << "nobody waits for this answer";
+	a.post(aq, wr(WQE_WRITE).remote(b_buf, b_key).sge(a_buf, a_key, 64));
+	a.expect(a_cq, CQE_REQ);
+	/* Who has no answer yet is told. */
+	a.post(aq, wr(WQE_READ).remote(b_buf, b_key).sge(a_buf, a_key, 100000));
+	a.expect_error(a_cq, wc_error::remote_op);
+	EXPECT_EQ(b.state(bq), 6u);
+}
+
 TEST_F(two_hosts, link_that_comes_back_in_time_costs_time_only)
 {
 	ma.fill(a_buf, 5000, 5);
