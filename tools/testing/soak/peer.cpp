@@ -190,6 +190,7 @@ private:
 	void finish(request &r);
 	void mark_interfaces(request &r);
 	void post(connection &q, ibv_send_wr *wr);
+	template <class F> void await_news(F over);
 	bool post_side();
 	void poll();
 	void poll(connection &q, std::deque<request> &under_way);
@@ -662,6 +663,13 @@ void peer::finish(request &r)
 	slot_used_[r.slot] = false;
 }
 
+/* Of a kill, which is announced after it was done; there is none if the owner has failed. */
+template <class F> void peer::await_news(F over)
+{
+	for (deadline end; !c_.owner_is_gone && !c_.telling && !over() && !end.over();)
+		np_pause();
+}
+
 void peer::poll()
 {
 	poll(main_, under_way_);
@@ -681,10 +689,8 @@ void peer::poll(connection &q, std::deque<request> &under_way)
 		c_.count->add(kind::extended_poll, static_cast<unsigned>(n));
 	for (int i = 0; i < n; i++) {
 		if (wc[i].status != IBV_WC_SUCCESS) {
-			/* The kill is announced after it was done. */
-			for (deadline end;
-			     !c_.owner_is_gone && !end.over() && ends_a_connection(wc[i].status);)
-				np_pause();
+			if (ends_a_connection(wc[i].status))
+				await_news([] { return false; });
 			if (!c_.owner_is_gone || !ends_a_connection(wc[i].status))
 				fail(c_, fmt::format("request {}: {}, vendor error {:#x}", wc[i].wr_id,
 						     ibv_wc_status_str(wc[i].status), wc[i].vendor_err));
@@ -891,8 +897,7 @@ void peer::probe_invalidate()
 	const int error = run_one(probe_, wr, wc);
 
 	if (error || wc.status != IBV_WC_REM_ACCESS_ERR) {
-		for (deadline end; !c_.owner_is_gone && !probe_stop_ && !end.over();)
-			np_pause();
+		await_news([this] { return probe_stop_.load(); });
 		if (probe_stop_ || c_.owner_is_gone)
 			throw disconnected_now{};
 		fail(c_, fmt::format("a SEND that would invalidate a region: {}",
@@ -956,8 +961,7 @@ void peer::probe_once()
 		if (probe_stop_ || c_.owner_is_gone)
 			throw disconnected_now{};
 		if (error || wc.status != IBV_WC_REM_ACCESS_ERR || allowed) {
-			for (deadline end; !c_.owner_is_gone && !probe_stop_ && !end.over();)
-				np_pause();
+			await_news([this] { return probe_stop_.load(); });
 			if (probe_stop_ || c_.owner_is_gone)
 				throw disconnected_now{};
 			fail(c_, fmt::format("the probe's {} of {} pages at {}: {}, {}", what, pages, first,
