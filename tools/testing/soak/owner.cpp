@@ -175,8 +175,10 @@ private:
 	range expendable_page();
 	range last_pages()
 	{
-		const auto n = c_.kind == memory::hugetlb ? static_cast<unsigned>(huge_pages)
-							  : static_cast<unsigned>(random_.between(1, 64));
+		const bool whole = c_.kind == memory::hugetlb ||
+				   (c_.kind == memory::memfd && random_.one_in(2));
+		const auto n =
+		    whole ? static_cast<unsigned>(huge_pages) : static_cast<unsigned>(random_.between(1, 64));
 
 		return {region_pages - n, n};
 	}
@@ -933,7 +935,11 @@ bool owner::lossy_event(kind k)
 	case kind::truncate: /* From there to its end */
 		error = ftruncate(file_, p - data_);
 		emptied = true;
-		let_probe(r, gone);
+		/*
+		 * A huge page of tmpfs in which something is pinned cannot be split where the file
+		 * ends now, and then is mapped as before, for the owner as well.
+		 */
+		let_probe(r, c_.kind == memory::memfd && r.pages < huge_pages ? lossy : gone);
 		error |= ftruncate(file_, region_bytes);
 		break;
 	case kind::userfault_missing:
