@@ -15,6 +15,12 @@
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 
 #define PAGES		NP_LOAD_PAGES
 #define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's, or huge page's, end */
@@ -319,6 +325,48 @@ TEST_F(file, truncation_is_an_address_error)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+}
+
+/*
+ * A huge page of tmpfs in which something is pinned cannot be split where the file ends
+ * now. The next access before that place maps all of it again, what is behind included.
+ */
+TEST_F(file, peers_reach_beyond_the_end_what_the_owner_does)
+{
+	const size_t beyond = HUGE_PAGE + 200 * PAGE;
+	struct np_pair *pair = &self->pair;
+	struct np_event event;
+
+	if (variant->kind != TMPFS && variant->kind != MEMFD)
+		SKIP(return, "not tmpfs");
+	for (int hold = 0; hold < 2; hold++) {
+		bool reaches;
+
+		memset(pair->data, 1, NP_DATA_LEN);
+		ASSERT_EQ(0, madvise(pair->data + HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE))
+			TH_LOG("%s", strerror(errno));
+		event.hold_id = 0;
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, PAGE, hold ? NP_FAULT_HOLD : 0,
+					       &event));
+		ASSERT_EQ(!!hold, !!event.hold_id);
+		ASSERT_EQ(0, ftruncate(self->fd, beyond - PAGE));
+		EXPECT_FALSE(np_readable(np_pair_word(pair, beyond)));
+		pair->data[HUGE_PAGE] = 2;
+		reaches = !madvise(pair->data + beyond, PAGE, MADV_POPULATE_WRITE);
+		ASSERT_EQ(!!hold, reaches) TH_LOG("%s", strerror(errno));
+		if (event.hold_id) {
+			pair->data[beyond] = 3;
+			EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
+		}
+		EXPECT_EQ(reaches ? NP_OK : NP_ADDRESS,
+			  np_pair_fault(pair, beyond, PAGE, NP_FAULT_WRITE, &event));
+		EXPECT_EQ(reaches, np_readable(np_pair_word(pair, beyond)));
+		if (reaches) {
+			ASSERT_EQ(0, np_pair_read(pair, beyond, PAGE));
+			EXPECT_EQ(3, pair->peer.buf[0]);
+		}
+		ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
+	}
 }
 
 TEST_F(file, punched_hole_is_zeros_and_can_be_written)
