@@ -796,7 +796,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.pages = static_cast<std::uint32_t>(((addr + p.length - 1) >> page_shift) - (addr >> page_shift) + 1);
 	p.todo.set_first(p.pages);
 	p.round = p.unproven = p.fetches = p.faulted = 0;
-	p.pause = 0;
+	p.pause = p.short_since = 0;
 	want_hold(p, false);
 	p.warms = p.by_words = p.quick = p.done_held = p.no_hold = p.refused = false;
 	p.at = o.kind == op_kind::read && !o.opaque ? stage::read_data : stage::write_decide;
@@ -1417,6 +1417,18 @@ void engine::back_off(piece &p) noexcept
 	put(pausing_, p);
 }
 
+/* A pinned region would have its pages: the pressure may pass, but nobody waits for ever. */
+bool engine::waits_for_memory(piece &p) noexcept
+{
+	const nanoseconds now = world_.now();
+
+	if (!p.ask_hold)
+		return false;
+	if (!p.short_since)
+		p.short_since = now;
+	return now - p.short_since < hold_patience;
+}
+
 void engine::on_event(const np_event &e) noexcept
 {
 	if (e.type == NP_EVENT_REGION_GONE) {
@@ -1473,6 +1485,8 @@ void engine::on_event(const np_event &e) noexcept
 			p->no_hold = e.status == NP_ADDRESS;
 			return go_without_hold(*p);
 		}
+		if (e.status == NP_NOMEM && waits_for_memory(*p))
+			return back_off(*p);
 		[[fallthrough]];
 	default:
 		return fail_op(p->op, e.status == NP_QP ? not_connected() : fault_status(e.status));

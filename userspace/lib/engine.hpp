@@ -201,6 +201,8 @@ private:
 	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that post_quick() takes */
 	static constexpr nanoseconds min_backoff = 20'000;
 	static constexpr nanoseconds max_backoff = 20'000'000;
+	/* What cannot do without a hold asks for it so long while the peer has no memory. */
+	static constexpr nanoseconds hold_patience = 10'000'000'000;
 
 	struct region {
 		np_region_info info;
@@ -268,6 +270,7 @@ private:
 		std::uint64_t first_page; /* index in the region */
 		std::uint64_t hold;
 		nanoseconds wake, pause;
+		nanoseconds short_since; /* the peer has no memory for a hold; 0: has it, for all that is known */
 		std::uint32_t slots;
 		std::uint32_t ring;	/* record in the word ring */
 		std::uint32_t ring_offset;
@@ -368,6 +371,7 @@ private:
 	void go_without_hold(piece &p) noexcept;
 	void hold_answered(piece &p, std::uint32_t status) noexcept;
 	void back_off(piece &p) noexcept;
+	[[nodiscard]] bool waits_for_memory(piece &p) noexcept;
 	void rebind(piece &p) noexcept;
 	[[nodiscard]] bool scan(piece &p) noexcept;
 

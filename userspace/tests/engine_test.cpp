@@ -1063,10 +1063,39 @@ TEST_F(Engine, WhatHappensOnceFailsWithoutAHold)
 		b.world.hold_answer = answer;
 		b.expect_success = false;
 		b.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+		const nanoseconds begun = b.world.clock;
 		b.world.settle();
 		ASSERT_EQ(b.poll(), 1U);
 		EXPECT_EQ(b.completions.back().status, status);
+		/* Where there is no memory there may be some soon. */
+		EXPECT_EQ(b.world.clock - begun >= 10'000'000'000, answer == NP_NOMEM);
 	}
+}
+
+TEST_F(Engine, WhatHappensOnceWaitsForMemory)
+{
+	resolve();
+	a.world.hold_answer = NP_NOMEM;
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
+	while (a.world.clock < 9'000'000'000) {
+		while (!a.world.queue.empty())
+			a.world.complete_one();
+		while (!a.world.faults.empty())
+			a.world.serve_fault(0);
+		while (!a.world.events.empty())
+			a.world.deliver(0);
+		const auto d = a.eng->deadline();
+		ASSERT_TRUE(d) << "it waits for nothing";
+		a.world.clock = *d;
+		a.eng->step();
+		ASSERT_EQ(a.poll(), 0U);
+	}
+	EXPECT_GT(a.world.hold_requests, 5U);
+	a.world.hold_answer = NP_OK;
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_TRUE(a.world.holds.empty());
+	a.check_memory();
 }
 
 TEST_F(Engine, HoldThatEndedWithItsRegionIsNotTrusted)
