@@ -206,6 +206,7 @@ struct cell {
 	/* Where the owner is at work: for the probe, which would seldom meet it otherwise */
 	std::atomic<std::uint32_t> worksite, worksite_pages;
 	std::atomic<std::uint64_t> refusals;
+	std::atomic<std::uint32_t> doing; /* enum kind: what the owner is at */
 	std::atomic<std::uint64_t> finished; /* requests of the main connection */
 
 	mailbag main_mail, side_mail;

@@ -29,6 +29,10 @@
 
 #include <fmt/format.h>
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
@@ -201,6 +205,7 @@ private:
 	bool advise(range r, ibv_advise_mr_advice advice);
 	void become(range r, state s);
 	void let_probe(range r, state s);
+	[[noreturn]] void say_access(range r);
 	void note_region();
 	void move(std::uint8_t *from, std::uint8_t *to);
 	bool reregister();
@@ -622,9 +627,28 @@ void owner::let_probe(range r, state s)
 	do {
 		receive();
 		serve_probe();
-	} while (np_now_ms() < until && c_.refusals < refusals + 2 && !over());
+	} while (np_now_ms() < until && c_.refusals < refusals + 2 && !over() && !c_.telling);
 	c_.worksite_pages = 0;
+	if (c_.telling)
+		say_access(r);
 	become(r, lossy);
+}
+
+/* The peer has failed where the owner is at work: can the owner do what it did? */
+void owner::say_access(range r)
+{
+	const auto k = static_cast<kind>(c_.doing.load());
+	const char *can[2] = {"not asked", "not asked"};
+
+	/* It would wait for who answers userfaultfd. */
+	if (k != kind::userfault_missing && k != kind::userfault_protected)
+		for (int write = 0; write < 2; write++)
+			can[write] = madvise(at(r.first), r.pages * PAGE,
+					     write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ)
+					 ? std::strerror(errno)
+					 : "yes";
+	fail(c_, fmt::format("{} of {} pages at {}; the owner can read: {}; can write: {}",
+			     kind_names[static_cast<unsigned>(k)], r.pages, r.first, can[0], can[1]));
 }
 
 /* What was in these pages cannot be read any more. */
@@ -883,6 +907,11 @@ bool owner::lossy_event(kind k)
 	const bool file = file_ >= 0;
 	bool emptied = false, happened = true, alike = false;
 	int error = 0;
+	const auto check = [&] {
+		if (error)
+			fail(c_, fmt::format("{}: {}", kind_names[static_cast<unsigned>(k)],
+					     std::strerror(errno)));
+	};
 
 	if (!take(r)) {
 		give_back(r);
@@ -897,6 +926,7 @@ bool owner::lossy_event(kind k)
 	case kind::unmap:
 		error = munmap(p, length);
 		emptied = !file;
+		check();
 		let_probe(r, gone);
 		map_at(p, length);
 		break;
@@ -919,13 +949,15 @@ bool owner::lossy_event(kind k)
 	}
 	case kind::protect_all:
 		error = mprotect(p, length, PROT_NONE);
+		check();
 		let_probe(r, gone);
-		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
+		error = mprotect(p, length, PROT_READ | PROT_WRITE);
 		break;
 	case kind::protect_write:
 		error = mprotect(p, length, PROT_READ);
+		check();
 		let_probe(r, read_only);
-		error |= mprotect(p, length, PROT_READ | PROT_WRITE);
+		error = mprotect(p, length, PROT_READ | PROT_WRITE);
 		break;
 	case kind::map_read_only:
 		map_at(p, length, PROT_READ);
@@ -935,12 +967,13 @@ bool owner::lossy_event(kind k)
 	case kind::truncate: /* From there to its end */
 		error = ftruncate(file_, p - data_);
 		emptied = true;
+		check();
 		/*
 		 * A huge page of tmpfs in which something is pinned cannot be split where the file
 		 * ends now, and then is mapped as before, for the owner as well.
 		 */
 		let_probe(r, c_.kind == memory::memfd && r.pages < huge_pages ? lossy : gone);
-		error |= ftruncate(file_, region_bytes);
+		error = ftruncate(file_, region_bytes);
 		break;
 	case kind::userfault_missing:
 	case kind::userfault_protected:
@@ -976,8 +1009,7 @@ bool owner::lossy_event(kind k)
 		fail(c_, fmt::format("'{}' is nothing that may be noticed",
 				     kind_names[static_cast<unsigned>(k)]));
 	}
-	if (error)
-		fail(c_, fmt::format("{}: {}", kind_names[static_cast<unsigned>(k)], std::strerror(errno)));
+	check();
 	if (emptied)
 		empty(r);
 	pause();
@@ -1025,6 +1057,7 @@ void owner::event()
 	const bool kept = random_.below(10) < 7;
 	const kind k = (kept ? kept_ : lossy_).draw(random_);
 
+	c_.doing = static_cast<std::uint32_t>(k);
 	c_.count->tried(k);
 	c_.count->done(k, kept ? kept_event(k) : k == kind::reregister ? reregister() : lossy_event(k));
 	note_region();

@@ -18,6 +18,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -203,6 +204,7 @@ private:
 	extent choose_probe();
 	void probe_invalidate();
 	void probe_once();
+	std::string seen_then(extent e, ibv_send_wr wr, const npr_stats &before);
 	void reconnect_probe();
 	int run_one(connection &q, ibv_send_wr &wr, ibv_wc &wc);
 
@@ -217,7 +219,7 @@ private:
 
 	std::deque<request> under_way_, side_under_way_;
 	std::array<bool, slots> slot_used_{};
-	std::uint64_t next_id_ = 1;
+	std::uint64_t next_id_ = 1, probe_id_ = 0;
 	npr_stats stats_{};
 	pid_t child_ = 0;
 	std::atomic<bool> probe_stop_{false};
@@ -835,6 +837,7 @@ int peer::run_one(connection &q, ibv_send_wr &wr, ibv_wc &wc)
 	ibv_send_wr *bad;
 	deadline end;
 
+	wr.wr_id = ++probe_id_;
 	if (int error = q.qp->post_send(wr, bad))
 		return error;
 	for (;;) {
@@ -842,6 +845,9 @@ int peer::run_one(connection &q, ibv_send_wr &wr, ibv_wc &wc)
 
 		if (n < 0)
 			return n;
+		if (n && wc.wr_id != wr.wr_id)
+			fail(c_, fmt::format("a completion ({}) of {:#x} where {:#x} is under way",
+					     ibv_wc_status_str(wc.status), wc.wr_id, wr.wr_id));
 		if (n)
 			return 0;
 		if (end.over())
@@ -907,6 +913,27 @@ void peer::probe_invalidate()
 	reconnect_probe();
 }
 
+/* What was wrong with a request that should have been refused. */
+std::string peer::seen_then(extent e, ibv_send_wr wr, const npr_stats &before)
+{
+	const npr_stats s = probe_.qp->stats();
+	const std::vector<std::uint8_t> sent(probe_buffer_, probe_buffer_ + e.length);
+	std::string all = fmt::format("{} faults, {} holds, {} repeated pages, {} READs of words; link {}lossy",
+				      s.faults - before.faults, s.holds - before.holds,
+				      s.repeated_pages - before.repeated_pages,
+				      s.word_reads - before.word_reads, c_.link->lossy ? "" : "not ");
+	ibv_wc wc{};
+	const std::uint32_t step = c_.page[e.first()].step;
+
+	wr.opcode = IBV_WR_RDMA_READ;
+	const int error = run_one(probe_, wr, wc);
+	if (error || wc.status != IBV_WC_SUCCESS)
+		return all + ", and a READ fails";
+	for (unsigned i = 0; i <= e.last() - e.first(); i++)
+		all += std::memcmp(&sent[i * PAGE], probe_buffer_ + i * PAGE, PAGE) ? ", other data" : ", same data";
+	return all + fmt::format("; steps {} {}", step, c_.page[e.first()].step.load());
+}
+
 void peer::probe_once()
 {
 	const extent e = choose_probe();
@@ -942,6 +969,7 @@ void peer::probe_once()
 	wr.wr.rdma.remote_addr = c_.base + e.offset;
 	wr.wr.rdma.rkey = c_.rkey;
 	c_.count->tried(write ? kind::probe_write : kind::probe_read);
+	const npr_stats before = probe_.qp->stats();
 	const int error = run_one(probe_, wr, wc);
 
 	/* What each page was all the while decides; a page that changed may have been anything. */
@@ -977,9 +1005,10 @@ void peer::probe_once()
 		return;
 	}
 	if ((nowhere || forbidden) && !c_.owner_is_gone)
-		fail(c_, fmt::format(
-			     "the probe's {} of {} pages at {} succeeds where {} are gone and {} read-only",
-			     what, pages, first, were[gone], were[read_only]));
+		fail(c_, fmt::format("the probe's {} of {} pages at {} succeeds where {} are gone and {} "
+				     "read-only: {}; {}",
+				     what, pages, first, were[gone], were[read_only],
+				     kind_names[c_.doing.load()], seen_then(e, wr, before)));
 	c_.count->done(write ? kind::probe_write : kind::probe_read);
 	if (write)
 		return;

@@ -287,8 +287,11 @@ public:
 		c_->hang = true;
 		for (deadline end; !has_stuck_thread(owner_);) {
 			watch();
-			if (end.over())
-				throw std::runtime_error("an owner does not get stuck");
+			if (end.over()) {
+				show_threads(owner_);
+				throw std::runtime_error(fmt::format(
+				    "an owner does not get stuck: {}", kind_names[c_->doing.load()]));
+			}
 			np_pause();
 		}
 		choose_for_oom();
