@@ -854,9 +854,15 @@ void owner::move(std::uint8_t *from, std::uint8_t *to)
 		fail(c_, fmt::format("mremap: {}", std::strerror(errno)));
 }
 
-/* Nobody answers: what is missing, or protected, stays so until it is unregistered. */
+/*
+ * Nobody answers: what is missing, or protected, stays so until it is unregistered. But what
+ * KSM merges loses the protection of userfaultfd, for the owner as well.
+ */
 bool owner::userfault(range r, bool missing)
 {
+	if (!missing && madvise(at(r.first), r.pages * PAGE, MADV_UNMERGEABLE))
+		return false;
+
 	const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
 	uffdio_api api{.api = UFFD_API, .features = missing ? 0ULL : UFFD_FEATURE_PAGEFAULT_FLAG_WP};
 	uffdio_range range{.start = reinterpret_cast<std::uintptr_t>(at(r.first)), .len = r.pages * PAGE};
