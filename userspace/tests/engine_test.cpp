@@ -178,6 +178,23 @@ TEST_F(Engine, WriteWithoutTheRightIsARemoteAccessError)
 	EXPECT_EQ(a.world.writes, 0U);
 }
 
+/* Each of them makes a write window, and neither is a right to the other. */
+TEST_F(Engine, RightsToWriteAndToAtomicsAreNotTheSame)
+{
+	for (const auto &[op, other] : {std::pair{IBV_WR_RDMA_WRITE, IBV_ACCESS_REMOTE_ATOMIC},
+					std::pair{IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_ACCESS_REMOTE_WRITE}}) {
+		app b(small_config());
+		b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.regions.back().info.access = IBV_ACCESS_REMOTE_READ | other;
+		b.expect_success = false;
+		b.post(op, 0, 0, 8);
+		b.world.settle();
+		ASSERT_EQ(b.poll(), 1U);
+		EXPECT_EQ(b.completions.back().status, IBV_WC_REM_ACCESS_ERR);
+		EXPECT_EQ(b.world.writes, 0U);
+	}
+}
+
 TEST_F(Engine, ReadWithoutTheRightIsARemoteAccessError)
 {
 	a.expect_success = false;
@@ -1757,6 +1774,22 @@ TEST_F(Engine, UnsignaledRequestThatWasDoneBeforeAFailureIsNoFailure)
 	EXPECT_EQ(wc.wr_id, 99U);
 	EXPECT_EQ(wc.status, IBV_WC_REM_ACCESS_ERR);
 	EXPECT_FALSE(a.eng->poll(wc));
+	EXPECT_TRUE(a.eng->idle());
+}
+
+/* Here there is nothing for the HCA to refuse, which would tell. */
+TEST_F(Engine, UnsignaledRequestThatWasDoneBeforeATimeOutIsNoFailure)
+{
+	a.expect_success = false;
+	a.post(IBV_WR_SEND, 0, 0, 0, 0);
+	a.world.run_wire();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.answer_resolve(0, -ETIMEDOUT);
+	a.world.run_wire();
+	EXPECT_TRUE(a.world.qp_error);
+	ASSERT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_RETRY_EXC_ERR);
 	EXPECT_TRUE(a.eng->idle());
 }
 
