@@ -926,6 +926,7 @@ std::string peer::seen_then(extent e, ibv_send_wr wr, const npr_stats &before)
 	const std::uint32_t step = c_.page[e.first()].step;
 
 	wr.opcode = IBV_WR_RDMA_READ;
+	std::memset(probe_buffer_, 0xff, e.length);
 	const int error = run_one(probe_, wr, wc);
 	if (error || wc.status != IBV_WC_SUCCESS)
 		return all + ", and a READ fails";
