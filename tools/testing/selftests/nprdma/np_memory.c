@@ -500,6 +500,34 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 	EXPECT_RIGHT(load);
 }
 
+/*
+ * A page that was only read since it came from swap is there as well: the kernel forgets
+ * the frame and reads the page once more, for its owner and for peers.
+ */
+TEST_F(memory, poisoned_page_that_swap_still_has_comes_back)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_end *peer = &pair->peer;
+
+	if (!np_disk_swap())
+		SKIP(return, "there is no swap on a disk");
+	for (int i = 0; i < ROUNDS; i++) {
+		uint8_t *p = self->data + random_of(i, PAGES) * PAGE;
+		size_t off = p - pair->data;
+
+		np_fill(p, PAGE, i);
+		ASSERT_EQ(0, np_page_out(p, PAGE));
+		ASSERT_EQ(0, np_read_proven(peer, &pair->info, 0, off, PAGE));
+		ASSERT_TRUE(np_present(p));
+		ASSERT_TRUE(np_wait_until(!madvise(p, PAGE, MADV_HWPOISON) || errno != EBUSY));
+		ASSERT_FALSE(np_present(p));
+		memset(peer->buf, 0xff, PAGE);
+		ASSERT_EQ(0, np_read_proven(peer, &pair->info, 0, off, PAGE));
+		EXPECT_EQ(-1, np_differs(peer->buf, PAGE, i));
+		EXPECT_EQ(-1, np_differs(p, PAGE, i));
+	}
+}
+
 /* --- holds in movable memory ------------------------------------------------------------ */
 
 #define HOLDERS		3
