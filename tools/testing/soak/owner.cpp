@@ -890,13 +890,17 @@ void owner::become_another()
 	fail(c_, fmt::format("exec: {}", std::strerror(errno)));
 }
 
-/* A thread that ends when frozen_directory is not frozen any more, and not before. */
+/*
+ * A thread that ends when frozen_directory is not frozen any more, and not before: who opens
+ * a file there to write that is there already and has been looked up does not wait.
+ */
 void owner::get_stuck()
 {
-	std::thread([] {
+	std::thread([this] {
+		const std::string path = fmt::format("{}/{}", frozen_directory, c_.seed);
+
 		prctl(PR_SET_NAME, stuck_thread);
-		close(open(fmt::format("{}/file", frozen_directory).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC,
-			   0600));
+		close(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
 	}).detach();
 	c_.hang = false;
 }
@@ -1006,8 +1010,9 @@ bool owner::lossy_event(kind k)
 		happened = is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
 		if (!happened && errno != EBUSY && errno != EIO && errno != EHWPOISON && errno)
 			fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
+		/* What swap still has a copy of the kernel brings back from there, for the owner as well. */
 		if (happened)
-			let_probe(r, gone);
+			let_probe(r, madvise(p, PAGE, MADV_POPULATE_READ) ? gone : lossy);
 		map_at(p, PAGE);
 		emptied = true;
 		break;

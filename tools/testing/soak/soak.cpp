@@ -258,9 +258,9 @@ public:
 		const std::string comm = fmt::format("/proc/{}/comm", owner_);
 
 		c_->exec = true;
-		for (deadline end; line_of(comm) != "sleep";) {
+		for (const std::uint64_t end = np_now_ms() + 3 * NP_WAIT_MS; line_of(comm) != "sleep";) {
 			watch();
-			if (end.over())
+			if (np_now_ms() > end)
 				throw std::runtime_error("an owner does not exec");
 			np_pause();
 		}
@@ -285,10 +285,12 @@ public:
 
 		freeze(true);
 		c_->hang = true;
-		for (deadline end; !has_stuck_thread(owner_);) {
+		/* What it waits for before that has an end of its own, and it says then what that is. */
+		for (const std::uint64_t end = np_now_ms() + 3 * NP_WAIT_MS; !has_stuck_thread(owner_);) {
 			watch();
-			if (end.over()) {
+			if (np_now_ms() > end) {
 				show_threads(owner_);
+				show_threads(peer_);
 				throw std::runtime_error(fmt::format(
 				    "an owner does not get stuck: {}", kind_names[c_->doing.load()]));
 			}
