@@ -208,6 +208,8 @@ struct cell {
 	std::atomic<std::uint64_t> refusals;
 	std::atomic<std::uint32_t> doing; /* enum kind: what the owner is at */
 	std::atomic<std::uint64_t> finished; /* requests of the main connection */
+	/* Pages of the one that failed, and how many: for the owner to look at */
+	std::atomic<std::uint32_t> failed_first, failed_pages;
 
 	mailbag main_mail, side_mail;
 	std::atomic<std::uint64_t> mailbox; /* of the owner, for WRITEs of the side connection */

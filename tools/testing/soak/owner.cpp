@@ -169,6 +169,7 @@ private:
 	void bind_window();
 	void receive();
 	void receive(arrivals &a);
+	[[noreturn]] void fail_receive(const arrivals &a, const ibv_wc &wc);
 	void check_message(arrivals &a, const ibv_wc &wc);
 	void check_number(arrivals &a, std::uint64_t number);
 	void check_all_arrived(arrivals &a);
@@ -205,7 +206,7 @@ private:
 	bool advise(range r, ibv_advise_mr_advice advice);
 	void become(range r, state s);
 	void let_probe(range r, state s);
-	[[noreturn]] void say_access(range r);
+	[[nodiscard]] std::string access(range r) const;
 	void note_region();
 	void move(std::uint8_t *from, std::uint8_t *to);
 	bool reregister();
@@ -504,6 +505,29 @@ void owner::check_message(arrivals &a, const ibv_wc &wc)
 		c_.count->note(kind::extended_poll, true);
 }
 
+/* If it is a request that has failed the peer says which: can the owner use these pages? */
+void owner::fail_receive(const arrivals &a, const ibv_wc &wc)
+{
+	const std::uint64_t until = np_now_ms() + 2000;
+	std::string all =
+	    fmt::format("receive {} ({:#x}): {}", a.received, wc.wr_id, ibv_wc_status_str(wc.status));
+
+	while (!c_.failed_pages && np_now_ms() < until)
+		np_pause();
+	if (const std::uint32_t pages = c_.failed_pages; pages) {
+		const std::uint32_t first = c_.failed_first;
+
+		all += fmt::format("; of page {} and the next:", first);
+		for (const std::uint64_t entry : page_map(at(first), pages))
+			all += fmt::format(" {:x}", entry);
+		all += "; states";
+		for (std::uint32_t i = first; i < first + pages; i++)
+			all += fmt::format(" {}", static_cast<unsigned>(c_.page[i].now()));
+		all += "; " + access({first, pages});
+	}
+	fail(c_, all);
+}
+
 void owner::receive()
 {
 	receive(main_);
@@ -523,8 +547,7 @@ void owner::receive(arrivals &a)
 		if (wc[i].status != IBV_WC_SUCCESS && c_.owner_is_gone)
 			continue;
 		if (wc[i].status != IBV_WC_SUCCESS)
-			fail(c_, fmt::format("receive {} ({:#x}): {}", a.received, wc[i].wr_id,
-					     ibv_wc_status_str(wc[i].status)));
+			fail_receive(a, wc[i]);
 		if (wc[i].wr_id == bind_id) {
 			c_.window = window_key_;
 			continue;
@@ -630,12 +653,14 @@ void owner::let_probe(range r, state s)
 	} while (np_now_ms() < until && c_.refusals < refusals + 2 && !over() && !c_.telling);
 	c_.worksite_pages = 0;
 	if (c_.telling)
-		say_access(r);
+		fail(c_, fmt::format("{} of {} pages at {}; {}",
+				     kind_names[static_cast<unsigned>(c_.doing.load())], r.pages, r.first,
+				     access(r)));
 	become(r, lossy);
 }
 
-/* The peer has failed where the owner is at work: can the owner do what it did? */
-void owner::say_access(range r)
+/* Can the owner do what the peer did? */
+std::string owner::access(range r) const
 {
 	const auto k = static_cast<kind>(c_.doing.load());
 	const char *can[2] = {"not asked", "not asked"};
@@ -647,8 +672,7 @@ void owner::say_access(range r)
 					     write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ)
 					 ? std::strerror(errno)
 					 : "yes";
-	fail(c_, fmt::format("{} of {} pages at {}; the owner can read: {}; can write: {}",
-			     kind_names[static_cast<unsigned>(k)], r.pages, r.first, can[0], can[1]));
+	return fmt::format("the owner can read: {}; can write: {}", can[0], can[1]);
 }
 
 /* What was in these pages cannot be read any more. */
@@ -1004,9 +1028,12 @@ bool owner::lossy_event(kind k)
 		break;
 	case kind::poison_page:
 		/*
-		 * These errors say that somebody has a reference, or that a huge page was not
-		 * split: the page may be poisoned all the same, and then is of no use.
+		 * What KSM has merged, or would merge just now, would be lost for all who share it.
+		 * An error says that somebody has a reference, or that a huge page was not split:
+		 * the page may be poisoned all the same, and then is of no use.
 		 */
+		madvise(p, PAGE, MADV_UNMERGEABLE);
+		errno = 0;
 		happened = is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
 		if (!happened && errno != EBUSY && errno != EIO && errno != EHWPOISON && errno)
 			fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));

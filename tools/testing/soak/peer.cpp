@@ -189,6 +189,7 @@ private:
 	void mark(request &r, kind k);
 	void scatter(const request &r, const std::uint8_t *from);
 	void finish(request &r);
+	std::string failed_request(const std::deque<request> &under_way, const ibv_wc &wc);
 	void mark_interfaces(request &r);
 	void post(connection &q, ibv_send_wr *wr);
 	template <class F> void await_news(F over);
@@ -672,6 +673,24 @@ template <class F> void peer::await_news(F over)
 		np_pause();
 }
 
+std::string peer::failed_request(const std::deque<request> &under_way, const ibv_wc &wc)
+{
+	std::string what;
+
+	for (const request &r : under_way) {
+		if (r.id != wc.wr_id)
+			continue;
+		what = fmt::format(" ({}) of {} bytes at {:#x}", static_cast<int>(r.what), r.where.length,
+				   r.where.offset);
+		if (r.where.length) {
+			c_.failed_first = r.where.first();
+			c_.failed_pages = r.where.last() - r.where.first() + 1;
+		}
+	}
+	return fmt::format("request {}{}: {}, vendor error {:#x}; the owner: {}", wc.wr_id, what,
+			   ibv_wc_status_str(wc.status), wc.vendor_err, kind_names[c_.doing.load()]);
+}
+
 void peer::poll()
 {
 	poll(main_, under_way_);
@@ -691,11 +710,12 @@ void peer::poll(connection &q, std::deque<request> &under_way)
 		c_.count->add(kind::extended_poll, static_cast<unsigned>(n));
 	for (int i = 0; i < n; i++) {
 		if (wc[i].status != IBV_WC_SUCCESS) {
+			const std::string which = failed_request(under_way, wc[i]);
+
 			if (ends_a_connection(wc[i].status))
 				await_news([] { return false; });
 			if (!c_.owner_is_gone || !ends_a_connection(wc[i].status))
-				fail(c_, fmt::format("request {}: {}, vendor error {:#x}", wc[i].wr_id,
-						     ibv_wc_status_str(wc[i].status), wc[i].vendor_err));
+				fail(c_, which);
 			throw disconnected_now{};
 		}
 		for (;;) {

@@ -125,8 +125,9 @@ std::string warnings()
 
 		/* Priority, sequence number, microseconds; then the text */
 		if (!line.empty() && (std::atoi(line.c_str()) & 7) <= 4 &&
-		    (line.find("infiniband") != line.npos || line.find("mlx5") != line.npos) &&
-		    line.find("re-registration") == line.npos)
+		    (line.find("infiniband") != line.npos || line.find("mlx5") != line.npos ||
+		     line.find("emory failure") != line.npos) &&
+		    line.find("re-registration") == line.npos && line.find("bitmask") == line.npos)
 			lines.push_back(line.substr(0, line.find('\n')));
 	}
 	close(fd);
