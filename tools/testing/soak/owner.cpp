@@ -1038,8 +1038,10 @@ bool owner::lossy_event(kind k)
 		if (!happened && errno != EBUSY && errno != EIO && errno != EHWPOISON && errno)
 			fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
 		/* What swap still has a copy of the kernel brings back from there, for the owner as well. */
-		if (happened)
-			let_probe(r, madvise(p, PAGE, MADV_POPULATE_READ) ? gone : lossy);
+		if (happened && madvise(p, PAGE, MADV_POPULATE_READ) && errno == EHWPOISON)
+			let_probe(r, gone);
+		else if (happened)
+			let_probe(r, lossy);
 		map_at(p, PAGE);
 		emptied = true;
 		break;
