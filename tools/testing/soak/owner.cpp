@@ -1032,9 +1032,11 @@ bool owner::lossy_event(kind k)
 		 * An error says that somebody has a reference, or that a huge page was not split:
 		 * the page may be poisoned all the same, and then is of no use.
 		 */
-		madvise(p, PAGE, MADV_UNMERGEABLE);
+		happened = !madvise(p, PAGE, MADV_UNMERGEABLE);
+		if (!happened && errno != ENOMEM)
+			fail(c_, fmt::format("MADV_UNMERGEABLE: {}", std::strerror(errno)));
 		errno = 0;
-		happened = is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
+		happened = happened && is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
 		if (!happened && errno != EBUSY && errno != EIO && errno != EHWPOISON && errno)
 			fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
 		/* What swap still has a copy of the kernel brings back from there, for the owner as well. */

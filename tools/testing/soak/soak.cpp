@@ -463,13 +463,13 @@ public:
 	{
 		const std::uint64_t begin = np_now_ms(),
 				    end = begin + static_cast<std::uint64_t>(o_.minutes * 60000);
-		const std::uint64_t last =
-		    end + static_cast<std::uint64_t>((patience - 1) * minutes_for_all * 60000);
+		const std::uint64_t last = begin + static_cast<std::uint64_t>(patience * minutes_for_all * 60000);
 		const bool all = o_.minutes >= minutes_for_all;
 		unsigned rounds = 0;
 
 		begin_ = last_report_ = begin;
-		while (np_now_ms() < end || (all && np_now_ms() < last && !missing().empty())) {
+		/* What has not happened by then will not: nobody has to wait for hours to hear that. */
+		while (np_now_ms() < (all && !missing().empty() ? last : end)) {
 			const std::uint64_t length = o_.round_seconds * 1000, now = np_now_ms();
 
 			if (now >= end)
