@@ -1030,10 +1030,11 @@ bool owner::lossy_event(kind k)
 		/*
 		 * What KSM has merged, or would merge just now, would be lost for all who share it.
 		 * An error says that somebody has a reference, or that a huge page was not split:
-		 * the page may be poisoned all the same, and then is of no use.
+		 * the page may be poisoned all the same, and then is of no use. EAGAIN and EINTR
+		 * say that KSM may still have it: then nothing is done.
 		 */
 		happened = !madvise(p, PAGE, MADV_UNMERGEABLE);
-		if (!happened && errno != ENOMEM)
+		if (!happened && errno != EAGAIN && errno != EINTR)
 			fail(c_, fmt::format("MADV_UNMERGEABLE: {}", std::strerror(errno)));
 		errno = 0;
 		happened = happened && is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
