@@ -33,15 +33,21 @@ struct Engine : ::testing::Test {
 			(*r.memory)[i] = static_cast<std::byte>(signature >> 8 * (i % 8));
 	}
 
-	/* A READ of page 0 loses it until it is to be held. */
+	/* All that is posted is done, each time with no page there but what is held. */
+	void lose_all()
+	{
+		while (!a.world.queue.empty()) {
+			a.world.all_out(r);
+			a.world.advance(0, ~0ULL, false);
+			a.world.complete_one();
+		}
+	}
+
+	/* What is posted loses its pages until they are to be held. */
 	void lose_until_held()
 	{
 		while (!a.world.hold_requests) {
-			while (!a.world.queue.empty()) {
-				a.world.page_out(r, 0);
-				a.world.advance(0, ~0ULL, false);
-				a.world.complete_one();
-			}
+			lose_all();
 			if (!a.world.hold_requests) {
 				ASSERT_EQ(a.world.faults.size(), 1U);
 				a.world.serve_fault(0);
@@ -450,17 +456,7 @@ TEST_F(Engine, HoldGrantedForARequestThatFailedIsGivenBack)
 	a.expect_success = false;
 	resolve();
 	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
-	while (!a.world.hold_requests) {
-		while (!a.world.queue.empty()) {
-			a.world.all_out(r);
-			a.world.advance(0, ~0ULL, false);
-			a.world.complete_one();
-		}
-		if (!a.world.hold_requests) {
-			a.world.serve_fault(0);
-			a.world.deliver(0);
-		}
-	}
+	lose_until_held();
 	a.world.serve_fault(0);
 	ASSERT_EQ(a.world.holds.size(), 1U);
 	/* the QP dies before the answer is heard */
@@ -620,15 +616,8 @@ TEST_F(Engine, ReadThatKeepsLosingEndsUnderAHold)
 	/* absent at every fetch unless held */
 	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
 	for (int i = 0; i < 50 && !a.eng->ready(); ++i) {
-		while (!a.world.queue.empty()) {
-			a.world.all_out(r);
-			a.world.advance(0, ~0ULL, false);
-			a.world.complete_one();
-		}
-		while (!a.world.faults.empty())
-			a.world.serve_fault(0);
-		while (!a.world.events.empty())
-			a.world.deliver(0);
+		lose_all();
+		a.world.run_control();
 	}
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_EQ(a.world.hold_requests, 1U);
@@ -706,15 +695,8 @@ TEST_F(Engine, ReadThatNobodySeesAndKeepsLosingEndsUnderAHold)
 	a.chance_opaque = 100;
 	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
 	for (int i = 0; i < 50 && !a.eng->ready(); ++i) {
-		while (!a.world.queue.empty()) {
-			a.world.all_out(r);
-			a.world.advance(0, ~0ULL, false);
-			a.world.complete_one();
-		}
-		while (!a.world.faults.empty())
-			a.world.serve_fault(0);
-		while (!a.world.events.empty())
-			a.world.deliver(0);
+		lose_all();
+		a.world.run_control();
 	}
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_EQ(a.world.hold_requests, 1U);
@@ -941,15 +923,8 @@ TEST_F(Engine, WriteThatKeepsLosingEndsUnderAHold)
 	resolve();
 	a.post(IBV_WR_RDMA_WRITE, 0, 0, 2 * page_size);
 	for (int i = 0; i < 50 && !a.eng->ready(); ++i) {
-		while (!a.world.queue.empty()) {
-			a.world.all_out(r);
-			a.world.advance(0, ~0ULL, false);
-			a.world.complete_one();
-		}
-		while (!a.world.faults.empty())
-			a.world.serve_fault(0);
-		while (!a.world.events.empty())
-			a.world.deliver(0);
+		lose_all();
+		a.world.run_control();
 	}
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_EQ(a.world.hold_requests, 1U);
@@ -976,10 +951,7 @@ TEST_F(Engine, PageTakenUnderTheHoldOfAReadOrWriteEndsIt)
 				a.world.advance(0, ~0ULL, false);
 				a.world.complete_one();
 			}
-			while (!a.world.faults.empty())
-				a.world.serve_fault(0);
-			while (!a.world.events.empty())
-				a.world.deliver(0);
+			a.world.run_control();
 			if (const auto d = a.eng->deadline()) {
 				a.world.clock = *d;
 				a.eng->step();
@@ -1006,15 +978,8 @@ TEST_F(Engine, MemoryThatCannotBeHeldIsReadAndWrittenWithoutAHold)
 			a.world.all_out(r);
 			a.post(op, 0, 0, 2 * page_size);
 			for (int i = 0; i < 1000; ++i) {
-				while (!a.world.queue.empty()) {
-					a.world.all_out(r);
-					a.world.advance(0, ~0ULL, false);
-					a.world.complete_one();
-				}
-				while (!a.world.faults.empty())
-					a.world.serve_fault(0);
-				while (!a.world.events.empty())
-					a.world.deliver(0);
+				lose_all();
+				a.world.run_control();
 				const auto d = a.eng->deadline();
 				if (!d)
 					continue;
@@ -1050,15 +1015,8 @@ TEST_F(Engine, HoldThatIsRefusedForAWhileEndsTheMatterLater)
 	for (int i = 0; i < 1000 && !a.world.ops.empty(); ++i) {
 		if (a.world.hold_requests >= 5)
 			a.world.hold_answer = NP_OK;
-		while (!a.world.queue.empty()) {
-			a.world.all_out(r);
-			a.world.advance(0, ~0ULL, false);
-			a.world.complete_one();
-		}
-		while (!a.world.faults.empty())
-			a.world.serve_fault(0);
-		while (!a.world.events.empty())
-			a.world.deliver(0);
+		lose_all();
+		a.world.run_control();
 		if (const auto d = a.eng->deadline()) {
 			a.world.clock = *d;
 			a.eng->step();
@@ -1097,10 +1055,7 @@ TEST_F(Engine, WhatHappensOnceWaitsForMemory)
 	while (a.world.clock < 9'000'000'000) {
 		while (!a.world.queue.empty())
 			a.world.complete_one();
-		while (!a.world.faults.empty())
-			a.world.serve_fault(0);
-		while (!a.world.events.empty())
-			a.world.deliver(0);
+		a.world.run_control();
 		const auto d = a.eng->deadline();
 		ASSERT_TRUE(d) << "it waits for nothing";
 		a.world.clock = *d;
@@ -1119,17 +1074,7 @@ TEST_F(Engine, HoldThatEndedWithItsRegionIsNotTrusted)
 {
 	resolve();
 	a.post(IBV_WR_RDMA_WRITE, 0, 0, 100);
-	while (!a.world.hold_requests) {
-		while (!a.world.queue.empty()) {
-			a.world.all_out(r);
-			a.world.advance(0, ~0ULL, false);
-			a.world.complete_one();
-		}
-		if (!a.world.hold_requests) {
-			a.world.serve_fault(0);
-			a.world.deliver(0);
-		}
-	}
+	lose_until_held();
 	a.world.serve_fault(0);
 	a.world.deliver(0);
 	/* granted, posted: now the region is registered anew, with other keys */
@@ -1471,10 +1416,7 @@ TEST_F(Engine, LongWriteWithImmediateIsHeardOnceWhenAllOfItIsThere)
 			if (b.world.dice(4) == 0)
 				b.world.page_out(q, b.world.dice(q.pages.size()));
 		}
-		while (!b.world.faults.empty())
-			b.world.serve_fault(0);
-		while (!b.world.events.empty())
-			b.world.deliver(0);
+		b.world.run_control();
 	}
 	EXPECT_EQ(b.poll(), 1U);
 	ASSERT_EQ(b.world.immediates.size(), 1U);

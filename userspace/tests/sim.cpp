@@ -634,6 +634,14 @@ void sim::deliver(std::size_t i)
 	attached->step();
 }
 
+void sim::run_control()
+{
+	while (!faults.empty())
+		serve_fault(0);
+	while (!events.empty())
+		deliver(0);
+}
+
 void sim::settle()
 {
 	for (unsigned rounds = 0; !quiet(); ++rounds) {
@@ -641,10 +649,7 @@ void sim::settle()
 		run_wire();
 		while (!resolves.empty())
 			answer_resolve(0);
-		while (!faults.empty())
-			serve_fault(0);
-		while (!events.empty())
-			deliver(0);
+		run_control();
 		if (const auto d = attached->deadline()) {
 			clock = *d;
 			attached->step();

@@ -142,6 +142,8 @@ public:
 	void serve_fault(std::size_t i, np_status status = NP_OK);
 	void answer_resolve(std::size_t i, int error = 0);
 	void deliver(std::size_t i);
+	/* Each FAULT answered and each event delivered. */
+	void run_control();
 
 	/* --- for everything at once: until nothing is left to do --- */
 	void settle();
