@@ -53,6 +53,9 @@ constexpr std::size_t huge_pages = HUGE_PAGE / PAGE;
 
 /* Forked by an owner: what becomes of it nobody sees. */
 bool is_child;
+/* For the handler of SIGBUS */
+cell *me;
+volatile bool poisons;
 
 struct range {
 	unsigned first, pages;
@@ -587,7 +590,8 @@ range owner::some_pages()
 
 /*
  * One whose frame may be taken out of use, mostly: what is pinned has to leave memory that
- * is to go offline. ENOMEM: it could not, e.g. because a peer's hold pins the page, too.
+ * is to go offline, and a huge page of which a part is cold is split. ENOMEM: it could not
+ * leave, e.g. because a peer's hold pins the page, too.
  */
 range owner::expendable_page()
 {
@@ -599,6 +603,7 @@ range owner::expendable_page()
 		if (e.code() != std::errc::not_enough_memory)
 			throw;
 	}
+	madvise(at(page), PAGE, MADV_COLD);
 	return {page, 1};
 }
 
@@ -1029,15 +1034,19 @@ bool owner::lossy_event(kind k)
 	case kind::poison_page:
 		/*
 		 * What KSM has merged, or would merge just now, would be lost for all who share it.
-		 * An error says that somebody has a reference, or that a huge page was not split:
-		 * the page may be poisoned all the same, and then is of no use. EAGAIN and EINTR
-		 * say that KSM may still have it: then nothing is done.
+		 * EAGAIN and EINTR say that KSM may still have it: then nothing is done. Nor does it
+		 * become part of a huge page between the look and MADV_HWPOISON, of which an error
+		 * says that somebody has a reference: the page may be poisoned all the same, and then
+		 * is of no use.
 		 */
 		happened = !madvise(p, PAGE, MADV_UNMERGEABLE);
 		if (!happened && errno != EAGAIN && errno != EINTR)
 			fail(c_, fmt::format("MADV_UNMERGEABLE: {}", std::strerror(errno)));
+		madvise(p, PAGE, MADV_NOHUGEPAGE);
 		errno = 0;
+		poisons = true;
 		happened = happened && is_expendable(page_map(p, 1)[0]) && !madvise(p, PAGE, MADV_HWPOISON);
+		poisons = false;
 		if (!happened && errno != EBUSY && errno != EIO && errno != EHWPOISON && errno)
 			fail(c_, fmt::format("MADV_HWPOISON: {}", std::strerror(errno)));
 		/* What swap still has a copy of the kernel brings back from there, for the owner as well. */
@@ -1148,14 +1157,17 @@ int run_owner(cell &c)
 			fail(c, fmt::format("control group {}: {}", c.group, std::strerror(errno)));
 		close(fd);
 	}
+	me = &c;
 	struct sigaction action = {};
 	action.sa_sigaction = [](int, siginfo_t *info, void *) {
 		/* Or it would try again for ever. */
 		if (is_child)
 			_exit(0);
-		/* What MADV_HWPOISON sends; anything else is a bug, here or there. */
-		if (info->si_code != BUS_MCEERR_AR && info->si_code != BUS_MCEERR_AO)
-			_exit(98);
+		/* MADV_HWPOISON tells who does it; anything else is a bug, here or there. */
+		if (info->si_code != BUS_MCEERR_AR || !poisons)
+			fail(*me, fmt::format("SIGBUS, code {}, at byte {} of the region", info->si_code,
+					      reinterpret_cast<std::uintptr_t>(info->si_addr) -
+						  me->base));
 	};
 	action.sa_flags = SA_SIGINFO;
 	sigaction(SIGBUS, &action, nullptr);

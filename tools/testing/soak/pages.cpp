@@ -58,8 +58,11 @@ std::size_t present_pages(const void *p, std::size_t pages)
 bool is_expendable(std::uint64_t entry)
 {
 	constexpr std::uint64_t present = 1ULL << 63, frame_bits = (1ULL << 55) - 1;
-	/* KPF_HUGE, KPF_ZERO_PAGE. Of no use is KPF_KSM, which 6.12 sets for all anonymous pages. */
-	constexpr std::uint64_t unfit = 1ULL << 17 | 1ULL << 24;
+	/*
+	 * KPF_COMPOUND_HEAD and _TAIL, KPF_HUGE, KPF_ZERO_PAGE. Of no use is KPF_KSM, which 6.12
+	 * sets for all anonymous pages.
+	 */
+	constexpr std::uint64_t unfit = 1ULL << 15 | 1ULL << 16 | 1ULL << 17 | 1ULL << 24;
 	const std::uint64_t frame = entry & frame_bits;
 
 	if (!(entry & present) || !frame)

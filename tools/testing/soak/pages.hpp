@@ -16,7 +16,9 @@ std::vector<std::uint64_t> page_map(const void *p, std::size_t pages);
 std::size_t present_pages(const void *p, std::size_t pages);
 /*
  * May the frame of such an entry be taken out of use for good? It is nobody else's, and not
- * in a memory block that is to go offline: with a bad frame it could not come back.
+ * in a memory block that is to go offline: with a bad frame it could not come back. Nor is it
+ * part of a larger page: one that cannot be split is freed whole, bad frame and all, and
+ * whoever gets that frame next loses it when it is to be paged out (6.12).
  */
 bool is_expendable(std::uint64_t entry);
 /* The first line of a file; empty if there is none. */
