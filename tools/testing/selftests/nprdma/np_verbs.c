@@ -842,7 +842,8 @@ static void run_all(struct __test_metadata *_metadata, FIXTURE_DATA(verbs) *self
 	EXPECT_EQ(pinned, np_pinned());
 }
 
-TEST_F(verbs, reliable_connection)
+/* Hundreds of queue pairs: minutes on the debug kernel. */
+TEST_F_TIMEOUT(verbs, reliable_connection, 1200)
 {
 	run_all(_metadata, self, IBV_QPT_RC);
 }
@@ -1131,7 +1132,7 @@ TEST_F(verbs, errors_behind_a_read)
 	ASSERT_EQ(0, pthread_join(self->pager, NULL));
 }
 
-TEST_F(verbs, errors)
+TEST_F_TIMEOUT(verbs, errors, 1200)
 {
 	for (unsigned int i = 0; i < 2 * ARRAY_SIZE(faults); i++) {
 		const struct fault *f = &faults[i / 2];
