@@ -265,12 +265,25 @@ TEST_F(residency, neighbours_that_are_not_there_do_not_come)
 		EXPECT_EQ(there[i], np_readable(np_pair_word(pair, (first + i) * PAGE)))
 			TH_LOG("page %zu", i);
 	}
-	/* Nor with a fault for writing, nor with a hold. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 32) * PAGE, PAGE, NP_FAULT_WRITE, NULL));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 64) * PAGE, PAGE, NP_FAULT_HOLD, NULL));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 96) * PAGE, PAGE, 0, NULL));
-	EXPECT_TRUE(just_these(pair, first + 32, first + 33));
-	EXPECT_TRUE(just_these(pair, first + 64, first + 65));
+}
+
+TEST_F(residency, neighbours_come_only_with_a_fault_for_reading)
+{
+	static const uint32_t flags[] = { NP_FAULT_WRITE, NP_FAULT_HOLD, 0 };
+	struct np_pair *pair = &self->pair;
+	size_t first = 32 - pair->info.base / PAGE % 16;
+
+	ASSERT_EQ(0, np_set_fault_around(16));
+	for (size_t i = 0; i < ARRAY_SIZE(flags); i++, first += 32) {
+		for (size_t n = 0; n < 16; n++)
+			ASSERT_TRUE(np_present(pair->data + (first + n) * PAGE));
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, first * PAGE, PAGE, flags[i], NULL));
+	}
+	/* Neighbours come after the answer: when the last ones are there, others would be. */
+	first -= 32;
+	EXPECT_TRUE(np_wait_until(just_these(pair, first, first + 16)));
+	EXPECT_TRUE(just_these(pair, first - 32, first - 31));
+	EXPECT_TRUE(just_these(pair, first - 64, first - 63));
 }
 
 TEST_F(residency, generation_counts_each_change_of_state)
