@@ -658,8 +658,10 @@ bool engine::poll(ibv_wc &wc) noexcept
 			status = IBV_WC_RETRY_EXC_ERR;
 		if (status == IBV_WC_SUCCESS && !config_.sq_sig_all && !(o.wr.send_flags & IBV_SEND_SIGNALED))
 			continue;
-		error_told_ |= status != IBV_WC_SUCCESS;
-		cause_told_ |= status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR;
+		if (!config_.local_only) {
+			error_told_ |= status != IBV_WC_SUCCESS;
+			cause_told_ |= status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR;
+		}
 		wc = {};
 		wc.wr_id = o.wr.wr_id;
 		wc.status = status;
@@ -746,6 +748,16 @@ void engine::die() noexcept
 			o.status = IBV_WC_WR_FLUSH_ERR;
 	}
 	next_ = tail_;
+}
+
+/*
+ * An error stops the send queue of a UC or UD QP, until the application lets it go on: what
+ * comes then is the HCA's to judge. What it had no room for was posted before that.
+ */
+void engine::flush_rest() noexcept
+{
+	for (; next_ < tail_; ++next_)
+		op_at(next_).status = IBV_WC_WR_FLUSH_ERR;
 }
 
 /* --- pieces ------------------------------------------------------------ */
@@ -1920,8 +1932,10 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		else if (!bad)
 			arrived(p);
 	}
-	if (bad)
+	if (bad && !config_.local_only)
 		die();
+	else if (bad && wc.status != IBV_WC_WR_FLUSH_ERR)
+		flush_rest();
 	return true;
 }
 

@@ -308,11 +308,11 @@ private:
 		std::uint64_t page = 0;
 	};
 
-	/* A failed request has status, all are "complete" only once the QP is dead. */
+	/* A failed request has status, all are "complete" only once the QP is dead, if that is ours to say. */
 	[[nodiscard]] bool complete(std::uint64_t i) const noexcept
 	{
 		const op &o = op_at(i);
-		return o.status == IBV_WC_SUCCESS ? o.finished : dead_ && o.slots == 0;
+		return o.status == IBV_WC_SUCCESS ? o.finished : (dead_ || config_.local_only) && o.slots == 0;
 	}
 
 	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
@@ -338,6 +338,7 @@ private:
 	void fail_op(std::uint64_t i, ibv_wc_status status) noexcept;
 	void settle_failure() noexcept;
 	void die() noexcept;
+	void flush_rest() noexcept;
 
 	/* pieces */
 	[[nodiscard]] bool start_piece(op &o, std::uint64_t i) noexcept;

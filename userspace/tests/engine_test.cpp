@@ -1545,6 +1545,46 @@ TEST_F(Engine, QueueWithoutAnswersPassesAllOnAndHoldsItsBuffers)
 	b.eng->abandon();
 }
 
+/* The application revives the QP; what the error took with it is told all the same, before or after. */
+TEST_F(Engine, QueueWithoutAnswersGoesOnAfterAnError)
+{
+	for (const bool told_first : {true, false}) {
+		engine_config c = small_config();
+		c.local_only = true;
+		c.sq_budget = 4;
+		app b(c);
+		b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.expect_success = false;
+		b.post(IBV_WR_SEND, 0, 0, 8, 0);
+		b.post(IBV_WR_SEND, 0, 0, 8);
+		b.world.run_wire();
+		EXPECT_EQ(b.poll(), 1U);
+
+		/* four have room, two wait */
+		b.world.fail_send = IBV_WC_LOC_PROT_ERR;
+		for (int i = 0; i < 6; ++i)
+			b.post(IBV_WR_SEND, 0, 0, 8, i % 2 ? signaled : 0);
+		ASSERT_EQ(b.world.queue.size(), 4U);
+		for (std::size_t i = 0; i < 4; ++i)
+			b.world.advance(i, ~0ULL, false);
+		ASSERT_TRUE(b.world.complete_one());
+		if (told_first)
+			b.world.run_wire();
+		b.world.qp_error = false;
+		b.post(IBV_WR_SEND, 0, 0, 8, 0);
+		b.post(IBV_WR_SEND, 0, 0, 8);
+		b.world.run_wire();
+		b.poll();
+
+		ASSERT_EQ(b.completions.size(), 8U);
+		EXPECT_EQ(b.completions[1].status, IBV_WC_LOC_PROT_ERR);
+		for (std::size_t i = 2; i < 7; ++i)
+			EXPECT_EQ(b.completions[i].status, IBV_WC_WR_FLUSH_ERR) << i;
+		EXPECT_EQ(b.completions[7].status, IBV_WC_SUCCESS);
+		EXPECT_TRUE(b.eng->idle());
+	}
+}
+
 TEST_F(Engine, AbandonedRequestsGiveBackTheirBuffers)
 {
 	resolve();
