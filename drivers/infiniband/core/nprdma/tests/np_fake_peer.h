@@ -17,19 +17,42 @@
  * @hca: the device's
  * @port: @port.send is the test's
  * @ibdev: the device
- * @port_data: of a port without properties
+ * @port_data: of a port without properties, by port number
  * @qp: the QP
  * @failed: the QP goes to the error state
+ * @pd: of address handles
+ * @gsi: has that
+ * @agent: of @gsi
+ * @ah_lid: what the newest address handle leads to
  */
 struct np_fake_peer {
 	struct np_peer peer;
 	struct np_hca hca;
 	struct np_port port;
 	struct ib_device *ibdev;
-	struct ib_port_data port_data;
+	struct ib_port_data port_data[2];
 	struct ib_qp qp;
 	void (*failed)(struct np_fake_peer *fake);
+	struct ib_pd pd;
+	struct ib_qp gsi;
+	struct ib_mad_agent agent;
+	u16 ah_lid;
 };
+
+static inline int np_fake_create_ah(struct ib_ah *ah,
+				    struct rdma_ah_init_attr *attr,
+				    struct ib_udata *udata)
+{
+	struct np_fake_peer *fake = container_of(ah->pd, struct np_fake_peer, pd);
+
+	fake->ah_lid = rdma_ah_get_dlid(attr->ah_attr);
+	return 0;
+}
+
+static inline int np_fake_destroy_ah(struct ib_ah *ah, u32 flags)
+{
+	return 0;
+}
 
 static inline int np_fake_modify_qp(struct ib_qp *qp, struct ib_qp_attr *attr,
 				    int attr_mask, struct ib_udata *udata)
@@ -52,8 +75,13 @@ static inline void np_fake_peer_init(struct kunit *test,
 
 	fake->ibdev = _ib_alloc_device(sizeof(*fake->ibdev));
 	KUNIT_ASSERT_NOT_NULL(test, fake->ibdev);
-	fake->ibdev->port_data = &fake->port_data;
+	fake->ibdev->port_data = fake->port_data;
+	fake->ibdev->phys_port_cnt = 1;
+	fake->ibdev->type = RDMA_DEVICE_TYPE_SMI;
 	fake->ibdev->ops.modify_qp = np_fake_modify_qp;
+	fake->ibdev->ops.create_ah = np_fake_create_ah;
+	fake->ibdev->ops.destroy_ah = np_fake_destroy_ah;
+	fake->ibdev->ops.size_ib_ah = sizeof(struct ib_ah);
 	ib_set_client_data(fake->ibdev, &np_client, &fake->hca);
 
 	qp->device = fake->ibdev;
@@ -68,7 +96,12 @@ static inline void np_fake_peer_init(struct kunit *test,
 	kref_init(&fake->hca.ref);
 	xa_init_flags(&fake->hca.peers, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&fake->hca.idle);
+	fake->pd.device = fake->ibdev;
+	fake->gsi.pd = &fake->pd;
+	fake->agent.qp = &fake->gsi;
 	fake->port.hca = &fake->hca;
+	fake->port.port_num = 1;
+	fake->port.agent = &fake->agent;
 
 	peer->hca = &fake->hca;
 	peer->port = &fake->port;
@@ -80,6 +113,40 @@ static inline void np_fake_peer_init(struct kunit *test,
 	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&fake->hca.peers,
 						     peer->qpn, peer,
 						     GFP_KERNEL)));
+}
+
+/* A MAD from @lid, of the other end if that is 0; what it asks for is done. */
+static inline void np_fake_arrives(struct np_port *port,
+				   const struct np_msg *msg, bool malformed,
+				   u16 lid)
+{
+	struct np_addr from = { .lid = lid };
+	struct ib_wc wc = { .slid = lid };
+	struct ib_grh grh = {};
+	struct ib_mad_recv_wc recv = { .wc = &wc, .recv_buf.grh = &grh };
+
+	np_receive(port, msg, malformed, &from, &recv);
+	flush_workqueue(np_wq);
+}
+
+/* The request was answered so, and with nothing else: not a byte more or different. */
+static inline void np_fake_expect(struct kunit *test, const struct np_msg *request,
+				  const struct np_msg *answer, u8 status)
+{
+	struct np_msg msg = {
+		.type = request->type,
+		.answer = true,
+		.status = status,
+		.src_qpn = request->dst_qpn,
+		.dst_qpn = request->src_qpn,
+		.tid = request->tid,
+	};
+	struct np_wire expected, wire;
+
+	np_msg_encode(&msg, &expected);
+	np_msg_encode(answer, &wire);
+	KUNIT_EXPECT_EQ(test, answer->status, status);
+	KUNIT_EXPECT_MEMEQ(test, &wire, &expected, sizeof(wire));
 }
 
 /* Ends the peer as the end of its QP does; nothing keeps a reference. */
@@ -102,6 +169,8 @@ static inline void np_fake_peer_exit(struct kunit *test,
 	KUNIT_EXPECT_EQ(test, kref_read(&peer->ref), 1);
 	KUNIT_EXPECT_EQ(test, kref_read(&fake->hca.ref), 1);
 	KUNIT_EXPECT_EQ(test, fake->hca.serving, 0);
+	KUNIT_EXPECT_EQ(test, fake->hca.strangers, 0);
+	KUNIT_EXPECT_EQ(test, atomic_read(&fake->pd.usecnt), 0);
 	kvfree(peer->serve);
 	xa_destroy(&peer->grants);
 	xa_destroy(&fake->hca.peers);

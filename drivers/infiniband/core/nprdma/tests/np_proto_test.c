@@ -2,7 +2,8 @@
 /*
  * KUnit tests of the protocol between kernels: messages and hostile bytes,
  * FAULT executed at most once, transactions answered, repeated, given up and
- * killed, and the bookkeeping of keys and holds.
+ * killed, the bookkeeping of keys and holds, and what those are answered whom
+ * nobody obeys.
  *
  * The asking side runs for real, on a peer without a device: what it sends ends
  * in a list of the test.
@@ -461,6 +462,7 @@ struct np_ask_test {
 	unsigned long sent_at[NP_TEST_SENT];
 	unsigned int nr_sent;
 	wait_queue_head_t wait;
+	struct np_port other;
 };
 
 static struct np_ask_test *np_ask_test(struct kunit *test)
@@ -468,13 +470,11 @@ static struct np_ask_test *np_ask_test(struct kunit *test)
 	return test->priv;
 }
 
-static int np_test_send(struct np_port *port, struct ib_ah *ah,
-			u16 pkey_index, struct np_peer *peer,
-			const struct np_msg *msg)
+static void np_test_sent(struct np_ask_test *t, struct ib_ah *ah,
+			 struct np_peer *peer, const struct np_msg *msg)
 {
-	struct np_ask_test *t = container_of(port, struct np_ask_test,
-					     fake.port);
-
+	if (!peer)
+		rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
 	spin_lock(&t->lock);
 	if (t->nr_sent < NP_TEST_SENT) {
 		t->sent[t->nr_sent] = *msg;
@@ -483,6 +483,23 @@ static int np_test_send(struct np_port *port, struct ib_ah *ah,
 	t->nr_sent++;
 	spin_unlock(&t->lock);
 	wake_up_all(&t->wait);
+}
+
+static int np_test_send(struct np_port *port, struct ib_ah *ah,
+			u16 pkey_index, struct np_peer *peer,
+			const struct np_msg *msg)
+{
+	np_test_sent(container_of(port, struct np_ask_test, fake.port), ah,
+		     peer, msg);
+	return 0;
+}
+
+static int np_test_send_other(struct np_port *port, struct ib_ah *ah,
+			      u16 pkey_index, struct np_peer *peer,
+			      const struct np_msg *msg)
+{
+	np_test_sent(container_of(port, struct np_ask_test, other), ah, peer,
+		     msg);
 	return 0;
 }
 
@@ -502,6 +519,8 @@ static int np_ask_init_test(struct kunit *test)
 	np_channel_init(&t->channel, np_test_channel_free);
 	np_fake_peer_init(test, &t->fake);
 	t->fake.port.send = np_test_send;
+	t->other = t->fake.port;
+	t->other.send = np_test_send_other;
 	return 0;
 }
 
@@ -1551,6 +1570,130 @@ static void np_regions_that_a_peer_knows_are_bounded(struct kunit *test)
 	mutex_unlock(&peer->ctl);
 }
 
+/* --- answers ------------------------------------------------------------------------- */
+
+/* As np_mad_received() does it: breaks the message, which is to be noticed. */
+static void np_test_malformed(struct kunit *test, struct np_wire *wire, u16 lid)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	unsigned int nr = t->nr_sent;
+	struct np_msg msg;
+	int err;
+
+	err = np_msg_decode(wire, &msg);
+	KUNIT_ASSERT_TRUE(test, err == -EPROTO || err == -EBADMSG);
+	KUNIT_ASSERT_FALSE(test, msg.answer);
+	np_fake_arrives(&t->fake.port, &msg, true, lid);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, nr + 1);
+	np_fake_expect(test, &msg, &t->sent[nr], NP_PROTO);
+	KUNIT_EXPECT_EQ(test, t->fake.ah_lid, lid);
+}
+
+/* Whoever sends it, and however little of it is wrong. */
+static void np_malformed_request_is_called_that_and_not_obeyed(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_wire good, wire;
+	struct np_msg msg;
+	u16 lid;
+	u8 type;
+
+	np_granted_regions(test, 7);
+	np_bind(test, 7, 1);
+	for (lid = 0; lid < 2; lid++) {
+		for (type = 1; type <= NP_MSG_LAST; type++) {
+			msg = np_sample(type, false);
+			msg.dst_qpn = peer->qpn;
+			msg.src_qpn = peer->remote_qpn;
+			np_msg_encode(&msg, &good);
+			wire = good;
+			wire.hdr.version++;
+			np_test_malformed(test, &wire, lid);
+			wire = good;
+			wire.hdr.type = NP_MSG_LAST + type;
+			np_test_malformed(test, &wire, lid);
+			wire = good;
+			wire.hdr.status = NP_BUSY;
+			np_test_malformed(test, &wire, lid);
+			wire = good;
+			be16_add_cpu(&wire.hdr.length, 1);
+			np_test_malformed(test, &wire, lid);
+		}
+		msg = np_sample(NP_MSG_RESOLVE, false);
+		np_msg_encode(&msg, &wire);
+		wire.resolve.reserved = cpu_to_be32(1);
+		np_test_malformed(test, &wire, lid);
+		msg = np_sample(NP_MSG_FAULT, false);
+		np_msg_encode(&msg, &wire);
+		wire.fault.lane = cpu_to_be16(NP_LANES);
+		np_test_malformed(test, &wire, lid);
+	}
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, 7);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
+	KUNIT_EXPECT_NULL(test, peer->serve);
+}
+
+/* Sends all there is to @port, as if from @lid; none of it may be obeyed. */
+static void np_test_stranger(struct kunit *test, struct np_port *port,
+			     u32 dst_qpn, u32 src_qpn, u16 lid)
+{
+	static const u8 status[] = {
+		[NP_MSG_RESOLVE] = NP_ACCESS,
+		[NP_MSG_FAULT] = NP_QP,
+		[NP_MSG_RELEASE] = NP_QP,
+		[NP_MSG_FORGET] = NP_QP,
+		[NP_MSG_GONE] = NP_OK,
+	};
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_addr from = { .lid = lid };
+	struct np_msg msg;
+	unsigned int nr;
+	u8 type;
+
+	for (type = 1; type <= NP_MSG_LAST; type++) {
+		msg = np_sample(type, false);
+		msg.dst_qpn = dst_qpn;
+		msg.src_qpn = src_qpn;
+		nr = t->nr_sent;
+		np_fake_arrives(port, &msg, false, lid);
+		KUNIT_ASSERT_EQ(test, t->nr_sent, nr + 1);
+		np_fake_expect(test, &msg, &t->sent[nr], status[type]);
+		KUNIT_EXPECT_EQ(test, t->fake.ah_lid, lid);
+
+		/* By the quick transport only peers are answered */
+		np_receive(port, &msg, false, &from, NULL);
+		/* And who answers is not asked, and gets no answer */
+		msg = np_sample(type, true);
+		msg.dst_qpn = dst_qpn;
+		msg.src_qpn = src_qpn;
+		np_fake_arrives(port, &msg, false, lid);
+		KUNIT_EXPECT_EQ(test, t->nr_sent, nr + 1);
+	}
+}
+
+static void np_stranger_is_answered_the_same_whatever_the_reason(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	u32 qpn = peer->qpn, remote = peer->remote_qpn;
+
+	np_granted_regions(test, 7);
+	np_bind(test, 7, 1);
+	/* There is no such QP, or it is connected to another one, host, or port */
+	np_test_stranger(test, &t->fake.port, qpn + 1, remote, 0);
+	np_test_stranger(test, &t->fake.port, qpn, remote + 1, 0);
+	np_test_stranger(test, &t->fake.port, qpn, remote, 1);
+	np_test_stranger(test, &t->other, qpn, remote, 0);
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, 7);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	KUNIT_EXPECT_NULL(test, peer->serve);
+	/* Or it is not connected any more */
+	np_peer_fail(peer);
+	np_test_stranger(test, &t->fake.port, qpn, remote, 0);
+}
+
 /* --- ends ---------------------------------------------------------------------------- */
 
 /* More than may be at work at once */
@@ -1652,6 +1795,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_all_under_way_is_bounded),
 	KUNIT_CASE(np_dead_regions_are_bounded),
 	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
+	KUNIT_CASE(np_malformed_request_is_called_that_and_not_obeyed),
+	KUNIT_CASE(np_stranger_is_answered_the_same_whatever_the_reason),
 	{}
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * nprdma: unit tests of regions and residency.
+ * nprdma: unit tests of regions and residency, of their keys, and of what peers get
+ * of them.
  *
  * The regions are real, and so is the memory: an address space of the test's own,
- * HMM, notifiers, pins.  Only the IOMMU is a fake that keeps its leaves in memory
+ * HMM, notifiers, pins.  The driver makes keys that are numbers, and the peers are
+ * those of np_fake_peer.h.  The IOMMU is a fake that keeps its leaves in memory
  * and looks, each time that one changes, at everything that the design promises
  * for that moment:
  *
@@ -15,11 +17,13 @@
  */
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
+#include <linux/cred.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu.h>
 #include <linux/mman.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -53,8 +57,28 @@ struct fake_iommu {
 	void (*on_merge)(struct fake_iommu *fake);
 };
 
+/* A key that the driver made */
+struct fake_key {
+	struct ib_mr mr;
+	struct ib_umem *umem;
+	u64 addr;
+	u64 length;
+	int access;
+};
+
+#define FAKE_KEYS	16	/* ever made */
+
+struct fake_device {
+	struct ib_device ibdev;
+	struct np_test *t;
+};
+
 struct np_test {
 	struct fake_iommu fake;
+	struct fake_key *keys[FAKE_KEYS];	/* NULL: destroyed */
+	unsigned int nr_keys;	/* made */
+	unsigned int live_keys;
+	unsigned int fail_key;	/* this one, counted from 1 */
 	struct np_device npdev;
 	struct ib_device *ibdev;
 	struct ib_pd pd;
@@ -388,13 +412,60 @@ static void fake_iova_release(struct device *dev, dma_addr_t iova, size_t size)
 {
 }
 
+/* --- the driver ------------------------------------------------------------------ */
+
+static struct np_test *to_test(struct ib_device *ibdev)
+{
+	return container_of(ibdev, struct fake_device, ibdev)->t;
+}
+
+static struct ib_mr *fake_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
+				      u64 virt_addr, int access,
+				      struct ib_udata *udata)
+{
+	struct np_test *t = to_test(pd->device);
+	struct fake_key *key;
+
+	if (t->nr_keys == FAKE_KEYS || t->nr_keys + 1 == t->fail_key)
+		return ERR_PTR(-ENOMEM);
+	key = kzalloc(sizeof(*key), GFP_KERNEL);
+	if (!key)
+		return ERR_PTR(-ENOMEM);
+	key->umem = ib_umem_get(t->npdev.ibdev, start, length, access);
+	if (IS_ERR(key->umem)) {
+		kfree(key);
+		return ERR_PTR(-EINVAL);
+	}
+	key->addr = virt_addr;
+	key->length = length;
+	key->access = access;
+	t->keys[t->nr_keys++] = key;
+	t->live_keys++;
+	key->mr.lkey = t->nr_keys;
+	key->mr.rkey = t->nr_keys;
+	return &key->mr;
+}
+
+static int fake_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
+{
+	struct fake_key *key = container_of(mr, struct fake_key, mr);
+	struct np_test *t = to_test(mr->device);
+
+	t->keys[mr->rkey - 1] = NULL;
+	t->live_keys--;
+	ib_umem_release(key->umem);
+	kfree(key);
+	return 0;
+}
+
 /* --- the frame ------------------------------------------------------------------ */
 
 static void np_test_close(struct np_test *t)
 {
 	if (!t->region)
 		return;
-	np_region_close(t->region);
+	if (!np_region_is_gone(t->region))
+		np_region_close(t->region);
 	t->fake.region = NULL;
 	np_region_put(t->region);
 	t->region = NULL;
@@ -410,12 +481,17 @@ static void np_test_exit_region(void *data)
 
 static int np_test_init(struct kunit *test)
 {
+	struct fake_device *dev;
 	struct np_test *t;
 
 	t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, t);
-	t->ibdev = kunit_kzalloc(test, sizeof(*t->ibdev), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, t->ibdev);
+	dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, dev);
+	dev->t = t;
+	dev->ibdev.ops.reg_user_mr = fake_reg_user_mr;
+	dev->ibdev.ops.dereg_mr = fake_dereg_mr;
+	t->ibdev = &dev->ibdev;
 	test->priv = t;
 
 	t->fake.test = test;
@@ -1551,6 +1627,129 @@ static void np_end_of_region_overtakes_a_release(struct kunit *test)
 	np_region_put(region);
 }
 
+/* --- local holds ------------------------------------------------------------------------------ */
+
+static struct np_local *np_test_local(struct np_region *region, u64 offset,
+				      u64 len, unsigned int flags)
+{
+	u64 addr;
+	u32 lkey;
+
+	return np_local_hold(region, region->base + offset, len, flags, &addr,
+			     &lkey);
+}
+
+static u64 np_test_charged(void)
+{
+	return atomic64_read(&current->mm->pinned_vm);
+}
+
+/* Whole pages, however little of them; each hold for itself, until its own end */
+static void np_local_hold_is_charged_until_it_ends(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test *t = test->priv;
+	struct np_local *a, *b;
+	struct np_stats stats;
+
+	KUNIT_ASSERT_EQ(test, np_test_charged(), 0);
+	a = np_test_local(region, PAGE_SIZE - 1, 2, 0);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, a);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 2);
+	b = np_test_local(region, PAGE_SIZE, 3 * PAGE_SIZE, NP_FAULT_WRITE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, b);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 5);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, 4);
+	np_local_release(a);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 3);
+	KUNIT_EXPECT_TRUE(test, np_local_is_needed(b));
+
+	/* The region's end ends the pins and the keys, but the hold is still there */
+	KUNIT_EXPECT_EQ(test, t->live_keys, 2);
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_FALSE(test, np_local_is_needed(b));
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 3);
+	np_local_release(b);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 0);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(region, 0, 1, 0)), -ENXIO);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 0);
+}
+
+/* Neither memory nor a key for longer than the attempt takes */
+static void np_test_no_local(struct kunit *test, struct np_region *region,
+			     u64 offset, u64 len, unsigned int flags, int err)
+{
+	u64 charged = np_test_charged();
+	struct np_stats stats;
+
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(region, offset, len, flags)),
+			err);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), charged);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, charged);
+}
+
+static void np_local_hold_that_fails_costs_nothing(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test *t = test->priv;
+	struct np_local *local;
+
+	np_test_unmap(t, 6, 1);
+	np_test_no_local(test, region, 0, 0, 0, -ERANGE);
+	np_test_no_local(test, region, 8 * PAGE_SIZE - 1, 2, 0, -ERANGE);
+	t->fail_key = 1;
+	np_test_no_local(test, region, 0, PAGE_SIZE, 0, -ENOMEM);
+	t->fail_key = 0;
+	/* Some pages are there, and then comes a hole */
+	np_test_no_local(test, region, 4 * PAGE_SIZE, 3 * PAGE_SIZE, 0, -EFAULT);
+	local = np_test_local(region, 0, PAGE_SIZE, 0);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, local);
+	np_test_no_local(test, region, 4 * PAGE_SIZE, 3 * PAGE_SIZE,
+			 NP_FAULT_WRITE, -EFAULT);
+	np_local_release(local);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 0);
+}
+
+static void np_local_hold_beyond_the_limit_charges_nothing(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	const struct cred *old;
+	struct np_local *local;
+	struct cred *new;
+
+	/* Of this test alone, whose thread ends with it */
+	current->signal->rlim[RLIMIT_MEMLOCK].rlim_cur = 4 * PAGE_SIZE;
+	new = prepare_creds();
+	KUNIT_ASSERT_NOT_NULL(test, new);
+	cap_lower(new->cap_effective, CAP_IPC_LOCK);
+	old = override_creds(new);
+	np_test_no_local(test, region, 0, 5 * PAGE_SIZE, 0, -ENOMEM);
+	local = np_test_local(region, 0, 4 * PAGE_SIZE, 0);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, local);
+	np_test_no_local(test, region, 5 * PAGE_SIZE, 1, 0, -ENOMEM);
+	/* Also what is held already: each hold may be the last one */
+	np_test_no_local(test, region, 0, 1, 0, -ENOMEM);
+	if (!IS_ERR(local))
+		np_local_release(local);
+	local = np_test_local(region, 4 * PAGE_SIZE, 4 * PAGE_SIZE, 0);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, local);
+	revert_creds(old);
+	put_cred(new);
+
+	/* Who may lock as much as he likes is charged all the same */
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 4);
+	if (!IS_ERR(local))
+		np_local_release(local);
+	local = np_test_local(region, 0, 8 * PAGE_SIZE, 0);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, local);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 8);
+	np_local_release(local);
+	KUNIT_EXPECT_EQ(test, np_test_charged(), 0);
+}
+
 /* --- huge pages ------------------------------------------------------------------------------- */
 
 /* Region of @npages pages, @first pages behind the beginning of huge pages */
@@ -1957,15 +2156,17 @@ static void np_device_without_iommu_is_refused(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_device_domain(t->ibdev)), -EOPNOTSUPP);
 }
 
-/* --- holds of peers --------------------------------------------------------------------------- */
+/* --- peers ------------------------------------------------------------------------------------ */
 
 struct np_test_peer {
 	struct np_fake_peer fake;
+	struct np_test *t;
 	struct np_region *region;
 	struct completion answered;
 	struct np_msg answer;
 	struct page *page;
 	bool held;	/* when the QP was moved to the error state */
+	u64 tid;
 };
 
 static int np_test_peer_send(struct np_port *port, struct ib_ah *ah,
@@ -1975,9 +2176,148 @@ static int np_test_peer_send(struct np_port *port, struct ib_ah *ah,
 	struct np_test_peer *t = container_of(port, struct np_test_peer,
 					      fake.port);
 
+	if (!peer)
+		rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
+	if (!msg->answer)
+		return 0;
 	t->answer = *msg;
 	complete(&t->answered);
 	return 0;
+}
+
+/* The regions' client was registered just before the protocol's. */
+static struct ib_client np_regions_client(void)
+{
+	return (struct ib_client){ .client_id = np_client.client_id - 1 };
+}
+
+static void np_test_peer_exit(void *data)
+{
+	struct ib_client client = np_regions_client();
+	struct np_test_peer *peer = data;
+
+	/* A FAULT is over a little later than its answer */
+	wait_event(peer->fake.hca.idle, !READ_ONCE(peer->fake.hca.serving));
+	xa_erase(&peer->fake.ibdev->client_data, client.client_id);
+	peer->t->npdev.ibdev = peer->t->ibdev;
+	np_fake_peer_exit(peer->t->fake.test, &peer->fake);
+}
+
+/* A peer with a QP in @pd, on the device of the regions */
+static struct np_test_peer *np_test_peer(struct kunit *test, struct ib_pd *pd)
+{
+	struct ib_client client = np_regions_client();
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer;
+
+	peer = kunit_kzalloc(test, sizeof(*peer), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, peer);
+	init_completion(&peer->answered);
+	peer->t = t;
+	np_fake_peer_init(test, &peer->fake);
+	peer->fake.port.send = np_test_peer_send;
+	peer->fake.peer.pd = pd;
+	t->npdev.ibdev = peer->fake.ibdev;
+	ib_set_client_data(peer->fake.ibdev, &client, &t->npdev);
+	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, np_test_peer_exit,
+							   peer));
+	return peer;
+}
+
+/* What the peer is answered, or somebody at @lid who says that he is the peer */
+static const struct np_msg *np_test_asks(struct kunit *test,
+					 struct np_test_peer *peer,
+					 struct np_msg *msg, u16 lid)
+{
+	msg->src_qpn = peer->fake.peer.remote_qpn;
+	msg->dst_qpn = peer->fake.peer.qpn;
+	msg->tid = ++peer->tid;
+	np_fake_arrives(&peer->fake.port, msg, false, lid);
+	KUNIT_ASSERT_NE(test, 0, wait_for_completion_timeout(&peer->answered,
+							     30 * HZ));
+	return &peer->answer;
+}
+
+/* As np_test_asks(), and the answer is to be just this status */
+static noinline_for_stack void np_test_refused(struct kunit *test,
+					       struct np_test_peer *peer,
+					       struct np_msg *msg, u16 lid,
+					       u8 status)
+{
+	const struct np_msg *answer = np_test_asks(test, peer, msg, lid);
+
+	np_fake_expect(test, msg, answer, status);
+}
+
+static noinline_for_stack void np_test_resolve(struct kunit *test,
+					       struct np_test_peer *peer,
+					       u32 rkey, u16 lid, u8 status)
+{
+	struct np_msg msg = { .type = NP_MSG_RESOLVE, .rkey = rkey };
+
+	np_test_refused(test, peer, &msg, lid, status);
+}
+
+static noinline_for_stack void np_test_forget(struct kunit *test,
+					      struct np_test_peer *peer, u64 id)
+{
+	struct np_msg msg = {
+		.type = NP_MSG_FORGET, .forget.region_id = id,
+		.forget.seq = U64_MAX,
+	};
+
+	np_test_refused(test, peer, &msg, 0, NP_OK);
+}
+
+static noinline_for_stack void np_test_release(struct kunit *test,
+					       struct np_test_peer *peer,
+					       u64 id, u16 lid, u8 status)
+{
+	struct np_msg msg = { .type = NP_MSG_RELEASE, .hold_id = id };
+
+	np_test_refused(test, peer, &msg, lid, status);
+}
+
+/* Of the first page */
+static struct np_msg np_test_fault_msg(struct np_region *region, u64 id,
+				       unsigned int flags)
+{
+	return (struct np_msg){
+		.type = NP_MSG_FAULT, .fault.region_id = id,
+		.fault.flags = flags, .fault.nr_ranges = 1,
+		.fault.ranges[0] = { region->base, PAGE_SIZE },
+	};
+}
+
+/* As if the peer had resolved it */
+static void np_test_grant(struct kunit *test, struct np_test_peer *peer,
+			  struct np_region *region)
+{
+	mutex_lock(&peer->fake.peer.ctl);
+	KUNIT_EXPECT_EQ(test, np_serve_alloc(&peer->fake.peer), 0);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test,
+				     np_pgrant_make(&peer->fake.peer, region));
+	mutex_unlock(&peer->fake.peer.ctl);
+}
+
+/* One more region, of the first page, behind the one of np_test_region() */
+static struct np_region *np_test_more(struct kunit *test, struct ib_pd *pd,
+				      u32 access)
+{
+	struct np_test *t = test->priv;
+	struct np_region *region;
+
+	refcount_inc(&t->npdev.users);
+	region = np_region_create(&t->npdev, pd, NULL, &t->fake.domain, t->va,
+				  PAGE_SIZE, 0x1000, access);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, region);
+	return region;
+}
+
+static void np_test_end(struct np_region *region)
+{
+	np_region_close(region);
+	np_region_put(region);
 }
 
 static void np_test_peer_failed(struct np_fake_peer *fake)
@@ -1991,49 +2331,602 @@ static void np_test_peer_failed(struct np_fake_peer *fake)
 /* What a peer may reach by a hold stays until it cannot reach anything. */
 static void np_hold_that_expires_ends_its_qp_and_then_the_pin(struct kunit *test)
 {
-	struct np_test_peer *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
 	unsigned int hold_ms = np_hold_ms;
-	static const struct np_addr from;
+	const struct np_msg *answer;
 	struct np_region *region;
+	struct np_test_peer *t;
 	struct np_peer *peer;
-	struct np_msg msg = {
-		.type = NP_MSG_FAULT, .tid = 1,
-		.fault.flags = NP_FAULT_HOLD | NP_FAULT_WRITE,
-		.fault.nr_ranges = 1,
-	};
+	struct np_msg msg;
 
-	KUNIT_ASSERT_NOT_NULL(test, t);
 	region = np_test_region(test, 4);
-	t->region = region;
 	np_touch(test, ((struct np_test *)test->priv)->va, 1);
+	t = np_test_peer(test, &((struct np_test *)test->priv)->pd);
+	t->region = region;
 	t->page = np_page_at(test, ((struct np_test *)test->priv)->va);
-	init_completion(&t->answered);
-	np_fake_peer_init(test, &t->fake);
-	t->fake.port.send = np_test_peer_send;
 	t->fake.failed = np_test_peer_failed;
 	peer = &t->fake.peer;
-	mutex_lock(&peer->ctl);
-	KUNIT_EXPECT_EQ(test, np_serve_alloc(peer), 0);
-	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, np_pgrant_make(peer, region));
-	mutex_unlock(&peer->ctl);
+	np_test_grant(test, t, region);
 
-	msg.src_qpn = peer->remote_qpn;
-	msg.dst_qpn = peer->qpn;
-	msg.fault.region_id = np_region_id(region);
-	msg.fault.ranges[0] = (struct np_range){ region->base, PAGE_SIZE };
 	np_hold_ms = 1;
-	np_receive(&t->fake.port, &msg, false, &from, NULL);
-	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&t->answered,
-							     30 * HZ));
-	KUNIT_EXPECT_EQ(test, t->answer.status, NP_OK);
-	KUNIT_EXPECT_NE(test, t->answer.faulted.hold_id, 0);
+	msg = np_test_fault_msg(region, np_region_id(region),
+				NP_FAULT_HOLD | NP_FAULT_WRITE);
+	answer = np_test_asks(test, t, &msg, 0);
+	KUNIT_EXPECT_EQ(test, answer->status, NP_OK);
+	KUNIT_EXPECT_NE(test, answer->faulted.hold_id, 0);
 	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&peer->gone,
 							     30 * HZ));
 	np_hold_ms = hold_ms;
 	KUNIT_EXPECT_TRUE(test, t->held);
 	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.held), 0);
 	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(t->page)));
-	np_fake_peer_exit(test, &t->fake);
+}
+
+/* --- keys --------------------------------------------------------------------------------- */
+
+/* The driver's part of it */
+static void np_test_key(struct kunit *test, u32 rkey, u64 addr, u64 length,
+			int access)
+{
+	struct np_test *t = test->priv;
+	struct fake_key *key;
+
+	KUNIT_ASSERT_GE(test, rkey, 1);
+	KUNIT_ASSERT_LE(test, rkey, t->nr_keys);
+	key = t->keys[rkey - 1];
+	KUNIT_ASSERT_NOT_NULL(test, key);
+	KUNIT_EXPECT_EQ(test, key->addr, addr);
+	KUNIT_EXPECT_EQ(test, key->length, length);
+	KUNIT_EXPECT_EQ(test, key->access, access | IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_PTR_EQ(test, key->mr.pd, &t->pd);
+}
+
+static void np_keys_are_made_once_for_all_peers(struct kunit *test)
+{
+	struct np_region *region = np_test_region_at(test, 3, 600, NP_TEST_ACCESS);
+	struct np_resolve first = {}, again = {};
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &first), 0);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 3);
+	np_test_key(test, first.table_key, first.table_addr, 600 * sizeof(u64),
+		    IB_ACCESS_REMOTE_READ);
+	np_test_key(test, first.read_key, first.read_addr, region->length,
+		    IB_ACCESS_REMOTE_READ);
+	np_test_key(test, first.write_key, first.write_addr, region->length,
+		    IB_ACCESS_LOCAL_WRITE | NP_ACCESS_REMOTE_CHANGE);
+	KUNIT_EXPECT_EQ(test, np_region_resolve(region, &again), 0);
+	KUNIT_EXPECT_MEMEQ(test, &again, &first, sizeof(first));
+	KUNIT_EXPECT_EQ(test, t->nr_keys, 3);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 3);
+}
+
+static void np_keys_have_the_rights_of_the_region(struct kunit *test)
+{
+	struct np_region *region, *more;
+	struct np_test *t = test->priv;
+	struct np_resolve out = {};
+
+	region = np_test_region_at(test, 0, 1, IB_ACCESS_LOCAL_WRITE |
+				   IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_EQ(test, np_region_resolve(region, &out), -EPERM);
+	KUNIT_EXPECT_EQ(test, t->nr_keys, 0);
+
+	more = np_test_more(test, &t->pd, IB_ACCESS_LOCAL_WRITE |
+			    IB_ACCESS_REMOTE_READ | IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_EQ(test, np_region_resolve(more, &out), 0);
+	KUNIT_EXPECT_NE(test, out.read_key, 0);
+	KUNIT_EXPECT_EQ(test, out.write_key, 0);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 2);
+	np_test_end(more);
+
+	out = (struct np_resolve){};
+	more = np_test_more(test, &t->pd, IB_ACCESS_LOCAL_WRITE |
+			    IB_ACCESS_REMOTE_WRITE | IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_EQ(test, np_region_resolve(more, &out), 0);
+	KUNIT_EXPECT_EQ(test, out.read_key, 0);
+	np_test_key(test, out.table_key, out.table_addr, sizeof(u64),
+		    IB_ACCESS_REMOTE_READ);
+	np_test_key(test, out.write_key, out.write_addr, PAGE_SIZE,
+		    IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE);
+	np_test_end(more);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+}
+
+/* All or none */
+static void np_key_that_cannot_be_made_leaves_no_other(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_resolve out = {}, none = {};
+	struct np_test *t = test->priv;
+	unsigned int i;
+
+	for (i = 1; i <= 3; i++) {
+		t->fail_key = t->nr_keys + i;
+		KUNIT_EXPECT_EQ(test, np_region_resolve(region, &out), -ENOMEM);
+		KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+		KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 0);
+		KUNIT_EXPECT_MEMEQ(test, &out, &none, sizeof(none));
+	}
+	t->fail_key = 0;
+	KUNIT_EXPECT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+}
+
+static void np_keys_that_nobody_was_granted_end_with_the_region(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_grant grant = {};
+	struct np_resolve out;
+
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	/* Granted, and taken back, once */
+	KUNIT_ASSERT_EQ(test, np_region_grant(region, &grant), 0);
+	KUNIT_EXPECT_EQ(test, list_count_nodes(&region->grants), 1);
+	np_region_ungrant(&grant);
+	np_region_ungrant(&grant);
+	KUNIT_EXPECT_TRUE(test, list_empty(&region->grants));
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	/* The keys' and ours */
+	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 4);
+
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 0);
+	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 1);
+	/* And nobody is granted any more */
+	KUNIT_EXPECT_EQ(test, np_region_resolve(region, &out), -ENXIO);
+	KUNIT_EXPECT_EQ(test, t->nr_keys, 3);
+	KUNIT_EXPECT_EQ(test, np_region_grant(region, &grant), -ENXIO);
+	KUNIT_EXPECT_TRUE(test, list_empty(&region->grants));
+	KUNIT_EXPECT_NULL(test, grant.region);
+	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 1);
+}
+
+static void np_keys_of_a_dead_region_stay_for_who_has_them(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *a = np_test_peer(test, &t->pd);
+	struct np_test_peer *b = np_test_peer(test, &t->pd);
+	u64 id = np_region_id(region);
+	struct np_resolve out;
+
+	np_test_grant(test, a, region);
+	np_test_grant(test, b, region);
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_EQ(test, a->fake.peer.nr_dead, 1);
+	KUNIT_EXPECT_EQ(test, b->fake.peer.nr_dead, 1);
+	/* Which are no use: the windows show stand-ins, and nothing comes back */
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);
+
+	np_test_forget(test, a, id);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	/* One says it twice: that is not two */
+	np_test_forget(test, a, id);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	/* The other one says it by losing the QP */
+	np_peer_fail(&b->fake.peer);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 0);
+	KUNIT_EXPECT_TRUE(test, list_empty(&region->grants));
+}
+
+/* --- what peers are answered -------------------------------------------------------------- */
+
+static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *test)
+{
+	enum { NONE, LIVE, OTHER, MUTE, DEAD, NR };
+	struct np_region *region[NR] = {};
+	const struct np_msg *answer;
+	struct np_test *t = test->priv;
+	struct ib_pd other = { .device = t->ibdev };
+	struct np_test_peer *peer;
+	struct np_resolve out;
+	struct np_msg msg;
+	unsigned int i;
+
+	region[LIVE] = np_test_region(test, 4);
+	region[OTHER] = np_test_more(test, &other, NP_TEST_ACCESS);
+	region[MUTE] = np_test_more(test, &t->pd, IB_ACCESS_LOCAL_WRITE |
+				    IB_ACCESS_UNPINNED);
+	region[DEAD] = np_test_more(test, &t->pd, NP_TEST_ACCESS);
+	np_region_close(region[DEAD]);
+	for (i = LIVE; i < NR; i++)
+		KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store(&t->npdev.rkeys, i,
+							 region[i],
+							 GFP_KERNEL)));
+	peer = np_test_peer(test, &t->pd);
+	for (i = NONE; i < NR; i++)
+		if (i != LIVE)
+			np_test_resolve(test, peer, i, 0, NP_ACCESS);
+	/* From another host */
+	for (i = NONE; i < NR; i++)
+		np_test_resolve(test, peer, i, 1, NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 0);
+	KUNIT_EXPECT_EQ(test, t->nr_keys, 0);
+	for (i = LIVE; i < NR; i++)
+		KUNIT_EXPECT_TRUE(test, list_empty(&region[i]->grants));
+
+	msg = (struct np_msg){ .type = NP_MSG_RESOLVE, .rkey = LIVE };
+	answer = np_test_asks(test, peer, &msg, 0);
+	KUNIT_EXPECT_EQ(test, answer->status, NP_OK);
+	KUNIT_EXPECT_EQ(test, np_region_resolve(region[LIVE], &out), 0);
+	KUNIT_EXPECT_MEMEQ(test, &answer->region, &out, sizeof(out));
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_EQ(test, list_count_nodes(&region[LIVE]->grants), 1);
+
+	/* Now the peer, but nobody else, has them */
+	np_test_resolve(test, peer, LIVE, 1, NP_ACCESS);
+	np_test_resolve(test, peer, OTHER, 0, NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 1);
+	xa_destroy(&t->npdev.rkeys);
+	for (i = OTHER; i < NR; i++) {
+		if (i != DEAD)
+			np_region_close(region[i]);
+		np_region_put(region[i]);
+	}
+	np_pd_dealloc(&other);
+}
+
+static noinline_for_stack void np_test_fault_refused(struct kunit *test,
+						     struct np_test_peer *peer,
+						     struct np_region *region,
+						     u64 id, unsigned int flags,
+						     u16 lid, u8 status)
+{
+	struct np_msg msg = np_test_fault_msg(region, id, flags);
+
+	np_test_refused(test, peer, &msg, lid, status);
+}
+
+/* Whatever is asked for, it is answered so, and nothing happens to the region */
+static void np_test_no_fault(struct kunit *test, struct np_test_peer *peer,
+			     struct np_region *region, u64 id, u16 lid, u8 status)
+{
+	np_test_fault_refused(test, peer, region, id, 0, lid, status);
+	np_test_fault_refused(test, peer, region, id,
+			      NP_FAULT_HOLD | NP_FAULT_WRITE, lid, status);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.faults_failed), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.holds), 0);
+}
+
+static void np_fault_without_a_grant_is_answered_as_of_no_region(struct kunit *test)
+{
+	struct np_region *live = np_test_region(test, 4), *mine, *theirs, *dead;
+	struct np_test *t = test->priv;
+	struct ib_pd other = { .device = t->ibdev };
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+	struct np_msg msg;
+	unsigned int i;
+
+	mine = np_test_more(test, &t->pd, NP_TEST_ACCESS);
+	theirs = np_test_more(test, &other, NP_TEST_ACCESS);
+	dead = np_test_more(test, &t->pd, NP_TEST_ACCESS);
+	np_region_close(dead);
+	for (i = 0; i < 2; i++) {
+		np_test_no_fault(test, peer, mine, mine->id, 0, NP_GONE);
+		np_test_no_fault(test, peer, theirs, theirs->id, 0, NP_GONE);
+		np_test_no_fault(test, peer, dead, dead->id, 0, NP_GONE);
+		np_test_no_fault(test, peer, mine, U64_MAX, 0, NP_GONE);
+		/* The same of who has resolved another one */
+		if (!i)
+			np_test_grant(test, peer, live);
+	}
+	/* Of that one, but not in the peer's name from elsewhere */
+	np_test_no_fault(test, peer, live, live->id, 1, NP_QP);
+	msg = np_test_fault_msg(live, live->id, 0);
+	KUNIT_EXPECT_EQ(test, np_test_asks(test, peer, &msg, 0)->status, NP_OK);
+	KUNIT_EXPECT_EQ(test, np_rights(live, 0), NP_WORD_READABLE);
+
+	/* When it is dead, and when it was forgotten */
+	np_region_close(live);
+	np_test_fault_refused(test, peer, live, live->id, 0, 0, NP_GONE);
+	np_test_forget(test, peer, live->id);
+	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 0);
+	np_test_fault_refused(test, peer, live, live->id, 0, 0, NP_GONE);
+	np_test_end(mine);
+	np_test_end(theirs);
+	np_region_put(dead);
+	np_pd_dealloc(&other);
+}
+
+static u64 np_test_pages_held(struct np_region *region)
+{
+	return atomic64_read(&region->count.held);
+}
+
+/* Who guesses ids does not learn which there are, and gives nothing back */
+static void np_release_of_no_hold_is_answered_as_of_one(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *a = np_test_peer(test, &t->pd);
+	struct np_test_peer *b = np_test_peer(test, &t->pd);
+	unsigned int hold_ms = np_hold_ms;
+	struct np_msg msg;
+	u64 id;
+
+	np_hold_ms = 600000;
+	np_test_grant(test, a, region);
+	np_test_grant(test, b, region);
+	msg = np_test_fault_msg(region, np_region_id(region), NP_FAULT_HOLD);
+	id = np_test_asks(test, a, &msg, 0)->faulted.hold_id;
+	np_hold_ms = hold_ms;
+	KUNIT_EXPECT_NE(test, id, 0);
+	KUNIT_EXPECT_EQ(test, np_test_pages_held(region), 1);
+
+	np_test_release(test, a, id + 1, 0, NP_OK);
+	np_test_release(test, a, 0, 0, NP_OK);
+	np_test_release(test, b, id, 0, NP_OK);
+	np_test_release(test, a, id, 1, NP_QP);
+	KUNIT_EXPECT_EQ(test, np_test_pages_held(region), 1);
+	np_test_release(test, a, id, 0, NP_OK);
+	KUNIT_EXPECT_EQ(test, np_test_pages_held(region), 0);
+	/* A copy */
+	np_test_release(test, a, id, 0, NP_OK);
+}
+
+/* --- order of service --------------------------------------------------------------------- */
+
+/*
+ * FAULTs of one owner that may be at work at once, as region.c has it: when all but one
+ * wait, those that are queued are served one after the other, in the order they were
+ * chosen.
+ */
+#define NP_TEST_SERVERS	128
+#define NP_TEST_CLASSES	6
+#define NP_TEST_STEPS	64
+#define NP_TEST_ANSWERS	(NP_TEST_SERVERS + NP_TEST_STEPS + 1)
+
+struct np_asker {
+	struct np_fake_peer fake;
+	struct np_order *order;
+	unsigned int depth[NP_LANES];	/* FAULTs under way, with the one in the lane */
+	u64 tid;	/* the lane is the rest of its division by NP_LANES */
+};
+
+/* FAULTs whose answers do not go before the test says so */
+struct np_order {
+	struct kunit *test;
+	struct np_region *region;
+	wait_queue_head_t wait;
+	bool over;
+	spinlock_t lock; /* of what follows */
+	unsigned int nr;	/* answers */
+	DECLARE_BITMAP(go, NP_TEST_ANSWERS);
+	struct np_asker *asker[NP_TEST_ANSWERS];
+	u64 tid[NP_TEST_ANSWERS];
+	unsigned int nr_busy;
+	unsigned int nr_askers;
+	struct np_asker askers[] __counted_by(nr_askers);
+};
+
+static int np_order_send(struct np_port *port, struct ib_ah *ah,
+			 u16 pkey_index, struct np_peer *peer,
+			 const struct np_msg *msg)
+{
+	struct np_asker *asker = container_of(port, struct np_asker, fake.port);
+	struct np_order *order = asker->order;
+	unsigned int nr = NP_TEST_ANSWERS;
+
+	spin_lock(&order->lock);
+	if (msg->status == NP_BUSY)
+		order->nr_busy++;
+	else if (order->nr < NP_TEST_ANSWERS)
+		nr = order->nr++;
+	if (nr < NP_TEST_ANSWERS) {
+		order->asker[nr] = asker;
+		order->tid[nr] = msg->tid;
+	}
+	spin_unlock(&order->lock);
+	wake_up_all(&order->wait);
+	if (nr < NP_TEST_ANSWERS)
+		wait_event(order->wait,
+			   READ_ONCE(order->over) || test_bit(nr, order->go));
+	return 0;
+}
+
+static void np_asker_asks(struct np_asker *asker, unsigned int lane)
+{
+	struct np_region *region = asker->order->region;
+	static const struct np_addr from;
+	struct np_msg msg;
+
+	msg = np_test_fault_msg(region, np_region_id(region), 0);
+	msg.src_qpn = asker->fake.peer.remote_qpn;
+	msg.dst_qpn = asker->fake.peer.qpn;
+	msg.fault.lane = lane;
+	asker->tid = round_down(asker->tid, NP_LANES) + NP_LANES + lane;
+	msg.tid = asker->tid;
+	spin_lock(&asker->fake.peer.lock);
+	asker->depth[lane] = asker->fake.peer.faulting + 1;
+	spin_unlock(&asker->fake.peer.lock);
+	np_receive(&asker->fake.port, &msg, false, &from, NULL);
+}
+
+static void np_order_end(void *data)
+{
+	struct np_order *order = data;
+	struct np_asker *asker;
+	unsigned int i;
+
+	WRITE_ONCE(order->over, true);
+	wake_up_all(&order->wait);
+	for (i = 0; i < order->nr_askers; i++) {
+		asker = &order->askers[i];
+		if (!asker->order)
+			continue;
+		wait_event(asker->fake.hca.idle,
+			   !READ_ONCE(asker->fake.hca.serving));
+		np_fake_peer_exit(order->test, &asker->fake);
+	}
+}
+
+static struct np_order *np_order_make(struct kunit *test, unsigned int nr_askers)
+{
+	struct np_order *order;
+	struct np_asker *asker;
+	unsigned int i;
+
+	order = kunit_kzalloc(test, struct_size(order, askers, nr_askers),
+			      GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, order);
+	order->nr_askers = nr_askers;
+	order->test = test;
+	order->region = np_test_region(test, 4);
+	spin_lock_init(&order->lock);
+	init_waitqueue_head(&order->wait);
+	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, np_order_end,
+							   order));
+	for (i = 0; i < nr_askers; i++) {
+		asker = &order->askers[i];
+		np_fake_peer_init(test, &asker->fake);
+		asker->order = order;
+		asker->fake.port.send = np_order_send;
+		mutex_lock(&asker->fake.peer.ctl);
+		KUNIT_EXPECT_EQ(test, np_serve_alloc(&asker->fake.peer), 0);
+		KUNIT_EXPECT_NOT_ERR_OR_NULL(test,
+					     np_pgrant_make(&asker->fake.peer,
+							    order->region));
+		mutex_unlock(&asker->fake.peer.ctl);
+	}
+	return order;
+}
+
+/* The answer to @lane of the asker that is returned is number @nr, and the last one */
+static struct np_asker *np_order_served(struct kunit *test, struct np_order *order,
+					unsigned int nr, unsigned int *lane)
+{
+	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(order->wait,
+						    READ_ONCE(order->nr) > nr,
+						    60 * HZ));
+	KUNIT_ASSERT_EQ(test, order->nr, nr + 1);
+	*lane = order->tid[nr] % NP_LANES;
+	return order->asker[nr];
+}
+
+static void np_order_go(struct np_order *order, unsigned int nr)
+{
+	set_bit(nr, order->go);
+	wake_up_all(&order->wait);
+}
+
+#define NP_TEST_BLOCKERS	(NP_TEST_SERVERS / NP_LANES)
+
+/* All servers are taken, by askers behind @nr that are the test's */
+static struct np_order *np_order_blocked(struct kunit *test, unsigned int nr)
+{
+	struct np_order *order = np_order_make(test, nr + NP_TEST_BLOCKERS);
+	unsigned int i, lane;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(order->region, 0, 1, 0), 0);
+	for (i = nr; i < nr + NP_TEST_BLOCKERS; i++)
+		for (lane = 0; lane < NP_LANES; lane++)
+			np_asker_asks(&order->askers[i], lane);
+	np_order_served(test, order, NP_TEST_SERVERS - 1, &lane);
+	return order;
+}
+
+/*
+ * QPs that have 1, 2, 4, ..., 32 under way, always: who has one waits for at most one of
+ * those that have more, who has two or three gets a quarter, and so on, and each 32nd is
+ * one that waits behind as many of its own.
+ */
+static void np_fault_waits_for_few_of_those_of_qps_with_more(struct kunit *test)
+{
+	struct np_order *order = np_order_blocked(test, NP_TEST_CLASSES);
+	unsigned int next[NP_TEST_CLASSES] = {}, count[NP_TEST_CLASSES] = {};
+	unsigned int i, lane, class, every;
+	struct np_asker *asker;
+
+	for (i = 0; i < NP_TEST_CLASSES; i++)
+		for (lane = 0; lane < 1 << i; lane++)
+			np_asker_asks(&order->askers[i], lane);
+	np_order_go(order, 0);
+	for (i = 0; i < NP_TEST_STEPS; i++) {
+		asker = np_order_served(test, order, NP_TEST_SERVERS + i, &lane);
+		class = ilog2(asker->depth[lane]);
+		every = min(2 << class, NP_LANES);
+		KUNIT_ASSERT_LT(test, class, NP_TEST_CLASSES);
+		KUNIT_EXPECT_LT_MSG(test, i, next[class] + every,
+				    "behind %u of its QP", asker->depth[lane]);
+		next[class] = i + 1;
+		count[class]++;
+		np_asker_asks(asker, lane);
+		np_order_go(order, NP_TEST_SERVERS + i);
+	}
+	for (class = 0; class < NP_TEST_CLASSES; class++)
+		KUNIT_EXPECT_EQ(test, count[class],
+				NP_TEST_STEPS / min(2 << class, NP_LANES));
+	kunit_release_action(test, np_order_end, order);
+}
+
+static void np_qps_that_ask_in_the_same_way_take_turns(struct kunit *test)
+{
+	const unsigned int nr = 5;
+	struct np_order *order = np_order_blocked(test, nr);
+	struct np_asker *asker;
+	unsigned int i, lane;
+
+	for (i = 0; i < nr; i++)
+		np_asker_asks(&order->askers[i], 0);
+	np_order_go(order, 0);
+	for (i = 0; i < 4 * nr; i++) {
+		asker = np_order_served(test, order, NP_TEST_SERVERS + i, &lane);
+		KUNIT_EXPECT_EQ(test, asker - order->askers, i % nr);
+		np_asker_asks(asker, lane);
+		np_order_go(order, NP_TEST_SERVERS + i);
+	}
+	kunit_release_action(test, np_order_end, order);
+}
+
+/* One more, when the device has @free places */
+static bool np_asker_may(struct np_asker *asker, unsigned int lane, unsigned int free)
+{
+	unsigned int busy = asker->order->nr_busy;
+	struct np_hca *hca = &asker->fake.hca;
+	unsigned int others = NP_SERVE_DEVICE - free - hca->serving;
+
+	hca->serving += others;
+	np_asker_asks(asker, lane);
+	xa_lock_irq(&hca->peers);
+	hca->serving -= others;
+	xa_unlock_irq(&hca->peers);
+	return asker->order->nr_busy == busy;
+}
+
+/* As much as it has under way, and the last places are for who has nothing else there */
+static void np_faults_on_one_owners_memory_leave_places_free(struct kunit *test)
+{
+	struct np_order *order = np_order_make(test, 3);
+	struct np_asker *a = &order->askers[0], *b = &order->askers[1];
+	struct np_asker *c = &order->askers[2];
+
+	WRITE_ONCE(order->over, true);
+	/* What is at work stays there, because it waits for memory */
+	mmap_write_lock(current->mm);
+	KUNIT_EXPECT_FALSE(test, np_asker_may(a, 0, 0));
+	KUNIT_EXPECT_TRUE(test, np_asker_may(a, 0, 1));
+	KUNIT_EXPECT_FALSE(test, np_asker_may(b, 0, 1));
+	KUNIT_EXPECT_TRUE(test, np_asker_may(b, 0, 2));
+	KUNIT_EXPECT_FALSE(test, np_asker_may(b, 1, 32 + 2));
+	KUNIT_EXPECT_FALSE(test, np_asker_may(c, 0, 2));
+	KUNIT_EXPECT_TRUE(test, np_asker_may(c, 0, 3));
+	KUNIT_EXPECT_FALSE(test, np_asker_may(c, 1, 32 + 3));
+	KUNIT_EXPECT_TRUE(test, np_asker_may(c, 1, 32 + 4));
+	KUNIT_EXPECT_EQ(test, READ_ONCE(order->nr), 0);
+	mmap_write_unlock(current->mm);
+	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(order->wait,
+						    READ_ONCE(order->nr) == 4,
+						    60 * HZ));
+	KUNIT_EXPECT_EQ(test, order->nr_busy, 5);
+	kunit_release_action(test, np_order_end, order);
 }
 
 static struct kunit_case np_region_cases[] = {
@@ -2093,6 +2986,20 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
 	KUNIT_CASE(np_end_of_region_ends_holds),
 	KUNIT_CASE(np_end_of_region_overtakes_a_release),
+	KUNIT_CASE(np_local_hold_is_charged_until_it_ends),
+	KUNIT_CASE(np_local_hold_that_fails_costs_nothing),
+	KUNIT_CASE(np_local_hold_beyond_the_limit_charges_nothing),
+	KUNIT_CASE(np_keys_are_made_once_for_all_peers),
+	KUNIT_CASE(np_keys_have_the_rights_of_the_region),
+	KUNIT_CASE(np_key_that_cannot_be_made_leaves_no_other),
+	KUNIT_CASE(np_keys_that_nobody_was_granted_end_with_the_region),
+	KUNIT_CASE(np_keys_of_a_dead_region_stay_for_who_has_them),
+	KUNIT_CASE(np_resolve_is_refused_the_same_whatever_the_reason),
+	KUNIT_CASE(np_fault_without_a_grant_is_answered_as_of_no_region),
+	KUNIT_CASE(np_release_of_no_hold_is_answered_as_of_one),
+	KUNIT_CASE_SLOW(np_fault_waits_for_few_of_those_of_qps_with_more),
+	KUNIT_CASE_SLOW(np_qps_that_ask_in_the_same_way_take_turns),
+	KUNIT_CASE(np_faults_on_one_owners_memory_leave_places_free),
 	KUNIT_CASE(np_reg_check_refuses),
 	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
 	KUNIT_CASE(np_umem_get_refuses_other_objects),
