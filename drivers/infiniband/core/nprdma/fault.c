@@ -37,7 +37,8 @@
  * after a failed migration, or when write-back has cleaned it), the page is resident
  * again; if it is another one, the fault waits for the holds to end.  What is stale
  * then becomes absent.  A held page that loses the right to be written is stale in
- * the write window only.
+ * the write window only.  There, only pages under a hold for writing are ever stale:
+ * what is pinned for reading may be cleaned, or not be the owner's to write any more.
  *
  * What the CPU maps with one entry of 2 MiB becomes one leaf, too, and the first fault
  * of any of its pages brings them all.  Such a slot is "huge": all of it goes at once,
@@ -163,26 +164,56 @@ static bool np_slot_is_held(const struct np_slot *slot, unsigned int i)
 	return slot->held && slot->holds->count[i];
 }
 
+static bool np_slot_is_held_for_write(const struct np_slot *slot, unsigned int i)
+{
+	return slot->held && slot->holds->writers[i];
+}
+
 /* --- becoming absent ------------------------------------------------------------ */
 
 /* What np_chunk_absent() does with pages under a hold, and with absent pages */
 enum np_absent {
-	NP_ABSENT_WRITE,	/* only the write window; leaves of held pages stay */
-	NP_ABSENT_UNHELD,	/* leaves of held pages stay, and are stale */
+	NP_ABSENT_WRITE,	/* only the write window */
+	NP_ABSENT_UNHELD,	/* both, and leaves that holds need stay, and are stale */
 	NP_ABSENT_ALL,		/* these, too, of the whole slot: the region is gone */
 	NP_ABSENT_UNDO,		/* leaves of absent pages, too: a fault has failed */
 };
 
+/* Only leaves of pages that are not @held */
 static void np_slot_fill(struct np_chunk *chunk, struct np_slot *slot,
 			 unsigned int first, unsigned int end,
+			 struct np_window *win,
+			 bool (*held)(const struct np_slot *slot, unsigned int i),
 			 struct iommu_inval *inval)
 {
-	unsigned long va = np_slot_va(chunk, slot) + (first << PAGE_SHIFT);
-	struct np_region *region = chunk->region;
+	unsigned long va = np_slot_va(chunk, slot);
+	unsigned int i, run;
 
-	/* If this fails a device can reach a page that is not the owner's any more */
-	WARN_ON_ONCE(np_window_fill(&region->write, va, end - first, inval));
-	WARN_ON_ONCE(np_window_fill(&region->read, va, end - first, inval));
+	for (run = first; run < end; run = i + 1) {
+		for (i = run; i < end; i++)
+			if (held(slot, i))
+				break;
+		/* If this fails a device can reach a page that is not the owner's any more */
+		if (i > run)
+			WARN_ON_ONCE(np_window_fill(win, va + (run << PAGE_SHIFT),
+						    i - run, inval));
+	}
+}
+
+static void np_slot_fill_read(struct np_chunk *chunk, struct np_slot *slot,
+			      unsigned int first, unsigned int end,
+			      struct iommu_inval *inval)
+{
+	np_slot_fill(chunk, slot, first, end, &chunk->region->read,
+		     np_slot_is_held, inval);
+}
+
+static void np_slot_fill_write(struct np_chunk *chunk, struct np_slot *slot,
+			       unsigned int first, unsigned int end,
+			       struct iommu_inval *inval)
+{
+	np_slot_fill(chunk, slot, first, end, &chunk->region->write,
+		     np_slot_is_held_for_write, inval);
 }
 
 static void np_slot_set_huge(struct np_region *region, struct np_slot *slot,
@@ -216,13 +247,14 @@ static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 	np_slot_merged(slot);
 }
 
-/* The word of a held page becomes absent, its leaves stay */
+/* The word of a held page becomes absent, the leaves that its holds need stay */
 static void np_slot_make_stale(struct np_region *region, struct np_slot *slot,
 			       unsigned int i)
 {
 	if (slot->words[i] & NP_WORD_READABLE)
 		__set_bit(i, slot->holds->stale_read);
-	if (slot->words[i] & NP_WORD_WRITABLE)
+	if (slot->words[i] & NP_WORD_WRITABLE &&
+	    np_slot_is_held_for_write(slot, i))
 		__set_bit(i, slot->holds->stale_write);
 	np_word_set(region, slot, i, 0);
 }
@@ -236,7 +268,7 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 				   enum np_absent how, struct iommu_inval *inval)
 {
 	struct np_region *region = chunk->region;
-	unsigned int i, run, out = 0;
+	unsigned int i, out = 0;
 
 	lockdep_assert_held(&chunk->lock);
 	if (!slot->resident && !(slot->held && how == NP_ABSENT_ALL) &&
@@ -273,13 +305,8 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 		np_slot_merge(chunk, slot, inval);
 		return out;
 	}
-	for (run = first; run < end; run = i + 1) {
-		for (i = run; i < end; i++)
-			if (np_slot_is_held(slot, i))
-				break;
-		if (i > run)
-			np_slot_fill(chunk, slot, run, i, inval);
-	}
+	np_slot_fill_write(chunk, slot, first, end, inval);
+	np_slot_fill_read(chunk, slot, first, end, inval);
 	return out;
 }
 
@@ -288,9 +315,8 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 				    unsigned int first, unsigned int end,
 				    struct iommu_inval *inval)
 {
-	unsigned long va = np_slot_va(chunk, slot);
 	struct np_region *region = chunk->region;
-	unsigned int i, run, out = 0;
+	unsigned int i, out = 0;
 
 	lockdep_assert_held(&chunk->lock);
 	if (!slot->writable)
@@ -303,7 +329,7 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 	for (i = first; i < end; i++) {
 		if (!(slot->words[i] & NP_WORD_WRITABLE))
 			continue;
-		if (np_slot_is_held(slot, i))
+		if (np_slot_is_held_for_write(slot, i))
 			__set_bit(i, slot->holds->stale_write);
 		np_word_set(region, slot, i, NP_WORD_READABLE);
 		out++;
@@ -314,15 +340,7 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 	/* 1 before 2, as in np_slot_absent() */
 	dma_wmb();
 
-	for (run = first; run < end; run = i + 1) {
-		for (i = run; i < end; i++)
-			if (np_slot_is_held(slot, i))
-				break;
-		if (i > run)
-			WARN_ON_ONCE(np_window_fill(&region->write,
-						    va + (run << PAGE_SHIFT),
-						    i - run, inval));
-	}
+	np_slot_fill_write(chunk, slot, first, end, inval);
 	return out;
 }
 
@@ -492,29 +510,13 @@ static struct np_chunk *np_chunk_get(struct np_region *region, unsigned long va,
 	return chunk;
 }
 
-/* A stale leaf was kept for the sake of holds, and this was the last of them */
-static bool np_slot_drop_stale(struct np_chunk *chunk, struct np_slot *slot,
-			       unsigned int i, struct iommu_inval *inval)
-{
-	struct np_slot_holds *holds = slot->holds;
-	bool stale_write = __test_and_clear_bit(i, holds->stale_write);
-	unsigned long va = np_slot_va(chunk, slot) + (i << PAGE_SHIFT);
-
-	if (__test_and_clear_bit(i, holds->stale_read))
-		np_slot_fill(chunk, slot, i, i + 1, inval);
-	else if (stale_write)
-		WARN_ON_ONCE(np_window_fill(&chunk->region->write, va, 1, inval));
-	else
-		return false;
-	return true;
-}
-
-/* The leaves first, then the pages */
-static void np_pin_release(struct np_pin *pin, bool dirty)
+/* The leaves first, then the pages. Stale leaves were kept for the sake of holds */
+static void np_pin_release(struct np_pin *pin, bool write)
 {
 	struct np_chunk *chunk = pin->chunk;
 	struct np_slot *slot = np_chunk_slot(chunk, pin->va);
 	unsigned int first = (pin->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	struct np_slot_holds *holds = slot->holds;
 	struct iommu_inval inval;
 	bool dropped = false;
 	unsigned int i;
@@ -522,18 +524,26 @@ static void np_pin_release(struct np_pin *pin, bool dirty)
 	mutex_lock(&chunk->lock);
 	iommu_inval_init(&inval);
 	for (i = first; i < first + pin->npages; i++) {
-		if (--slot->holds->count[i])
+		if (write && !--holds->writers[i] &&
+		    __test_and_clear_bit(i, holds->stale_write)) {
+			np_slot_fill_write(chunk, slot, i, i + 1, &inval);
+			dropped = true;
+		}
+		if (--holds->count[i])
 			continue;
 		slot->held--;
 		atomic64_dec(&chunk->region->count.held);
-		dropped |= np_slot_drop_stale(chunk, slot, i, &inval);
+		if (__test_and_clear_bit(i, holds->stale_read)) {
+			np_slot_fill_read(chunk, slot, i, i + 1, &inval);
+			dropped = true;
+		}
 	}
 	if (dropped && !slot->resident && !slot->held)
 		np_slot_merge(chunk, slot, &inval);
 	iommu_inval_sync(chunk->region->read.domain, &inval);
 	mutex_unlock(&chunk->lock);
 
-	unpin_user_pages_dirty_lock(pin->pages, pin->npages, dirty);
+	unpin_user_pages_dirty_lock(pin->pages, pin->npages, write);
 	kvfree(pin);
 }
 
@@ -1080,6 +1090,7 @@ static void np_fault_take_hold(struct np_fault *f)
 	unsigned int i;
 
 	for (i = 0; i < f->npages; i++) {
+		holds->writers[f->first + i] += hold->write;
 		if (holds->count[f->first + i]++)
 			continue;
 		f->slot->held++;

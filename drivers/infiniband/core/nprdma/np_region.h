@@ -129,12 +129,15 @@ struct np_window {
 /**
  * struct np_slot_holds - holds on the pages of a slot
  * @count: holds on each page; all of them pin the page that the leaves map
+ * @writers: those of them that are for writing.  The others are no leave to write: a
+ *	page of a file may be pinned for reading, and then be cleaned, or unmapped
  * @stale_read: the leaf in the read window maps the pinned page, although the word
  *	does not say that it is readable
  * @stale_write: likewise for the write window
  */
 struct np_slot_holds {
 	u16 count[NP_SLOT_PAGES];
+	u16 writers[NP_SLOT_PAGES];
 	DECLARE_BITMAP(stale_read, NP_SLOT_PAGES);
 	DECLARE_BITMAP(stale_write, NP_SLOT_PAGES);
 };

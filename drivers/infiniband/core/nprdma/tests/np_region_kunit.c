@@ -1446,6 +1446,44 @@ static void np_held_page_is_protected_for_all_but_its_holder(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* Who reads a file's page relies on nothing that whoever writes it may do */
+static void np_hold_for_reading_is_no_leave_to_write(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_hold *reader, *writer;
+	phys_addr_t paddr;
+
+	reader = np_test_hold(test, region, 0, 1, 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	paddr = np_write_paddr(region, 0);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	/* It is cleaned */
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+
+	/* As long as somebody holds it for writing, too, and no longer */
+	writer = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	np_hold_release(writer);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+
+	/* It goes */
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
+	np_test_unmap(t, 0, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
+	np_hold_release(reader);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	np_test_settled(test);
+}
+
 static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -2979,6 +3017,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_held_leaf_outlives_the_mapping),
 	KUNIT_CASE(np_stale_page_is_refreshed_if_it_is_the_same),
 	KUNIT_CASE(np_held_page_is_protected_for_all_but_its_holder),
+	KUNIT_CASE(np_hold_for_reading_is_no_leave_to_write),
 	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
