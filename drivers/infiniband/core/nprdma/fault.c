@@ -47,6 +47,7 @@
  * first, and as long as there is one no slot is huge.
  */
 #include <kunit/visibility.h>
+#include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/hmm.h>
 #include <linux/hugetlb_inline.h>
@@ -62,6 +63,10 @@
 
 /* After this long a fault is not tried again, and the peer hears "busy" */
 #define NP_FAULT_DEADLINE	msecs_to_jiffies(1000)
+
+/* Who waits for a hold to end looks again after this long, doubled each time */
+#define NP_FAULT_MIN_PAUSE	32
+#define NP_FAULT_MAX_PAUSE	8192	/* us */
 
 /**
  * struct np_pin - pinned pages of one slot, on one hold
@@ -94,6 +99,7 @@ struct np_pin {
  * @hold: or NULL
  * @pin: pages pinned for @hold, not yet on it
  * @no_memory: said the last attempt to pin
+ * @must_wait: said the last attempt: for somebody's hold
  * @split_write: the write window's slot was split
  * @huge: what the CPU maps with one entry becomes one leaf
  * @pfns: for HMM
@@ -114,6 +120,7 @@ struct np_fault {
 	struct np_hold *hold;
 	struct np_pin *pin;
 	bool no_memory;
+	bool must_wait;
 	bool split_write;
 	bool huge;
 	unsigned long *pfns;
@@ -918,16 +925,24 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		if (f->pin && (!ok || pfn_to_page(pfn) != f->pin->pages[i]))
 			return -EBUSY;
 		/* Most holds are of pages that are resident, and there is no more to do */
-		if (np_fault_is_one_too_many(f, i))
+		if (np_fault_is_one_too_many(f, i)) {
+			f->must_wait = true;
 			return -EBUSY;
+		}
 		if (!np_slot_lacks(f->slot, f->first + i, write))
 			continue;
 		if (!ok && f->flags & NP_FAULT_PRESENT)
 			continue;
 		if (np_fault_is_uncalled(f, f->va + (i << PAGE_SHIFT), 1))
 			continue;
-		if (!ok || np_fault_must_wait(f, i, pfn))
+		if (!ok)
 			return -EBUSY;
+		if (np_fault_must_wait(f, i, pfn)) {
+			if (f->flags & NP_FAULT_PRESENT)
+				continue;
+			f->must_wait = true;
+			return -EBUSY;
+		}
 		if (!np_page_is_memory(pfn))
 			return -EFAULT;
 		if (!(word & NP_WORD_READABLE))
@@ -1264,10 +1279,12 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 {
 	unsigned long deadline = jiffies + NP_FAULT_DEADLINE;
+	unsigned int pause = NP_FAULT_MIN_PAUSE;
 	int ret;
 
 	f->no_memory = false;
 	for (;;) {
+		f->must_wait = false;
 		ret = np_fault_try(f, words, nr_words);
 		if (ret != -EBUSY)
 			break;
@@ -1280,7 +1297,12 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			ret = f->no_memory ? -ENOMEM : -EAGAIN;
 			break;
 		}
-		cond_resched();
+		if (f->must_wait) {
+			usleep_range(pause, 2 * pause);
+			pause = min(2 * pause, NP_FAULT_MAX_PAUSE);
+		} else {
+			cond_resched();
+		}
 	}
 	/* It was kept for the next attempt if memory changed while we looked */
 	np_fault_unpin(f);
@@ -1487,6 +1509,8 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 			ret = -EINTR;
 			break;
 		}
+		/* Of what is there already, gigabytes may have been asked for */
+		cond_resched();
 	}
 	kvfree(f.read);
 	np_fault_put_owner(&f);

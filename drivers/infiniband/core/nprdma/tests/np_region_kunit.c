@@ -1489,6 +1489,7 @@ static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
 	struct np_region *region = np_test_region(test, 4);
 	struct np_test *t = test->priv;
 	struct np_hold *hold;
+	struct np_stats stats;
 	phys_addr_t paddr;
 
 	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
@@ -1496,9 +1497,19 @@ static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, t->va, vm_mmap(NULL, t->va, PAGE_SIZE,
 					     PROT_READ | PROT_WRITE, MAP_FIXED |
 					     MAP_ANONYMOUS | MAP_PRIVATE, 0));
+	np_touch(test, t->va, 1);
+	np_touch(test, t->va + PAGE_SIZE, 1);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -EAGAIN);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	/* It sleeps: 1 s in steps that grow to 8 ms, whatever the machine */
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_LT(test, stats.retries, 200);
+	/* Who comes along with its neighbour does not wait for it, nor does the neighbour */
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_PRESENT |
+					    NP_FAULT_AROUND), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
 	np_hold_release(hold);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0),
