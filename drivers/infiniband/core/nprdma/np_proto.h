@@ -510,6 +510,7 @@ struct np_channel;
  * @gone_again: sends those of @told
  * @overdue: ends the QP for which too many dead regions wait
  * @failed: ends the peer after the device failed its QP
+ * @fail_again: ends the QP if its destruction fails, which kept us from that
  */
 struct np_peer {
 	struct kref ref;
@@ -560,6 +561,7 @@ struct np_peer {
 	struct delayed_work gone_again;
 	struct work_struct overdue;
 	struct work_struct failed;
+	struct delayed_work fail_again;
 };
 
 /**

@@ -121,6 +121,7 @@ static void np_peer_addr(struct np_peer *peer, const struct rdma_ah_attr *ah)
 }
 
 static void np_peer_failed(struct work_struct *work);
+static void np_peer_fail_again(struct work_struct *work);
 
 /* Ask the device who @qp is connected to. */
 static int np_peer_query(struct np_peer *peer, struct ib_qp *qp)
@@ -169,6 +170,7 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	INIT_LIST_HEAD(&peer->kept);
 	init_waitqueue_head(&peer->idle);
 	init_completion(&peer->gone);
+	INIT_DELAYED_WORK(&peer->fail_again, np_peer_fail_again);
 	np_serve_init(peer);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_prepare);
@@ -203,8 +205,9 @@ static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
  * @qp: the caller keeps it from being destroyed
  *
  * Context: process context, may sleep
- * Return: with a reference; -ENOTCONN: not RC, or not connected; -ENODEV: the
- * device is going; -EBUSY: somebody modifies it all the time; -ENOMEM
+ * Return: with a reference; -ENOTCONN: not RC, or not connected, or the core does
+ * not find it by its number; -ENODEV: the device is going; -EBUSY: somebody modifies
+ * it all the time, or the peer of a QP that had its number is still there; -ENOMEM
  */
 struct np_peer *np_peer_make(struct ib_qp *qp)
 {
@@ -214,7 +217,8 @@ struct np_peer *np_peer_make(struct ib_qp *qp)
 	u32 modified;
 	int err;
 
-	if (qp->qp_type != IB_QPT_RC || qp->real_qp != qp)
+	/* What is not tracked could not be ended: see np_peer_qp() */
+	if (qp->qp_type != IB_QPT_RC || qp->real_qp != qp || !qp->res.valid)
 		return ERR_PTR(-ENOTCONN);
 	hca = np_hca_get(qp->device);
 	if (!hca)
@@ -222,8 +226,10 @@ struct np_peer *np_peer_make(struct ib_qp *qp)
 
 	for (tries = 0; tries < 8; tries++) {
 		peer = np_peer_find(hca, qp->qp_num);
-		if (peer)
+		if (peer && peer->qp == qp)
 			goto out;
+		if (peer)
+			np_peer_put(peer);
 
 		xa_lock_irq(&hca->peers);
 		modified = hca->modified[qp->qp_num % NP_MODIFY_BUCKETS];
@@ -312,6 +318,8 @@ static void np_peer_kill(struct np_peer *peer)
 	spin_unlock(&peer->lock);
 
 	xa_cmpxchg_irq(&peer->hca->peers, peer->qpn, peer, NULL, 0);
+	if (cancel_delayed_work(&peer->fail_again))
+		np_peer_put(peer);
 	np_ask_kill(peer);
 	wait_event(peer->idle, np_peer_is_idle(peer));
 	np_serve_kill(peer);
@@ -321,7 +329,7 @@ static void np_peer_kill(struct np_peer *peer)
 
 /*
  * With a restrack reference.  NULL: it is being destroyed, or the peer is dead,
- * and who does that ends the peer.
+ * and who does that ends the peer, if the device lets him.
  */
 static struct ib_qp *np_peer_qp(struct np_peer *peer)
 {
@@ -372,8 +380,14 @@ void np_peer_fail(struct np_peer *peer)
 	struct ib_qp *qp = np_peer_qp(peer);
 	int err;
 
-	if (!qp)
+	if (!qp) {
+		spin_lock(&peer->lock);
+		if (!peer->dead && queue_delayed_work(np_kill_wq,
+						      &peer->fail_again, HZ))
+			kref_get(&peer->ref);
+		spin_unlock(&peer->lock);
 		return;
+	}
 	err = ib_modify_qp(qp, &attr, IB_QP_STATE);
 	if (err)
 		ibdev_warn_ratelimited(peer->hca->ibdev,
@@ -385,6 +399,16 @@ void np_peer_fail(struct np_peer *peer)
 		np_peer_kill(peer);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_fail);
+
+/* np_peer.fail_again, with a reference. */
+static void np_peer_fail_again(struct work_struct *work)
+{
+	struct np_peer *peer = container_of(to_delayed_work(work),
+					    struct np_peer, fail_again);
+
+	np_peer_fail(peer);
+	np_peer_put(peer);
+}
 
 /**
  * np_peer_kill_device - End all peers of a device

@@ -1520,6 +1520,46 @@ static void np_keys_are_there(struct np_fake_peer *fake)
 	t->failed++;
 }
 
+/* Whoever kept memory for too long is ended even if he tries to go, and cannot */
+static void np_qp_whose_destruction_fails_is_ended(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+
+	t->fake.failed = np_keys_are_there;
+	rdma_restrack_begin_del(&t->fake.qp.res);
+	np_peer_fail(peer);
+	np_peer_fail(peer);
+	KUNIT_EXPECT_EQ(test, t->failed, 0);
+	KUNIT_EXPECT_FALSE(test, peer->dead);
+	rdma_restrack_abort_del(&t->fake.qp.res);
+	flush_delayed_work(&peer->fail_again);
+	KUNIT_EXPECT_EQ(test, t->failed, 1);
+}
+
+/* The device gives a number away as soon as its QP is destroyed */
+static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct ib_qp *qp = kunit_kzalloc(test, sizeof(*qp), GFP_KERNEL);
+	struct np_peer *peer;
+
+	KUNIT_ASSERT_NOT_NULL(test, qp);
+	peer = np_peer_make(&t->fake.qp);
+	KUNIT_EXPECT_PTR_EQ(test, peer, &t->fake.peer);
+	if (!IS_ERR(peer))
+		np_peer_put(peer);
+	qp->device = t->fake.qp.device;
+	qp->real_qp = qp;
+	qp->qp_num = t->fake.qp.qp_num;
+	qp->qp_type = IB_QPT_RC;
+	KUNIT_EXPECT_PTR_EQ(test, np_peer_get(qp), NULL);
+	/* Not tracked, and so not to be ended */
+	KUNIT_EXPECT_EQ(test, PTR_ERR_OR_ZERO(np_peer_make(qp)), -ENOTCONN);
+	qp->res.valid = true;
+	KUNIT_EXPECT_TRUE(test, IS_ERR(np_peer_make(qp)));
+}
+
 static void np_dead_regions_are_bounded(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -1794,6 +1834,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE_SLOW(np_peer_that_answers_no_gone_hears_of_the_next),
 	KUNIT_CASE(np_all_under_way_is_bounded),
 	KUNIT_CASE(np_dead_regions_are_bounded),
+	KUNIT_CASE(np_qp_whose_destruction_fails_is_ended),
+	KUNIT_CASE(np_peer_is_not_that_of_a_former_qp),
 	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
 	KUNIT_CASE(np_malformed_request_is_called_that_and_not_obeyed),
 	KUNIT_CASE(np_stranger_is_answered_the_same_whatever_the_reason),
