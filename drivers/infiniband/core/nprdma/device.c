@@ -306,7 +306,14 @@ static int np_client_add(struct ib_device *ibdev)
 static void np_client_remove(struct ib_device *ibdev, void *client_data)
 {
 	struct np_device *npdev = client_data;
+	struct np_region *region;
+	unsigned long rkey;
 
+	/* The driver could not destroy their MRs: they stay, and the device need not */
+	xa_for_each(&npdev->rkeys, rkey, region) {
+		xa_erase(&npdev->rkeys, rkey);
+		np_region_orphan(region);
+	}
 	np_device_put(npdev);
 	wait_for_completion(&npdev->idle);
 	if (npdev->pd)

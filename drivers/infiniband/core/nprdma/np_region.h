@@ -81,7 +81,7 @@ struct np_host {
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
  * @rkeys: live regions by public rkey
  * @iova: bytes of IOVA space that regions take
- * @users: 1 while the client is there, and 1 for each region
+ * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
  */
 struct np_device {
@@ -225,7 +225,7 @@ struct np_counters {
  * @write: write window; no slots: nobody may write
  * @lock: protects @gone, @grants, and the keys
  * @gone: the public MR is dead
- * @leaked: the driver could not destroy a key: keep the windows
+ * @leaked: the driver could not destroy a key: keep the windows, without @npdev
  * @public_rkey: key of np_device.rkeys
  * @table_mr: table key, NULL until the first RESOLVE
  * @read_mr: read key, likewise; NULL: nobody may read
@@ -366,6 +366,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 int np_region_local_key(struct np_region *region, bool write, u64 addr,
 			u64 *key_addr, u32 *lkey);
 void np_region_close(struct np_region *region);
+void np_region_orphan(struct np_region *region);
 
 /* fault.c */
 void np_region_absent(struct np_region *region);

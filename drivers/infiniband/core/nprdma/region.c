@@ -265,6 +265,19 @@ void np_region_served(struct np_region *region)
 
 /* --- references and lookup ----------------------------------------------- */
 
+/*
+ * The driver could not destroy a key, and may still use its umem: better to lose
+ * memory than to free it. As the region is never freed, its device does not wait.
+ */
+static void np_region_leak(struct np_region *region)
+{
+	lockdep_assert_held(&region->lock);
+	if (region->leaked)
+		return;
+	region->leaked = true;
+	np_device_put(region->npdev);
+}
+
 static void np_region_free(struct kref *ref)
 {
 	struct np_region *region = container_of(ref, struct np_region, ref);
@@ -280,11 +293,11 @@ static void np_region_free(struct kref *ref)
 		np_region_free_chunks(region);
 		if (region->scratch)
 			np_scratch_put(region->scratch);
+		np_device_put(region->npdev);
 	}
 	xa_destroy(&region->chunks);
 	np_owner_put(region->owner);
 	mmdrop(region->mm);
-	np_device_put(region->npdev);
 	kfree(region);
 }
 
@@ -673,8 +686,11 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	return mr;
 
 dereg:
-	if (ibdev->ops.dereg_mr(mr, udata))
-		region->leaked = true;
+	if (ibdev->ops.dereg_mr(mr, udata)) {
+		mutex_lock(&region->lock);
+		np_region_leak(region);
+		mutex_unlock(&region->lock);
+	}
 close:
 	np_region_close(region);
 	np_region_put(region);
@@ -819,8 +835,7 @@ static void np_region_free_key(struct np_region *region, struct ib_mr *mr)
 		return;
 	ret = mr->device->ops.dereg_mr(mr, NULL);
 	if (ret) {
-		/* Device and PD may still use it: better to lose memory than to free it */
-		region->leaked = true;
+		np_region_leak(region);
 		dev_err(&mr->device->dev,
 			"key of a dead unpinned memory region could not be destroyed (%d), its windows stay mapped\n",
 			ret);
@@ -1027,6 +1042,21 @@ void np_region_close(struct np_region *region)
 	mutex_unlock(&region->lock);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_region_close);
+
+/**
+ * np_region_orphan() - the end of a region that could not be destroyed
+ * @region: region whose public MR the driver keeps, and nobody else knows
+ *
+ * Context: process context; the device goes.
+ */
+void np_region_orphan(struct np_region *region)
+{
+	np_region_close(region);
+	mutex_lock(&region->lock);
+	np_region_leak(region);
+	mutex_unlock(&region->lock);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_orphan);
 
 /**
  * np_mr_dereg_begin() - the public MR is about to be destroyed

@@ -79,6 +79,7 @@ struct np_test {
 	unsigned int nr_keys;	/* made */
 	unsigned int live_keys;
 	unsigned int fail_key;	/* this one, counted from 1 */
+	bool keep_keys;		/* those that there are cannot be destroyed */
 	struct np_device npdev;
 	struct ib_device *ibdev;
 	struct ib_pd pd;
@@ -451,6 +452,8 @@ static int fake_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
 	struct fake_key *key = container_of(mr, struct fake_key, mr);
 	struct np_test *t = to_test(mr->device);
 
+	if (t->keep_keys)
+		return -EIO;
 	t->keys[mr->rkey - 1] = NULL;
 	t->live_keys--;
 	ib_umem_release(key->umem);
@@ -2533,6 +2536,52 @@ static void np_keys_that_nobody_was_granted_end_with_the_region(struct kunit *te
 	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 1);
 }
 
+/* A region that is kept for good is freed all the same, so that nothing leaks here */
+static void np_test_unleak(struct np_test *t, struct np_region *region)
+{
+	unsigned int i;
+
+	region->leaked = false;
+	refcount_inc(&t->npdev.users);
+	t->keep_keys = false;
+	for (i = 0; i < t->nr_keys; i++)
+		if (t->keys[i])
+			fake_dereg_mr(&t->keys[i]->mr, NULL);
+}
+
+/* Sick firmware may let keys be: what they reach stays, and the device can go */
+static void np_device_does_not_wait_for_keys_that_stay(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_resolve out;
+
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 2);
+	t->keep_keys = true;
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+	/* The umems' and ours: the windows stay */
+	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 4);
+	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
+	np_test_unleak(t, region);
+	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 1);
+}
+
+/* Nor for the region of a public MR that the driver keeps */
+static void np_device_does_not_wait_for_an_orphan(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	np_region_orphan(region);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+	KUNIT_EXPECT_TRUE(test, np_region_is_gone(region));
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);
+	np_test_unleak(t, region);
+}
+
 static void np_keys_of_a_dead_region_stay_for_who_has_them(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -3043,6 +3092,8 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_keys_have_the_rights_of_the_region),
 	KUNIT_CASE(np_key_that_cannot_be_made_leaves_no_other),
 	KUNIT_CASE(np_keys_that_nobody_was_granted_end_with_the_region),
+	KUNIT_CASE(np_device_does_not_wait_for_keys_that_stay),
+	KUNIT_CASE(np_device_does_not_wait_for_an_orphan),
 	KUNIT_CASE(np_keys_of_a_dead_region_stay_for_who_has_them),
 	KUNIT_CASE(np_resolve_is_refused_the_same_whatever_the_reason),
 	KUNIT_CASE(np_fault_without_a_grant_is_answered_as_of_no_region),
