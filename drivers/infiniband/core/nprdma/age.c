@@ -50,6 +50,7 @@ struct np_aging_slot {
  * @slots: struct np_aging_slot by address; none goes before all of them
  * @todo: slots with aged pages
  * @lock: protects @regions
+ * @has_intervals: the address space takes interval notifiers; under its mmap lock
  */
 struct np_aging {
 	struct mmu_notifier notifier;
@@ -59,6 +60,7 @@ struct np_aging {
 	struct work_struct free;
 	struct mutex lock;
 	struct list_head regions;
+	bool has_intervals;
 };
 
 static struct workqueue_struct *np_aging_wq;
@@ -192,28 +194,52 @@ static const struct mmu_notifier_ops np_aging_ops = {
 
 /**
  * np_aging_join() - from now on reclaim hears of the use of a region
- * @region: region, with chunk_lock; the second time does nothing
+ * @region: region that is being made, by the owner
  *
- * Context: process context; takes the owner's mmap lock, whose mm_users is held.
- * Return: 0 or -ENOMEM.
+ * Whoever waits for the owner's mmap lock to write lets all others wait who read, and
+ * a fault may hold it for as long as a disk or a server takes. So no fault waits like
+ * that, and the owner does only as long as he lives.
+ *
+ * Context: the owner's; takes his mmap lock.
+ * Return: 0, -ENOMEM, or -ERESTARTNOINTR.
  */
 int np_aging_join(struct np_region *region)
 {
+	struct mm_struct *mm = region->mm;
 	struct mmu_notifier *notifier;
-	struct np_aging *aging;
+	struct np_aging *aging = NULL;
+	int ret;
 
-	lockdep_assert_held(&region->chunk_lock);
-	if (region->aging)
-		return 0;
-	notifier = mmu_notifier_get(&np_aging_ops, region->mm);
-	if (IS_ERR(notifier))
-		return PTR_ERR(notifier);
+	ret = mmap_write_lock_killable(mm);
+	if (ret)
+		goto err;
+	notifier = mmu_notifier_get_locked(&np_aging_ops, mm);
+	if (IS_ERR(notifier)) {
+		ret = PTR_ERR(notifier);
+		goto err_unlock;
+	}
 	aging = to_np_aging(notifier);
+	/* The first mmu_interval_notifier_insert() would do this */
+	if (!aging->has_intervals) {
+		ret = __mmu_notifier_register(NULL, mm);
+		if (ret)
+			goto err_unlock;
+		aging->has_intervals = true;
+	}
+	mmap_write_unlock(mm);
 	mutex_lock(&aging->lock);
 	list_add(&region->aging_node, &aging->regions);
 	mutex_unlock(&aging->lock);
 	region->aging = aging;
 	return 0;
+
+err_unlock:
+	mmap_write_unlock(mm);
+	if (aging)
+		mmu_notifier_put(&aging->notifier);
+err:
+	/* Any signal keeps us from taking the locks; nothing has been done yet */
+	return ret == -EINTR ? -ERESTARTNOINTR : ret;
 }
 
 /**
@@ -226,8 +252,6 @@ void np_aging_leave(struct np_region *region)
 {
 	struct np_aging *aging = region->aging;
 
-	if (!aging)
-		return;
 	mutex_lock(&aging->lock);
 	list_del(&region->aging_node);
 	mutex_unlock(&aging->lock);
@@ -236,7 +260,7 @@ void np_aging_leave(struct np_region *region)
 
 /**
  * np_aging_make_slot() - room for what np_aging_use() says
- * @region: region that has a chunk
+ * @region: region
  * @va: of the slot
  *
  * Context: process context, no locks.

@@ -461,11 +461,6 @@ static struct np_chunk *np_chunk_alloc(struct np_region *region,
 	chunk = kzalloc(sizeof(*chunk), GFP_KERNEL_ACCOUNT);
 	if (!chunk)
 		return ERR_PTR(-ENOMEM);
-	ret = np_aging_join(region);
-	if (ret) {
-		kfree(chunk);
-		return ERR_PTR(ret);
-	}
 	chunk->region = region;
 	chunk->va = va;
 	mutex_init(&chunk->lock);

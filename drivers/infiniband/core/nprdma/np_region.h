@@ -237,7 +237,7 @@ struct np_counters {
  * @chunk_lock: protects changes of @chunks, and @closed
  * @chunks: struct np_chunk by number, made by the first fault
  * @closed: no chunk may be made any more
- * @aging: of @mm; NULL until the first chunk is made
+ * @aging: of @mm
  * @aging_node: in its list
  * @table_lock: serialises changes of the residency table's leaves
  * @pin_lock: whoever pins pages for a hold has it; who could not at first, alone

@@ -495,6 +495,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	kref_init(&region->ref);
 	region->id = atomic64_inc_return(&np_region_last_id);
 	region->pd = pd;
+	region->mm = current->mm;
 	region->start = start;
 	region->length = length;
 	region->base = base;
@@ -525,15 +526,19 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	if (ret)
 		goto unmap;
 
-	ret = xa_insert(&np_regions, region->id, region, GFP_KERNEL_ACCOUNT);
+	ret = np_aging_join(region);
 	if (ret)
 		goto unmap_read;
-
 	region->npdev = npdev;
-	region->mm = current->mm;
 	mmgrab(region->mm);
+	ret = xa_insert(&np_regions, region->id, region, GFP_KERNEL_ACCOUNT);
+	if (ret)
+		goto leave;
 	return region;
 
+leave:
+	np_aging_leave(region);
+	mmdrop(region->mm);
 unmap_read:
 	np_window_unmap(&region->read);
 unmap:

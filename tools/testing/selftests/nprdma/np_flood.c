@@ -238,18 +238,24 @@ FIXTURE_TEARDOWN_PARENT(stuck)
 
 /*
  * Never returns. Waits until no more than @share FAULTs are under way because all
- * others were refused, says how many, and waits.
+ * others were refused, says how many, and waits. Another region of the process, whose
+ * memory is there, is used for the first time then: that waits for nothing.
  */
 static void stuck_process(int sock, int share)
 {
 	static struct many many;
 	static struct stuck_file file;
-	uint8_t *data = stuck_map(&file);
+	uint8_t *data = stuck_map(&file), *other = np_map(PAGE);
 	int busy = 0, sent = 0, under_way;
 	struct np_event event;
+	struct ibv_sge sge;
+	struct ibv_mr *mr;
 	char c;
 
-	if (!data || many_open(&many, MANY, data))
+	if (!data || !other || many_open(&many, MANY, data))
+		_exit(1);
+	mr = ibv_reg_mr(many.pair.owner.pd, other, PAGE, NP_RIGHTS | NP_UNPINNED);
+	if (!mr)
 		_exit(1);
 	for (unsigned int lane = 0; lane < LANES; lane++)
 		for (unsigned int i = 0; i < MANY; i++)
@@ -272,6 +278,10 @@ static void stuck_process(int sock, int share)
 		_exit(5);
 	while (np_next_event(&many.pair.peer, &event, 0) == 1)
 		busy++;
+	sge = (struct ibv_sge){ (uintptr_t)other, PAGE, mr->lkey };
+	if (ibv_advise_mr(many.pair.owner.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+			  IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1))
+		_exit(9);
 	under_way = sent - busy;
 	if (write(sock, &under_way, sizeof(under_way)) != sizeof(under_way))
 		_exit(6);
