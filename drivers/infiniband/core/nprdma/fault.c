@@ -56,6 +56,7 @@
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/secretmem.h>
 #include <linux/slab.h>
 
 #include "np_region.h"
@@ -798,6 +799,23 @@ static int np_fault_why(const struct np_fault *f)
 }
 
 /*
+ * What pinning refuses, and HMM does not: memory that nobody but its owner's CPU shall
+ * see, and return addresses, which not even that may write.
+ */
+static bool np_fault_is_forbidden(const struct np_fault *f)
+{
+	unsigned long end = f->va + ((unsigned long)f->npages << PAGE_SHIFT);
+	VMA_ITERATOR(vmi, f->mm, f->va);
+	struct vm_area_struct *vma;
+
+	for_each_vma_range(vmi, vma, end)
+		if (vma_is_secretmem(vma) ||
+		    (f->flags & NP_FAULT_WRITE && vma->vm_flags & VM_SHADOW_STACK))
+			return true;
+	return false;
+}
+
+/*
  * Ask the CPU's page tables, faulting what is asked for and not there. Pages that
  * the peers have already are not asked for, except for a hold, which needs to know
  * that what it has pinned is what is there.
@@ -826,7 +844,7 @@ static int np_fault_look(struct np_fault *f, unsigned long seq)
 						      write) ? want : 0;
 
 	mmap_read_lock(f->mm);
-	ret = hmm_range_fault(&range);
+	ret = np_fault_is_forbidden(f) ? -EFAULT : hmm_range_fault(&range);
 	if (ret == -EFAULT && want)
 		ret = np_fault_why(f);
 	mmap_read_unlock(f->mm);
