@@ -81,7 +81,8 @@ enum np_query_attrs {
  * EBUSY         the peer is over one of its bounds, or 64 threads wait for it
  *               on this QP: try again
  * ENOSPC        this QP has resolved 65536 regions, those that are gone but
- *               not forgotten included: FORGET some
+ *               not forgotten included: FORGET some; or 16 other channels use
+ *               this region through it
  *
  * The channel gets NP_EVENT_REGION_GONE for the region from here on.
  */

@@ -612,6 +612,7 @@ static void np_bindings_free(struct list_head *list)
  * @trans: the RESOLVE
  * @done: it ended
  * @status: so
+ * @err: what it failed of here
  * @info: what the peer said
  * @binding: becomes the caller's binding
  */
@@ -619,6 +620,7 @@ struct np_resolving {
 	struct np_trans trans;
 	struct completion done;
 	u32 status;
+	int err;
 	struct np_resolve info;
 	struct np_binding *binding;
 };
@@ -639,8 +641,10 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 {
 	struct np_resolving *res = container_of(trans, struct np_resolving,
 						trans);
+	struct np_binding *binding, *next;
 	struct np_peer *peer = trans->peer;
-	struct np_binding *binding;
+	unsigned int channels = 0;
+	LIST_HEAD(closed);
 
 	spin_lock(&peer->lock);
 	peer->resolving--;
@@ -652,17 +656,27 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 		res->binding->seq = trans->msg.tid;
 		res->binding->ev.ev.region_id = answer->region.id;
 		for (binding = np_binding_first(peer, answer->region.id);
-		     binding; binding = np_binding_next(binding)) {
-			if (binding->channel != res->binding->channel)
-				continue;
-			binding->seq = max(binding->seq, trans->msg.tid);
-			goto known;
+		     binding; binding = next) {
+			next = np_binding_next(binding);
+			if (binding->channel == res->binding->channel) {
+				binding->seq = max(binding->seq, trans->msg.tid);
+				goto known;
+			}
+			if (np_channel_is_closed(binding->channel))
+				np_binding_take(peer, binding, &closed);
+			else
+				channels++;
 		}
-		np_binding_add(peer, res->binding);
-		res->binding = NULL;
+		if (channels < NP_MAX_CHANNELS) {
+			np_binding_add(peer, res->binding);
+			res->binding = NULL;
+		} else {
+			res->err = -ENOSPC;
+		}
 	}
 known:
 	spin_unlock(&peer->lock);
+	np_bindings_free(&closed);
 	res->status = status;
 	complete(&res->done);
 }
@@ -718,7 +732,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	if (err)
 		wait_for_completion(&res->done);
 
-	err = np_status_to_errno(res->status);
+	err = res->err ?: np_status_to_errno(res->status);
 	if (res->status == NP_TIMEOUT && !READ_ONCE(peer->heard))
 		err = -EHOSTUNREACH;
 	if (!err)

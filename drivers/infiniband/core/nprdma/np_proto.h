@@ -430,6 +430,8 @@ void np_mad_exit(void);
  * are gone.
  */
 #define NP_MAX_BINDINGS		65536
+/* Channels that use one region through a QP: all are looked at when it is gone */
+#define NP_MAX_CHANNELS		16
 /*
  * Holds that one QP may have, when it asks for one more; those being given back
  * count until the other end has answered.

@@ -454,6 +454,7 @@ struct np_ask_test {
 	unsigned int failed;
 	struct np_channel channel;
 	bool released;
+	u64 resolves_to; /* the region that each RESOLVE is answered with */
 	/* What a transaction does in the end, when a test has taken its place */
 	void (*done)(struct np_trans *trans, u32 status,
 		     const struct np_msg *answer);
@@ -489,8 +490,18 @@ static int np_test_send(struct np_port *port, struct ib_ah *ah,
 			u16 pkey_index, struct np_peer *peer,
 			const struct np_msg *msg)
 {
-	np_test_sent(container_of(port, struct np_ask_test, fake.port), ah,
-		     peer, msg);
+	struct np_ask_test *t = container_of(port, struct np_ask_test,
+					     fake.port);
+	struct np_msg answer = {
+		.type = NP_MSG_RESOLVE,
+		.answer = true,
+		.tid = msg->tid,
+		.region.id = t->resolves_to,
+	};
+
+	np_test_sent(t, ah, peer, msg);
+	if (t->resolves_to && msg->type == NP_MSG_RESOLVE)
+		np_peer_answered(&t->fake.peer, &answer);
 	return 0;
 }
 
@@ -1091,6 +1102,42 @@ static void np_resolved_regions_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
 	t->fake.peer.nr_bindings = 0;
 	t->fake.peer.resolving = 0;
+}
+
+static void np_test_channel_stays(struct np_channel *channel)
+{
+}
+
+/* All of them are looked at under a lock when an answer comes, and when the region goes */
+static void np_channels_of_a_region_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_channel *channels;
+	struct np_resolve info;
+	unsigned int i;
+
+	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
+				 GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, channels);
+	t->resolves_to = 7;
+	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
+		np_channel_init(&channels[i], np_test_channel_stays);
+		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
+				i < NP_MAX_CHANNELS ? 0 : -ENOSPC);
+	}
+	/* Those that have it go on */
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[3], 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, NP_MAX_CHANNELS);
+	/* Who does not listen any more makes room */
+	np_channel_close(&channels[3]);
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i - 1], 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, NP_MAX_CHANNELS);
+	KUNIT_EXPECT_EQ(test, kref_read(&channels[3].ref), 1);
+	for (i = 0; i <= NP_MAX_CHANNELS; i++)
+		np_channel_close(&channels[i]);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
 }
 
 static void np_resolves_under_way_are_bounded(struct kunit *test)
@@ -1823,6 +1870,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_gone_waits_for_resolve),
 	KUNIT_CASE(np_channel_is_bounded),
 	KUNIT_CASE(np_resolved_regions_are_bounded),
+	KUNIT_CASE(np_channels_of_a_region_are_bounded),
 	KUNIT_CASE_SLOW(np_resolves_under_way_are_bounded),
 	KUNIT_CASE(np_forgets_under_way_are_bounded),
 	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
