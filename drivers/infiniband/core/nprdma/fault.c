@@ -805,9 +805,10 @@ static int np_fault_why(const struct np_fault *f)
 static bool np_fault_is_forbidden(const struct np_fault *f)
 {
 	unsigned long end = f->va + ((unsigned long)f->npages << PAGE_SHIFT);
-	VMA_ITERATOR(vmi, f->mm, f->va);
 	struct vm_area_struct *vma;
+	struct vma_iterator vmi;
 
+	vma_iter_init(&vmi, f->mm, f->va);
 	for_each_vma_range(vmi, vma, end)
 		if (vma_is_secretmem(vma) ||
 		    (f->flags & NP_FAULT_WRITE && vma->vm_flags & VM_SHADOW_STACK))
