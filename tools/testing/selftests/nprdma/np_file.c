@@ -32,13 +32,14 @@
 #define IMAGE		"/tmp/np_file.image"
 #define PMEM		"/dev/pmem0"
 
-enum kind { TMPFS, MEMFD, HUGETLB, HUGETLB_PRIVATE, DISK };
+enum kind { TMPFS, MEMFD, HUGETLB, HUGETLB_PRIVATE, DISK, DISK_PRIVATE };
 
 FIXTURE(file) {
 	struct np_pair pair;
 	struct np_load load;
 	uint8_t *data;		/* of the first page that the peer uses */
 	int fd;
+	int flags;		/* of its mapping */
 	int huge_pages;		/* that there were before */
 	bool mounted;
 };
@@ -54,11 +55,23 @@ FIXTURE_VARIANT_ADD(file, memfd) { .kind = MEMFD };
 FIXTURE_VARIANT_ADD(file, hugetlb) { .kind = HUGETLB };
 FIXTURE_VARIANT_ADD(file, hugetlb_private) { .kind = HUGETLB_PRIVATE };
 FIXTURE_VARIANT_ADD(file, ext4) { .kind = DISK, .mkfs = "mkfs.ext4 -q -F" };
+FIXTURE_VARIANT_ADD(file, ext4_private) { .kind = DISK_PRIVATE, .mkfs = "mkfs.ext4 -q -F" };
 FIXTURE_VARIANT_ADD(file, xfs) { .kind = DISK, .mkfs = "mkfs.xfs -q -f" };
 FIXTURE_VARIANT_ADD(file, ext4_dax) { .kind = DISK, .mkfs = "mkfs.ext4 -q -F", .dax = true };
 FIXTURE_VARIANT_ADD(file, xfs_dax) {
 	.kind = DISK, .mkfs = "mkfs.xfs -q -f -m reflink=0", .dax = true
 };
+
+/* A page that is written there is a copy, which no file has. */
+static bool is_private(enum kind kind)
+{
+	return kind == HUGETLB_PRIVATE || kind == DISK_PRIVATE;
+}
+
+static bool is_swapped(enum kind kind)
+{
+	return kind == TMPFS || kind == MEMFD || kind == DISK_PRIVATE;
+}
 
 #define HUGE_PAGES "/proc/sys/vm/nr_hugepages"
 
@@ -132,26 +145,33 @@ static int open_file(enum kind kind)
 	return fd;
 }
 
+/* The file from @offset on, from where the region begins. */
+static int map_file(FIXTURE_DATA(file) *self, int prot, off_t offset)
+{
+	return mmap(self->pair.data, NP_DATA_LEN - offset, prot, self->flags | MAP_FIXED, self->fd,
+		    offset) == self->pair.data ? 0 : -errno;
+}
+
 FIXTURE_SETUP(file)
 {
 	struct np_pair *pair = &self->pair;
-	int flags = MAP_SHARED;
 
 	self->fd = -1;
+	self->flags = is_private(variant->kind) ? MAP_PRIVATE : MAP_SHARED;
 	ASSERT_EQ(0, np_pair_open(pair));
 	if (variant->kind == HUGETLB || variant->kind == HUGETLB_PRIVATE) {
 		self->huge_pages = huge_pages(16);
 		ASSERT_LE(0, self->huge_pages);
 	}
-	if (variant->kind == TMPFS || variant->kind == DISK) {
+	if (variant->kind == TMPFS || variant->mkfs) {
 		ASSERT_TRUE(!mkdir(DIR, 0700) || errno == EEXIST);
 		ASSERT_EQ(0, variant->dax ? make_pmem(variant->mkfs) :
-			     variant->kind == DISK ? make_disk(variant->mkfs) :
-						     mount("np", DIR, "tmpfs", 0, NULL));
+			     variant->mkfs ? make_disk(variant->mkfs) :
+					     mount("np", DIR, "tmpfs", 0, NULL));
 		self->mounted = true;
 	}
 	if (variant->kind == HUGETLB_PRIVATE) {
-		flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+		self->flags |= MAP_ANONYMOUS | MAP_HUGETLB;
 	} else {
 		self->fd = open_file(variant->kind);
 		ASSERT_LE(0, self->fd) TH_LOG("%s", strerror(-self->fd));
@@ -160,9 +180,7 @@ FIXTURE_SETUP(file)
 	/* Where there is room for huge pages, so that slots and they have the same ends. */
 	pair->data = np_map(NP_DATA_LEN);
 	ASSERT_NE(NULL, pair->data);
-	ASSERT_EQ(pair->data, mmap(pair->data, NP_DATA_LEN, PROT_READ | PROT_WRITE,
-				   flags | MAP_FIXED, self->fd, 0))
-		TH_LOG("%s", strerror(errno));
+	ASSERT_EQ(0, map_file(self, PROT_READ | PROT_WRITE, 0));
 	pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
 	ASSERT_NE(NULL, pair->mr);
 	ASSERT_EQ(0, np_pair_resolve(pair));
@@ -233,6 +251,7 @@ static int disturb(uint8_t *data, enum kind kind, int fd, int i)
 		       madvise(data, PAGES * PAGE, MADV_PAGEOUT) ? -errno : 0;
 	case TMPFS:
 	case MEMFD:
+	case DISK_PRIVATE:
 		return madvise(data, PAGES * PAGE, MADV_PAGEOUT) ? -errno : 0;
 	default:
 		/* Out of the page tables; the file has the page still. */
@@ -259,12 +278,16 @@ TEST_F(file, keeps_what_peers_write)
 	uint8_t *page;
 	int fd;
 
-	if (variant->kind == TMPFS || variant->kind == MEMFD) {
+	if (is_swapped(variant->kind)) {
 		ASSERT_TRUE(np_disk_swap());
 	}
 	/* A page that is read from the device brings no others. */
 	ASSERT_EQ(0, madvise(self->pair.data, NP_DATA_LEN, MADV_RANDOM));
+	/* Private copies are the peer's work from the first one on. */
+	if (variant->kind == DISK_PRIVATE)
+		load->data = NULL;
 	ASSERT_EQ(0, np_load_start(load));
+	load->data = self->data;
 	ASSERT_EQ(0, np_query_mr(self->pair.mr, &before));
 	major = before.faults_major;
 	for (int i = 0; i < ROUNDS; i++) {
@@ -272,7 +295,7 @@ TEST_F(file, keeps_what_peers_write)
 		/* Peers had pages, and did not have them any more. */
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &before));
 		ASSERT_EQ(0, disturb(self->data, variant->kind, self->fd, i));
-		if (variant->kind == TMPFS || variant->kind == MEMFD)
+		if (is_swapped(variant->kind))
 			swapped += pages_out(self->data);
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &after));
 		met += after.pages_invalidated > before.pages_invalidated;
@@ -284,13 +307,13 @@ TEST_F(file, keeps_what_peers_write)
 	TH_LOG("%ld of %d times pages went, %ld were paged out, %ld were read for peers", met,
 	       ROUNDS, swapped, major);
 	EXPECT_LE(ROUNDS / 2, met);
-	if (variant->kind == TMPFS || variant->kind == MEMFD) {
+	if (is_swapped(variant->kind)) {
 		EXPECT_LT(0, swapped);
 	}
 	if (cached) {
 		EXPECT_LE(PAGES, major);
 	}
-	if (variant->kind != DISK)
+	if (!variant->mkfs)
 		return;
 	/* From the device, past the page cache, once it has been written back. */
 	ASSERT_EQ(0, fsync(self->fd));
@@ -299,7 +322,8 @@ TEST_F(file, keeps_what_peers_write)
 	ASSERT_LE(0, fd);
 	for (unsigned int i = 0; i < PAGES; i++) {
 		ASSERT_EQ((ssize_t)PAGE, pread(fd, page, PAGE, (FIRST_PAGE + i) * PAGE));
-		EXPECT_TRUE(np_load_page_is_right(load, i, page)) TH_LOG("page %u", i);
+		EXPECT_TRUE(variant->kind == DISK ? np_load_page_is_right(load, i, page) :
+						    np_all(page, PAGE, 0)) TH_LOG("page %u", i);
 	}
 }
 
@@ -308,6 +332,7 @@ TEST_F(file, truncation_is_an_address_error)
 	/* From here on: also the end of a huge page. */
 	const unsigned int first = 512 - FIRST_PAGE, n = PAGES - first;
 	struct np_load *load = &self->load;
+	struct np_pair *pair = &self->pair;
 
 	if (variant->kind == HUGETLB_PRIVATE)
 		SKIP(return, "not a file");
@@ -325,6 +350,22 @@ TEST_F(file, truncation_is_an_address_error)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	/* Nobody writes now: what was cut off does not come back when the file grows. */
+	for (int write = 0; write < 2; write++) {
+		memset(pair->data + HUGE_PAGE, 1, n * PAGE);
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, n * PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, n * PAGE));
+		ASSERT_TRUE(np_all(pair->peer.buf, n * PAGE, 0x0101010101010101));
+		ASSERT_EQ(0, ftruncate(self->fd, HUGE_PAGE));
+		ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
+		ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, n * PAGE));
+		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, pair->info.signature));
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, n * PAGE,
+					       write ? NP_FAULT_WRITE : 0, NULL));
+		ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, HUGE_PAGE, n * PAGE));
+		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, 0));
+		EXPECT_TRUE(np_all(pair->data + HUGE_PAGE, n * PAGE, 0));
+	}
 }
 
 /*
@@ -377,6 +418,8 @@ TEST_F(file, punched_hole_is_zeros_and_can_be_written)
 
 	if (variant->kind == HUGETLB_PRIVATE)
 		SKIP(return, "not a file");
+	if (variant->kind == DISK_PRIVATE)
+		SKIP(return, "a private copy stays where the file has a hole");
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
 		/* Each time the second slot, which is a huge page where there are such. */
@@ -403,20 +446,17 @@ TEST_F(file, read_only_mapping_is_read_and_not_written)
 {
 	struct np_load *load = &self->load;
 
-	if (variant->kind == HUGETLB_PRIVATE)
-		SKIP(return, "not a file");
+	if (is_private(variant->kind))
+		SKIP(return, "what is written is not in a file, and gone with the mapping");
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
 		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		np_load_step(load, 0, PAGES);
-		ASSERT_EQ(self->pair.data, mmap(self->pair.data, NP_DATA_LEN, PROT_READ,
-						MAP_SHARED | MAP_FIXED, self->fd, 0));
+		ASSERT_EQ(0, map_file(self, PROT_READ, 0));
 		np_load_gone(load, 0, PAGES, NP_OK, NP_ACCESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, 0, PAGES);
-		ASSERT_EQ(self->pair.data, mmap(self->pair.data, NP_DATA_LEN,
-						PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-						self->fd, 0));
+		ASSERT_EQ(0, map_file(self, PROT_READ | PROT_WRITE, 0));
 		np_load_step(load, 0, PAGES);
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
@@ -440,6 +480,202 @@ TEST_F(file, hold_is_refused_where_pages_cannot_be_pinned_for_long)
 	if (event.hold_id) {
 		EXPECT_EQ(0, np_release(&self->pair.peer, event.hold_id));
 	}
+}
+
+/* How the owner loses the right to write a page, or the page. */
+enum loss { MSYNC, FSYNC, PROTECT, MAP_OTHER, UNMAP, LOSSES };
+
+static const char *const loss_names[] = {
+	"msync()", "fsync()", "mprotect()", "mmap() of another page", "munmap()",
+};
+
+static int lose(FIXTURE_DATA(file) *self, enum loss how)
+{
+	uint8_t *data = self->pair.data;
+
+	switch (how) {
+	case MSYNC:
+		return msync(data, PAGE, MS_SYNC) ? -errno : 0;
+	case FSYNC:
+		return fsync(self->fd) ? -errno : 0;
+	case PROTECT:
+		return mprotect(data, NP_DATA_LEN, PROT_READ) ? -errno : 0;
+	case MAP_OTHER:
+		return map_file(self, PROT_READ | PROT_WRITE, HUGE_PAGE);
+	default:
+		return munmap(data, NP_DATA_LEN) ? -errno : 0;
+	}
+}
+
+/* Does @page have the pattern of @seed? Privately, what was written is not in the file. */
+static bool is_written(enum kind kind, const uint8_t *page, uint64_t seed)
+{
+	return is_private(kind) ? np_all(page, PAGE, 0) : np_differs(page, PAGE, seed) == -1;
+}
+
+/*
+ * Who holds a page for reading may write it as long as the owner may. After that the hold
+ * keeps it for reading; a WRITE that does not look whether it may goes nowhere.
+ */
+TEST_F(file, hold_for_reading_is_no_leave_to_write)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_end *peer = &pair->peer;
+	uint8_t page[PAGE];
+
+	if (variant->dax)
+		SKIP(return, "no page can be held, for reading either");
+	for (enum loss how = 0; how < LOSSES; how++) {
+		const uint64_t held = 10 + how, late = 20 + how, other = 30 + how;
+		const char *name = loss_names[how];
+		struct np_event event = {};
+		struct np_mr_info info;
+
+		/* It is for write-back only that a page is cleaned. */
+		if (how <= FSYNC && variant->kind != DISK)
+			continue;
+		ASSERT_EQ(0, map_file(self, PROT_READ | PROT_WRITE, 0));
+		np_fill(pair->data + HUGE_PAGE, PAGE, other);
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+		ASSERT_NE(0, event.hold_id);
+		np_fill(peer->buf, PAGE, held);
+		ASSERT_EQ(0, np_write_proven(peer, &pair->info, 0, 0, PAGE));
+		ASSERT_EQ(-1, np_differs(pair->data, PAGE, held));
+
+		ASSERT_EQ(0, lose(self, how));
+		EXPECT_FALSE(np_writable(np_pair_word(pair, 0))) TH_LOG("%s", name);
+		np_fill(peer->buf, PAGE, late);
+		ASSERT_EQ(0, np_pair_write(pair, 0, PAGE));
+		ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
+		EXPECT_EQ(-1, np_differs(peer->buf, PAGE, held)) TH_LOG("%s", name);
+		if (how <= PROTECT) {
+			EXPECT_EQ(-1, np_differs(pair->data, PAGE, held)) TH_LOG("%s", name);
+		}
+		if (how == MAP_OTHER) {
+			EXPECT_TRUE(is_written(variant->kind, pair->data, other));
+		}
+		if (self->fd >= 0) {
+			ASSERT_EQ((ssize_t)PAGE, pread(self->fd, page, PAGE, 0));
+			EXPECT_TRUE(is_written(variant->kind, page, held)) TH_LOG("%s", name);
+		}
+		/* The page is the owner's still, so there is no need to wait for the hold. */
+		if (how <= FSYNC) {
+			np_fill(peer->buf, PAGE, late);
+			ASSERT_EQ(0, np_write_proven(peer, &pair->info, 0, 0, PAGE));
+			EXPECT_EQ(-1, np_differs(pair->data, PAGE, late)) TH_LOG("%s", name);
+		}
+
+		/* After it its holder reaches what all reach. */
+		ASSERT_EQ(0, np_release(peer, event.hold_id));
+		ASSERT_TRUE(np_wait_until(!np_query_mr(pair->mr, &info) && !info.held_pages));
+		EXPECT_EQ(how == PROTECT ? NP_ACCESS : how == UNMAP ? NP_ADDRESS : NP_OK,
+			  np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL)) TH_LOG("%s", name);
+		if (how >= MAP_OTHER) {
+			ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
+			EXPECT_TRUE(how == UNMAP ? np_all(peer->buf, PAGE, pair->info.signature) :
+						   is_written(variant->kind, peer->buf, other));
+		}
+	}
+}
+
+/* What of the region's pages in use the peer, or the owner, does not find as wanted, or -1. */
+static int first_wrong(FIXTURE_DATA(file) *self, const uint8_t *want)
+{
+	struct np_pair *pair = &self->pair;
+
+	for (unsigned int i = 0; i < PAGES; i++) {
+		memset(pair->peer.buf, 0xff, PAGE);
+		if (np_read_proven(&pair->peer, &pair->info, 0, (FIRST_PAGE + i) * PAGE, PAGE) ||
+		    memcmp(pair->peer.buf, want + i * PAGE, PAGE) ||
+		    memcmp(self->data + i * PAGE, want + i * PAGE, PAGE))
+			return i;
+	}
+	return -1;
+}
+
+static int fill_file(int fd, uint64_t seed)
+{
+	uint8_t page[PAGE];
+
+	for (unsigned int i = 0; i < PAGES; i++) {
+		np_fill(page, PAGE, seed + i);
+		if (pwrite(fd, page, PAGE, (FIRST_PAGE + i) * PAGE) != PAGE)
+			return -errno;
+	}
+	return 0;
+}
+
+/* The same, of what is in the file. */
+static int first_wrong_in_file(int fd, uint64_t seed)
+{
+	uint8_t *page = aligned_alloc(PAGE, PAGE);
+	int wrong = -1;
+
+	for (unsigned int i = 0; i < PAGES && wrong < 0; i++)
+		if (pread(fd, page, PAGE, (FIRST_PAGE + i) * PAGE) != PAGE ||
+		    np_differs(page, PAGE, seed + i) != -1)
+			wrong = i;
+	free(page);
+	return wrong;
+}
+
+/* A part of each third page is the peer's, one of each third is the owner's. */
+static unsigned int copied_by(unsigned int page)
+{
+	return page % 3;
+}
+
+TEST_F(file, private_copies_are_not_the_files)
+{
+	struct np_pair *pair = &self->pair;
+	uint8_t *want = malloc(PAGES * PAGE);
+	int direct;
+
+	if (variant->kind != DISK_PRIVATE)
+		SKIP(return, "not a private mapping of a file");
+	ASSERT_NE(NULL, want);
+	for (unsigned int i = 0; i < PAGES; i++)
+		np_fill(want + i * PAGE, PAGE, 100 + i);
+	ASSERT_EQ(0, fill_file(self->fd, 100));
+	/* The peer has the file's own pages, which the others see, too, before there is a copy. */
+	ASSERT_EQ(-1, first_wrong(self, want));
+	for (unsigned int i = 0; i < PAGES; i++) {
+		const size_t at = i * PAGE + 3 * UNIT;
+
+		if (copied_by(i) == 2)
+			continue;
+		np_fill(want + at, UNIT, 200 + i);
+		memcpy(copied_by(i) ? self->data + at : pair->peer.buf, want + at, UNIT);
+		if (!copied_by(i)) {
+			ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0,
+						     FIRST_PAGE * PAGE + at, UNIT));
+		}
+	}
+	EXPECT_EQ(-1, first_wrong(self, want));
+	EXPECT_EQ(-1, first_wrong_in_file(self->fd, 100));
+	ASSERT_EQ(0, msync(self->data, PAGES * PAGE, MS_SYNC));
+	ASSERT_EQ(0, fsync(self->fd));
+	direct = open(DIR "/file", O_RDONLY | O_DIRECT | O_CLOEXEC);
+	ASSERT_LE(0, direct);
+	EXPECT_EQ(-1, first_wrong_in_file(direct, 100));
+
+	/* What is written to the file, or cut out of it, is seen where there is no copy. */
+	ASSERT_EQ(0, fill_file(self->fd, 300));
+	for (unsigned int i = 2; i < PAGES; i += 3)
+		np_fill(want + i * PAGE, PAGE, 300 + i);
+	EXPECT_EQ(-1, first_wrong(self, want));
+	ASSERT_EQ(0, fallocate(self->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			       FIRST_PAGE * PAGE, PAGES * PAGE));
+	for (unsigned int i = 2; i < PAGES; i += 3)
+		memset(want + i * PAGE, 0, PAGE);
+	EXPECT_EQ(-1, first_wrong(self, want));
+	/* Under the copies there is the file. */
+	ASSERT_EQ(0, fill_file(self->fd, 400));
+	for (unsigned int i = 0; i < PAGES; i++)
+		np_fill(want + i * PAGE, PAGE, 400 + i);
+	ASSERT_EQ(0, madvise(self->data, PAGES * PAGE, MADV_DONTNEED));
+	EXPECT_EQ(-1, first_wrong(self, want));
 }
 
 TEST_HARNESS_MAIN

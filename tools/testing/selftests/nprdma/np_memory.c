@@ -21,6 +21,10 @@
 #include "np_harness.h"
 #include "np_load.h"
 
+#ifndef SYS_memfd_secret
+#define SYS_memfd_secret 447
+#endif
+
 #ifndef MADV_COLD
 #define MADV_COLD 20
 #endif
@@ -444,7 +448,9 @@ TEST_F(memory, moved_pages_are_reached_when_they_are_back)
 TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 {
 	const unsigned int first = 40, n = PAGES - 40;
+	const size_t off = (FIRST_PAGE + first) * PAGE;
 	struct np_load *load = &self->load;
+	struct np_pair *pair = &self->pair;
 	uint8_t *start = self->data, *end = start + PAGES * PAGE;
 
 	/* So that there is room to grow. */
@@ -463,6 +469,137 @@ TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	/* Nobody writes now: what was cut off does not come back when the mapping grows. */
+	for (int write = 0; write < 2; write++) {
+		memset(pair->data + off, 1, n * PAGE);
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, n * PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(0, np_pair_read(pair, off, n * PAGE));
+		ASSERT_TRUE(np_all(pair->peer.buf, n * PAGE, 0x0101010101010101));
+		ASSERT_EQ(start, mremap(start, PAGES * PAGE, first * PAGE, 0));
+		ASSERT_EQ(start, mremap(start, first * PAGE, PAGES * PAGE, 0));
+		ASSERT_EQ(0, np_pair_read(pair, off, n * PAGE));
+		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, pair->info.signature));
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, n * PAGE, write ? NP_FAULT_WRITE : 0,
+					       NULL));
+		ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, off, n * PAGE));
+		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, 0));
+		EXPECT_TRUE(np_all(pair->data + off, n * PAGE, 0));
+	}
+}
+
+/*
+ * Whole slots move with one entry of the level above: that of a page table with all its
+ * pages, or that of a huge page.
+ */
+FIXTURE(slot) {
+	struct np_pair pair;
+	struct np_load load;
+	uint8_t *data;
+	uint8_t *away;		/* where there is room for one */
+};
+
+FIXTURE_VARIANT(slot) {
+	bool huge;
+};
+
+FIXTURE_VARIANT_ADD(slot, page_table) {};
+FIXTURE_VARIANT_ADD(slot, huge_page) { .huge = true };
+
+FIXTURE_SETUP(slot)
+{
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+	self->away = np_map(HUGE_PAGE);
+	ASSERT_NE(NULL, self->away);
+	if (variant->huge) {
+		ASSERT_EQ(0, madvise(self->pair.data, NP_DATA_LEN, MADV_HUGEPAGE));
+		/* Not while somebody else has a page in his hands for a moment. */
+		ASSERT_TRUE(np_wait_until(!madvise(self->pair.data, NP_DATA_LEN, MADV_COLLAPSE)));
+	}
+}
+
+FIXTURE_TEARDOWN_PARENT(slot)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+static unsigned int leaves(struct ibv_mr *mr)
+{
+	struct np_mr_info info;
+
+	return np_query_mr(mr, &info) ? ~0U : info.huge_leaves;
+}
+
+TEST_F(slot, moved_away_is_reached_when_it_is_back)
+{
+	const unsigned int n = PAGES / 2, want = variant->huge ? NP_DATA_LEN / HUGE_PAGE : 0;
+	const long split = np_vmstat("thp_split_pmd");
+	struct np_load *load = &self->load;
+	uint8_t *away = self->away;
+
+	/* A hold would split a leaf. */
+	load->no_holds = variant->huge;
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		const unsigned int slot = i / 2 % 2;
+		uint8_t *p = self->pair.data + slot * HUGE_PAGE;
+		/* Of the pages that are used half are in each slot. */
+		uint8_t *used = self->data + slot * n * PAGE;
+		uint64_t frame;
+
+		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
+		ASSERT_TRUE(np_wait_until(leaves(self->pair.mr) == want));
+		frame = frame_of(used);
+		ASSERT_NE(0, frame);
+		np_load_step(load, slot * n, n);
+		ASSERT_EQ(away, mremap(p, HUGE_PAGE, HUGE_PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
+				       away));
+		np_load_gone(load, slot * n, n, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_LOAD(np_load_is_refused(load, 5));
+		EXPECT_EQ(frame, frame_of(away + (used - p)));
+		EXPECT_EQ(want / 2, leaves(self->pair.mr));
+		np_load_step(load, slot * n, n);
+		ASSERT_EQ(p, mremap(away, HUGE_PAGE, HUGE_PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p));
+		np_load_step(load, slot * n, n);
+		/* So that nobody else moves in. */
+		ASSERT_EQ(away, mmap(away, HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS |
+				     MAP_FIXED_NOREPLACE, -1, 0));
+	}
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+	EXPECT_EQ(split, np_vmstat("thp_split_pmd"));
+}
+
+/* MREMAP_DONTUNMAP: the pages go, and the mapping stays. */
+TEST_F(slot, moved_pages_leave_zeros_where_the_mapping_stays)
+{
+	struct np_pair *pair = &self->pair;
+	uint8_t *p = pair->data + HUGE_PAGE, *away = self->away;
+
+	np_fill(p, HUGE_PAGE, 1);
+	for (size_t off = 0; off < NP_DATA_LEN; off += HUGE_PAGE) {
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, HUGE_PAGE, NP_FAULT_WRITE, NULL));
+	}
+	ASSERT_EQ(variant->huge ? NP_DATA_LEN / HUGE_PAGE : 0, leaves(pair->mr));
+	ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, HUGE_PAGE));
+	ASSERT_EQ(-1, np_differs(pair->peer.buf, HUGE_PAGE, 1));
+	ASSERT_EQ(away, mremap(p, HUGE_PAGE, HUGE_PAGE,
+			       MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, away));
+	/* A WRITE that does not ask goes nowhere, a READ brings nothing. */
+	memset(pair->peer.buf, 2, HUGE_PAGE);
+	ASSERT_EQ(0, np_pair_write(pair, HUGE_PAGE, HUGE_PAGE));
+	ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, HUGE_PAGE));
+	EXPECT_TRUE(np_all(pair->peer.buf, HUGE_PAGE, pair->info.signature));
+	EXPECT_EQ(-1, np_differs(away, HUGE_PAGE, 1));
+	ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, HUGE_PAGE, HUGE_PAGE));
+	EXPECT_TRUE(np_all(pair->peer.buf, HUGE_PAGE, 0));
+	/* And one that does goes where the region is. */
+	for (size_t off = 0; off < HUGE_PAGE; off += 100 * PAGE) {
+		np_fill(pair->peer.buf, PAGE, 3);
+		ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, HUGE_PAGE + off, PAGE));
+		EXPECT_EQ(-1, np_differs(p + off, PAGE, 3));
+		EXPECT_TRUE(np_all(p + off + PAGE, PAGE, 0));
+	}
+	EXPECT_EQ(-1, np_differs(away, HUGE_PAGE, 1));
 }
 
 static atomic_int poisoned;
@@ -640,6 +777,83 @@ TEST_F(memory, holds_that_meet_in_movable_memory_all_succeed)
 	}
 	/* There is such memory, and it was used. */
 	EXPECT_LE(moved + HOLD_ROUNDS, np_vmstat("pgmigrate_success"));
+}
+
+/* --- secret memory ---------------------------------------------------------------------- */
+
+/* Not even the kernel has a mapping of it. A registration that pins finds out at once. */
+TEST_F(memory, secret_memory_is_refused)
+{
+	const size_t len = 2 * PAGE, off = FIRST_PAGE * PAGE;
+	struct np_pair *pair = &self->pair;
+	struct np_region_info info;
+	struct np_hold_info local;
+	struct np_mr_info usage;
+	struct np_event event;
+	uint8_t *secret;
+	struct ibv_mr *mr;
+	int fd;
+
+	fd = syscall(SYS_memfd_secret, O_CLOEXEC);
+	if (fd < 0 && errno == ENOSYS)
+		SKIP(return, "the kernel has no memfd_secret()");
+	ASSERT_LE(0, fd) TH_LOG("%s", strerror(errno));
+	ASSERT_EQ(0, ftruncate(fd, len));
+	secret = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_NE(MAP_FAILED, secret) TH_LOG("%s", strerror(errno));
+	/* One page is there, one is not. */
+	np_fill(secret, PAGE, 1);
+	EXPECT_EQ(NULL, ibv_reg_mr(pair->owner.pd, secret, PAGE, NP_RIGHTS));
+	EXPECT_EQ(EFAULT, errno);
+
+	/* Here nobody looks until a peer asks. */
+	mr = ibv_reg_mr(pair->owner.pd, secret, len, NP_RIGHTS | NP_UNPINNED);
+	ASSERT_NE(NULL, mr);
+	ASSERT_EQ(0, np_resolve(&pair->peer, mr->rkey, &info));
+	for (int i = 0; i < 8; i++) {
+		size_t at = i & 4 ? PAGE : 0;
+		uint64_t word = ~0ULL;
+
+		EXPECT_EQ(NP_ADDRESS, np_fault(&pair->peer, info.region_id, info.base + at, PAGE,
+					       (i & 1 ? NP_FAULT_WRITE : 0) |
+					       (i & 2 ? NP_FAULT_HOLD : 0), &event));
+		ASSERT_EQ(0, np_word(&pair->peer, &info, at, &word));
+		EXPECT_FALSE(np_readable(word));
+		EXPECT_FALSE(np_writable(word));
+	}
+	EXPECT_EQ(-EFAULT, np_hold(mr, (uintptr_t)secret, PAGE, 0, &local));
+	EXPECT_EQ(-EFAULT, np_hold(mr, (uintptr_t)secret, PAGE, NP_FAULT_WRITE, &local));
+	memset(pair->peer.buf, 2, len);
+	ASSERT_EQ(0, np_write(&pair->peer, 0, len, np_write_addr(&info, 0), info.write_key));
+	ASSERT_EQ(0, np_read(&pair->peer, 0, len, np_read_addr(&info, 0), info.read_key));
+	EXPECT_TRUE(np_all(pair->peer.buf, len, info.signature));
+	EXPECT_EQ(-1, np_differs(secret, PAGE, 1));
+	EXPECT_TRUE(np_all(secret + PAGE, PAGE, 0));
+	ASSERT_EQ(0, np_query_mr(mr, &usage));
+	EXPECT_EQ(0, usage.resident_pages);
+	EXPECT_EQ(0, usage.held_pages);
+
+	/* In the place of a page that peers had, and of which they still have the neighbours. */
+	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, off, 3 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(self->data + PAGE, mmap(self->data + PAGE, PAGE, PROT_READ | PROT_WRITE,
+					  MAP_SHARED | MAP_FIXED, fd, 0));
+	for (int write = 0; write < 2; write++) {
+		EXPECT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, write ? NP_FAULT_WRITE : 0, NULL));
+		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off + PAGE, PAGE,
+						    write ? NP_FAULT_WRITE : 0, NULL));
+		EXPECT_EQ(NP_OK, np_pair_fault(pair, off + 2 * PAGE, PAGE,
+					       write ? NP_FAULT_WRITE : 0, NULL));
+		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off, 3 * PAGE,
+						    write ? NP_FAULT_WRITE : 0, NULL));
+	}
+	ASSERT_EQ(0, np_pair_write(pair, off + PAGE, PAGE));
+	ASSERT_EQ(0, np_pair_read(pair, off, 3 * PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
+	EXPECT_TRUE(np_all(pair->peer.buf + PAGE, PAGE, pair->info.signature));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf + 2 * PAGE, PAGE, FIRST_PAGE + 2));
+	EXPECT_EQ(-1, np_differs(secret, PAGE, 1));
+	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(pair->peer.qp));
 }
 
 /* --- userfaultfd ------------------------------------------------------------------------ */
