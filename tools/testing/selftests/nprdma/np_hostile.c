@@ -906,6 +906,7 @@ struct shared {
 	atomic_ulong calls;
 	atomic_ulong good;	/* of these */
 	atomic_ulong turns;	/* of the thread that takes things away */
+	atomic_ulong qps;	/* that it destroyed and made anew */
 };
 
 struct fuzzer {
@@ -1011,6 +1012,27 @@ static void *fuzz(void *arg)
 	return NULL;
 }
 
+/*
+ * A call that uses a QP keeps it from being destroyed, and the others call all the
+ * time: it is tried for a while. True: there is a new one, with another handle.
+ */
+static bool remake_qp(struct np_end *end)
+{
+	for (int i = 0; i < 1000; i++) {
+		int ret = ibv_destroy_qp(end->qp);
+
+		if (!ret) {
+			end->qp = np_make_qp(end, end->pd);
+			if (!end->qp)
+				_exit(13);
+			return true;
+		}
+		if (ret != EBUSY)
+			_exit(14);
+	}
+	return false;
+}
+
 /* Takes away what the others use, and makes it anew. Never returns. */
 static void take_away(struct hostile *h, struct shared *shared, uint64_t seed)
 {
@@ -1050,6 +1072,13 @@ static void take_away(struct hostile *h, struct shared *shared, uint64_t seed)
 			break;
 		case 4:
 			madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED);
+			break;
+		case 5:
+			if (!remake_qp(r & 1 << 4 ? &pair->owner : &pair->peer))
+				break;
+			atomic_fetch_add(&shared->qps, 1);
+			if (np_reconnect(&pair->owner, &pair->peer))
+				_exit(15);
 			break;
 		default:
 			np_pair_resolve(pair);
@@ -1126,11 +1155,12 @@ TEST_F(edges, random_calls_beside_closing_harm_nobody_else)
 	}
 	for (size_t i = 0; i < NP_DATA_PAGES; i++)
 		EXPECT_EQ(-1, np_differs(pair->data + i * PAGE, PAGE, i));
-	TH_LOG("%lu calls, of which %lu succeeded, %lu things taken away, %lu rounds of traffic",
+	TH_LOG("%lu calls, %lu succeeded, %lu things taken away, %lu of them QPs, %lu rounds",
 	       atomic_load(&shared->calls), atomic_load(&shared->good),
-	       atomic_load(&shared->turns), rounds);
+	       atomic_load(&shared->turns), atomic_load(&shared->qps), rounds);
 	EXPECT_LT(0, atomic_load(&shared->good));
 	EXPECT_LT(0, atomic_load(&shared->turns));
+	EXPECT_LT(0, atomic_load(&shared->qps));
 	EXPECT_LT(0, rounds);
 }
 

@@ -332,6 +332,9 @@ TEST_F(registration, many_regions_of_one_buffer_coexist)
 	}
 }
 
+/* Without FLUSH the kernel may do it later; for unpinned regions it never does. */
+static const uint32_t advice_flags[] = { IBV_ADVISE_MR_FLAG_FLUSH, 0 };
+
 TEST_F(registration, advice_makes_pages_resident)
 {
 	struct ibv_sge sge = { .length = 16 * PAGE };
@@ -339,21 +342,23 @@ TEST_F(registration, advice_makes_pages_resident)
 	struct ibv_mr *mr;
 
 	np_fill(self->data, NP_DATA_LEN, 1);
-	mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
-	ASSERT_NE(NULL, mr);
-	sge.addr = (uintptr_t)self->data + PAGE;
-	sge.lkey = mr->lkey;
-	ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
-				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
-	ASSERT_EQ(0, np_query_mr(mr, &info));
-	EXPECT_EQ(16, info.resident_pages);
-	EXPECT_EQ(0, info.writable_pages);
-	ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
-	ASSERT_EQ(0, np_query_mr(mr, &info));
-	EXPECT_EQ(16, info.resident_pages);
-	EXPECT_EQ(16, info.writable_pages);
-	EXPECT_EQ(0, ibv_dereg_mr(mr));
+	for (size_t i = 0; i < ARRAY_SIZE(advice_flags); i++) {
+		mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+		ASSERT_NE(NULL, mr);
+		sge.addr = (uintptr_t)self->data + PAGE;
+		sge.lkey = mr->lkey;
+		ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+					   advice_flags[i], &sge, 1));
+		ASSERT_EQ(0, np_query_mr(mr, &info));
+		EXPECT_EQ(16, info.resident_pages);
+		EXPECT_EQ(0, info.writable_pages);
+		ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+					   advice_flags[i], &sge, 1));
+		ASSERT_EQ(0, np_query_mr(mr, &info));
+		EXPECT_EQ(16, info.resident_pages);
+		EXPECT_EQ(16, info.writable_pages);
+		EXPECT_EQ(0, ibv_dereg_mr(mr));
+	}
 }
 
 TEST_F(registration, advice_without_faults_takes_what_is_there)
@@ -365,13 +370,41 @@ TEST_F(registration, advice_without_faults_takes_what_is_there)
 	np_fill(self->data, 16 * PAGE, 1);
 	ASSERT_EQ(0, madvise(self->data, 16 * PAGE, MADV_DONTNEED));
 	np_fill(self->data + 7 * PAGE, PAGE, 1);
-	mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+	for (size_t i = 0; i < ARRAY_SIZE(advice_flags); i++) {
+		mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+		ASSERT_NE(NULL, mr);
+		sge.lkey = mr->lkey;
+		ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+					   advice_flags[i], &sge, 1));
+		ASSERT_EQ(0, np_query_mr(mr, &info));
+		EXPECT_EQ(1, info.resident_pages);
+		EXPECT_EQ(0, ibv_dereg_mr(mr));
+	}
+}
+
+TEST_F(registration, advice_that_fails_says_so)
+{
+	struct ibv_sge sge = { (uintptr_t)self->data, PAGE };
+	struct np_mr_info info;
+	struct ibv_mr *mr;
+
+	np_fill(self->data, PAGE, 1);
+	mr = ibv_reg_mr(self->end.pd, self->data, HUGE_PAGE, NP_RIGHTS | NP_UNPINNED);
 	ASSERT_NE(NULL, mr);
 	sge.lkey = mr->lkey;
-	ASSERT_EQ(0, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
-				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	/* Flags that are not known. */
+	for (unsigned int bit = 1; bit < 32; bit++) {
+		EXPECT_EQ(EINVAL, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+						1U << bit | IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	}
 	ASSERT_EQ(0, np_query_mr(mr, &info));
-	EXPECT_EQ(1, info.resident_pages);
+	EXPECT_EQ(0, info.resident_pages);
+	/* Nobody hears later that nothing is mapped there. */
+	ASSERT_EQ(0, munmap(self->data, PAGE));
+	for (size_t i = 0; i < ARRAY_SIZE(advice_flags); i++) {
+		EXPECT_EQ(EFAULT, ibv_advise_mr(self->end.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+						advice_flags[i], &sge, 1));
+	}
 	EXPECT_EQ(0, ibv_dereg_mr(mr));
 }
 
