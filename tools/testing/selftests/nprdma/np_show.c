@@ -4,10 +4,16 @@
  * statistic show mr" and the tracepoints. The numbers have to be those of the region.
  */
 #include <fcntl.h>
+#include <libgen.h>
 
 #include "np_harness.h"
 
 #define TRACING "/sys/kernel/tracing/"
+#define IDLE "/sys/kernel/mm/page_idle/bitmap"
+#define DOCUMENT "../../../../Documentation/infiniband/nprdma.rst"
+
+/* Longer than a slow kernel takes to grant a hold. */
+#define HOLD_MS 1000U
 
 FIXTURE(show) {
 	struct np_pair pair;
@@ -47,6 +53,28 @@ static long value_of(const char *line, const char *name)
 	snprintf(word, sizeof(word), " %s ", name);
 	at = strstr(line, word);
 	return at ? strtol(at + strlen(word), NULL, 0) : -1;
+}
+
+static int write_text(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+/* What the one unpinned region's counter says, or -1. */
+static long counter(const char *name)
+{
+	char line[2048];
+
+	if (!find_line("rdma statistic show mr", "faults_minor", line, sizeof(line)))
+		return -1;
+	return value_of(line, name);
 }
 
 TEST_F(show, resource_says_what_is_resident_and_held)
@@ -104,16 +132,142 @@ TEST_F(show, statistic_counts_what_happens)
 	EXPECT_EQ(2, value_of(line, "table_pages"));
 }
 
-static int write_text(const char *path, const char *text)
+/* What is in swap has to be read; not all of it, where more comes along. */
+TEST_F(show, statistic_tells_what_waited_for_a_disk)
 {
-	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;
+	struct np_pair *pair = &self->pair;
+	long faults = 0;
 
+	ASSERT_TRUE(np_disk_swap()) TH_LOG("needs a guest with swap");
+	/* A page on its way to the disk is in memory still. */
+	for (int i = 0; i < 20 && counter("faults_major") < 1; i++) {
+		ASSERT_EQ(0, np_page_out(pair->data, HUGE_PAGE));
+		ASSERT_EQ(0, counter("faults_major"));
+		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, 0, NULL));
+		faults += HUGE_PAGE / PAGE;
+	}
+	TH_LOG("%ld of %ld", counter("faults_major"), faults);
+	EXPECT_LE(1, counter("faults_major"));
+	EXPECT_EQ(faults, counter("faults_major") + counter("faults_minor"));
+	EXPECT_EQ(0, counter("faults_noop"));
+}
+
+/* Another page is where one is held, and comes when the hold has ended. */
+TEST_F(show, statistic_counts_retries)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event = {};
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(0, madvise(pair->data, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(0, counter("retries"));
+	EXPECT_EQ(NP_BUSY, np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id,
+					 pair->info.base, PAGE, 0, NULL));
+	EXPECT_LE(1, counter("retries"));
+	EXPECT_EQ(1, counter("faults_failed"));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+}
+
+/* As reclaim asks whether a page is in use, but about one only. */
+static int set_idle(const void *addr)
+{
+	uint64_t entry = 0, frame, word;
+	int fd, ret = -EIO;
+
+	fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	if (write(fd, text, strlen(text)) < 0)
+	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) == 8 && entry >> 63)
+		ret = 0;
+	close(fd);
+	if (ret)
+		return ret;
+	frame = entry & ((1ULL << 55) - 1);
+	word = 1ULL << frame % 64;
+	fd = open(IDLE, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (pwrite(fd, &word, 8, frame / 64 * 8) != 8)
 		ret = -errno;
 	close(fd);
 	return ret;
+}
+
+TEST_F(show, statistic_counts_what_was_made_absent_to_see_who_uses_it)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, 0, NULL));
+	EXPECT_EQ(0, counter("page_agings"));
+	/* Nobody is asked about a page that is on a list of a CPU. */
+	ASSERT_EQ(0, write_text("/proc/sys/vm/drop_caches", "1"));
+	ASSERT_EQ(0, set_idle(pair->data + PAGE));
+	EXPECT_TRUE(np_wait_until(counter("page_agings") > 0));
+	EXPECT_EQ(1, counter("page_agings"));
+	EXPECT_EQ(0, np_pair_word(pair, PAGE) & NP_WORD_READABLE);
+	/* The owner has lost nothing. */
+	EXPECT_EQ(0, counter("page_invalidations"));
+	EXPECT_EQ(0, counter("invalidations"));
+}
+
+#define MAX_NAMES 32
+
+/* The "``NAME``" in the document's paragraph on counters: how many there are. */
+static int documented(char names[MAX_NAMES][32])
+{
+	char path[] = __FILE__, line[512];
+	bool inside = false;
+	int n = 0;
+	FILE *f;
+
+	if (chdir(dirname(path)))
+		return -errno;
+	f = fopen(DOCUMENT, "re");
+	if (!f)
+		return -errno;
+	while (fgets(line, sizeof(line), f)) {
+		const char *at = line;
+
+		if (inside && *line == '\n')
+			break;
+		if (inside)
+			while (n < MAX_NAMES && (at = strstr(at, "``")) &&
+			       sscanf(at, "``%31[a-z_]``", names[n]) == 1)
+				at += 4 + strlen(names[n++]);
+		inside |= !strcmp(line, "``rdma statistic show mr``\n");
+	}
+	fclose(f);
+	return n;
+}
+
+TEST_F(show, document_names_all_counters)
+{
+	char line[2048], names[MAX_NAMES][32], name[32];
+	const char *at;
+	int nr, n, shown = 0;
+	long value;
+
+	ASSERT_TRUE(find_line("rdma statistic show mr", "faults_minor", line, sizeof(line)));
+	nr = documented(names);
+	if (nr == -ENOENT)
+		SKIP(return, "not on the machine that this was built on");
+	ASSERT_LT(0, nr) TH_LOG("%s: %s", DOCUMENT, strerror(-nr));
+	for (int i = 0; i < nr; i++) {
+		EXPECT_LE(0, value_of(line, names[i])) TH_LOG("%s is not shown", names[i]);
+	}
+	/* "dev DEVICE mrn NUMBER NAME VALUE NAME VALUE ..." */
+	at = strstr(line, " mrn ");
+	ASSERT_NE(NULL, at);
+	for (; sscanf(at, " %31s %ld%n", name, &value, &n) == 2; at += n) {
+		bool found = !shown;
+
+		for (int i = 0; i < nr; i++)
+			found |= !strcmp(name, names[i]);
+		EXPECT_TRUE(found) TH_LOG("nobody says what %s is", name);
+		shown++;
+	}
+	EXPECT_EQ(nr, shown - 1);
 }
 
 /* Is there a line with all of @words? NULL ends them. */
@@ -171,7 +325,28 @@ TEST_F(show, tracepoints_tell_the_life_of_a_region)
 	EXPECT_TRACED("np_gone_send:", "dev=" NP_OWNER_DEV, owner_qp, id);
 	EXPECT_TRACED("np_gone_receive:", "dev=" NP_PEER_DEV, peer_qp, id);
 	EXPECT_TRACED("np_ungrant:", "dev=" NP_OWNER_DEV, owner_qp, id);
+	EXPECT_FALSE(traced((const char *[]){ "np_hold_expire:", NULL }));
 	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "0"));
+}
+
+TEST_F(show, tracepoint_tells_whose_hold_expired)
+{
+	struct np_pair *pair = &self->pair;
+	struct np_event event = {};
+	char qp[32], hold[40];
+
+	ASSERT_EQ(0, np_set_hold_ms(HOLD_MS));
+	ASSERT_EQ(0, write_text(TRACING "trace", ""));
+	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "1"));
+	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, NP_FAULT_HOLD, &event));
+	snprintf(qp, sizeof(qp), "qp=%u ", pair->owner.qp->qp_num);
+	snprintf(hold, sizeof(hold), "hold=0x%llx ", (unsigned long long)event.hold_id);
+	EXPECT_TRACED("np_hold_grant:", "dev=" NP_OWNER_DEV, qp, hold, "pages=3");
+	EXPECT_TRACED("np_hold_expire:", "dev=" NP_OWNER_DEV, qp, hold, "pages=3");
+	/* It is the end of the QP. */
+	EXPECT_TRUE(np_wait_until(np_qp_state(pair->owner.qp) == IBV_QPS_ERR));
+	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "0"));
+	ASSERT_EQ(0, np_set_hold_ms(NP_HOLD_MS));
 }
 
 TEST_HARNESS_MAIN
