@@ -1267,6 +1267,9 @@ void engine::read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std:
 	const np_region_info &i = r.info;
 	const bool goes_on = first - r.ahead < sequential_gap;
 
+	/* It has overtaken what was asked for before, which is on its way */
+	if (end <= r.ahead && r.ahead - first <= r.window)
+		return;
 	r.ahead = end;
 	if (!goes_on) {
 		r.window = 0;

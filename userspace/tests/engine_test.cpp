@@ -1130,6 +1130,25 @@ TEST_F(ReadAhead, ReadsHereAndThereAskForNothingMore)
 	EXPECT_EQ(a.eng->stats().read_ahead, 0U);
 }
 
+/* As if the answer were still on its way: the pages are not there when they are wanted. */
+TEST_F(ReadAhead, GoesOnBehindWhatItHasOvertaken)
+{
+	read(0, 100);
+	read(1, 100);
+	EXPECT_EQ(a.eng->stats().read_ahead, 2U);
+	a.world.all_out(r);
+	read(2, 100);
+	read(3, 100);
+	EXPECT_EQ(a.eng->stats().read_ahead, 2U);
+	read(4, 100);
+	EXPECT_EQ(a.eng->stats().read_ahead, 6U);
+	/* Before all of that is elsewhere */
+	a.world.all_out(r);
+	read(1, 100);
+	read(2, 100);
+	EXPECT_EQ(a.eng->stats().read_ahead, 8U);
+}
+
 TEST_F(ReadAhead, EndsWithTheRegion)
 {
 	read(0, page_size);
