@@ -219,7 +219,10 @@ int np_aging_join(struct np_region *region)
 		goto err_unlock;
 	}
 	aging = to_np_aging(notifier);
-	/* The first mmu_interval_notifier_insert() would do this */
+	/*
+	 * The first mmu_interval_notifier_insert() would do this, and two at once may
+	 * both be the first: then one waits behind the other's fault
+	 */
 	if (!aging->has_intervals) {
 		ret = __mmu_notifier_register(NULL, mm);
 		if (ret)
