@@ -44,18 +44,6 @@
 
 #define ASSERT_LOAD(condition) ASSERT_TRUE(condition) TH_LOG("%s", np_load_why(load))
 
-static int write_file(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (write(fd, text, strlen(text)) < 0)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
 static long read_file(const char *path, char *text, size_t size)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -116,7 +104,7 @@ static int swap_to_zram(struct swap *swap)
 	int ret = swap_find(swap), fd;
 
 	if (!ret)
-		ret = write_file("/sys/block/zram0/disksize", "64M");
+		ret = np_write_text("/sys/block/zram0/disksize", "64M");
 	if (ret)
 		return ret;
 	memcpy(page + 1024, info, sizeof(info));
@@ -137,7 +125,7 @@ static int swap_to_zram(struct swap *swap)
 static bool swap_back(const struct swap *swap)
 {
 	return !swap->zram || (!swapoff("/dev/zram0") &&
-			       !write_file("/sys/block/zram0/reset", "1") &&
+			       !np_write_text("/sys/block/zram0/reset", "1") &&
 			       !swapon(swap->disk, 0));
 }
 
@@ -373,7 +361,7 @@ TEST_F(memory, soft_dirty_pages_are_those_that_peers_write)
 		unsigned int page = random_of(i, PAGES);
 		size_t off = (FIRST_PAGE + page) * PAGE;
 
-		ASSERT_EQ(0, write_file("/proc/self/clear_refs", "4"));
+		ASSERT_EQ(0, np_write_text("/proc/self/clear_refs", "4"));
 		/* Readers stay. */
 		ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 		EXPECT_EQ(PAGES, info.resident_pages);
@@ -388,7 +376,7 @@ TEST_F(memory, soft_dirty_pages_are_those_that_peers_write)
 	/* And while the peer writes all the time nothing is lost. */
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < 5 * ROUNDS; i++) {
-		ASSERT_EQ(0, write_file("/proc/self/clear_refs", "4"));
+		ASSERT_EQ(0, np_write_text("/proc/self/clear_refs", "4"));
 		ASSERT_LOAD(np_load_goes_on(load, 20));
 	}
 	EXPECT_RIGHT(load);
@@ -987,7 +975,7 @@ FIXTURE_SETUP(uffd)
 	ASSERT_LT(0, read_file(HUGE_PAGES, text, sizeof(text)));
 	self->huge_pages = atoi(text);
 	if (variant->huge) {
-		ASSERT_EQ(0, write_file(HUGE_PAGES, "8"));
+		ASSERT_EQ(0, np_write_text(HUGE_PAGES, "8"));
 	}
 	self->fd = memfd_create("np", MFD_CLOEXEC | (variant->huge ? MFD_HUGETLB : 0));
 	ASSERT_LE(0, self->fd);
@@ -1002,7 +990,7 @@ FIXTURE_TEARDOWN_PARENT(uffd)
 
 	NP_CHECK_USAGE(&self->pair.before);
 	snprintf(text, sizeof(text), "%d", self->huge_pages);
-	EXPECT_EQ(0, write_file(HUGE_PAGES, text));
+	EXPECT_EQ(0, np_write_text(HUGE_PAGES, text));
 }
 
 /* Out of the page table, and out of the file as well. */
@@ -1205,13 +1193,13 @@ static int begin_balancing(kept *self)
 	int ret = begin_nodes(self);
 
 	if (!ret)
-		ret = write_file(BALANCING "scan_delay_ms", "1");
+		ret = np_write_text(BALANCING "scan_delay_ms", "1");
 	if (!ret)
-		ret = write_file(BALANCING "scan_period_min_ms", "1");
+		ret = np_write_text(BALANCING "scan_period_min_ms", "1");
 	if (!ret)
-		ret = write_file(BALANCING "scan_period_max_ms", "10");
+		ret = np_write_text(BALANCING "scan_period_max_ms", "10");
 	if (!ret)
-		ret = write_file("/proc/sys/kernel/numa_balancing", "1");
+		ret = np_write_text("/proc/sys/kernel/numa_balancing", "1");
 	self->balancing = !ret;
 	return ret;
 }
@@ -1302,11 +1290,11 @@ static long change_block(kept *self, unsigned int i)
 		return 0;
 	snprintf(path, sizeof(path), BLOCK "memory%ld/state", block);
 	/* For as long as it takes: offlining ends when all is moved, or with a signal. */
-	ret = write_file(path, "offline");
+	ret = np_write_text(path, "offline");
 	if (ret)
 		return ret == -EBUSY ? 0 : ret;
 	frame = frame_of(page);
-	ret = write_file(path, "online_movable");
+	ret = np_write_text(path, "online_movable");
 	if (ret)
 		return ret;
 	return (long)(frame / size) != block;
@@ -1314,7 +1302,7 @@ static long change_block(kept *self, unsigned int i)
 
 static long change_cpu(kept *self, unsigned int i)
 {
-	int ret = write_file("/sys/devices/system/cpu/cpu1/online", i % 2 ? "1" : "0");
+	int ret = np_write_text("/sys/devices/system/cpu/cpu1/online", i % 2 ? "1" : "0");
 
 	return ret ? ret : 1;
 }
@@ -1323,12 +1311,12 @@ static long change_cpu(kept *self, unsigned int i)
 
 static int begin_ksm(kept *self)
 {
-	int ret = write_file(KSM "pages_to_scan", "1000");
+	int ret = np_write_text(KSM "pages_to_scan", "1000");
 
 	if (!ret)
-		ret = write_file(KSM "sleep_millisecs", "1");
+		ret = np_write_text(KSM "sleep_millisecs", "1");
 	if (!ret)
-		ret = write_file(KSM "run", "1");
+		ret = np_write_text(KSM "run", "1");
 	self->ksm = !ret;
 	self->load.alike = true;
 	self->load.writes_of_8 = 1;
@@ -1370,7 +1358,7 @@ static long change_pressure(kept *self, unsigned int i)
 	for (size_t off = 0; off < 16 << 20; off += PAGE)
 		other[off] = i;
 	/* It says that there was less than that. */
-	write_file(NP_GROUP "/memory.reclaim", "16M");
+	np_write_text(NP_GROUP "/memory.reclaim", "16M");
 	ret = ret ?: np_query_mr(self->pair.mr, &after);
 	return ret ?: (long)(after.faults_major - before.faults_major);
 }
@@ -1559,14 +1547,14 @@ FIXTURE_TEARDOWN_PARENT(kept)
 {
 	EXPECT_TRUE(swap_back(&self->swap));
 	if (self->ksm) {
-		EXPECT_EQ(0, write_file(KSM "run", "2"));
+		EXPECT_EQ(0, np_write_text(KSM "run", "2"));
 	}
 	if (self->balancing) {
-		EXPECT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "0"));
+		EXPECT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "0"));
 	}
 	EXPECT_TRUE(np_group_remove());
 	/* As it is already, if the test came to its end. */
-	write_file("/sys/devices/system/cpu/cpu1/online", "1");
+	np_write_text("/sys/devices/system/cpu/cpu1/online", "1");
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
@@ -1611,7 +1599,7 @@ FIXTURE_SETUP(kept_readers)
 FIXTURE_TEARDOWN_PARENT(kept_readers)
 {
 	if (self->balancing) {
-		EXPECT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "0"));
+		EXPECT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "0"));
 	}
 	NP_CHECK_USAGE(&self->pair.before);
 }
@@ -1630,7 +1618,7 @@ TEST_F_TIMEOUT(kept_readers, do_not_notice_traps_of_numa_balancing, 600)
 		long traps = np_vmstat("numa_pte_updates");
 
 		/* This touches them, and there is no trap yet. */
-		ASSERT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "0"));
+		ASSERT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "0"));
 		for (unsigned int page = 0; page < PAGES; page++)
 			*(volatile uint8_t *)(self->data + page * PAGE) = 1;
 		ASSERT_EQ(NP_OK, prefault(&self->pair));
@@ -1639,7 +1627,7 @@ TEST_F_TIMEOUT(kept_readers, do_not_notice_traps_of_numa_balancing, 600)
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
 		ASSERT_EQ(PAGES, info.writable_pages);
 		ASSERT_EQ(0, load->suspicious);
-		ASSERT_EQ(0, write_file("/proc/sys/kernel/numa_balancing", "1"));
+		ASSERT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "1"));
 		ASSERT_TRUE(np_wait_until(!np_query_mr(self->pair.mr, &info) &&
 					  !info.writable_pages))
 			TH_LOG("%llu pages are writable", info.writable_pages);
@@ -1660,7 +1648,7 @@ TEST_F_TIMEOUT(kept_readers, do_not_notice_traps_of_numa_balancing, 600)
 
 static long group_reclaim(const char *amount)
 {
-	return write_file(NP_GROUP "/memory.reclaim", amount);
+	return np_write_text(NP_GROUP "/memory.reclaim", amount);
 }
 
 #define IDLE "/sys/kernel/mm/page_idle/bitmap"
@@ -1713,7 +1701,7 @@ TEST_F(memory, idle_page_tracking_sees_what_peers_use)
 	uint64_t frame;
 
 	/* Pages that the CPU has just added to a list of its own are not asked about. */
-	ASSERT_EQ(0, write_file("/proc/sys/vm/compact_memory", "1"));
+	ASSERT_EQ(0, np_write_text("/proc/sys/vm/compact_memory", "1"));
 	for (int i = 0; i < ROUNDS; i++) {
 		bool used = i % 3;
 
@@ -1748,7 +1736,7 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, NP_FAULT_HOLD, &event));
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, off + PAGE, PAGE, 0, NULL));
 	/* A hold may have moved its page, and those on a list of a CPU are not asked about. */
-	ASSERT_EQ(0, write_file("/proc/sys/vm/drop_caches", "1"));
+	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
 	ASSERT_EQ(2, resident(pair->mr));
 	/* Both are asked about; when the second has gone, so has had the first its turn. */
 	ASSERT_EQ(0, set_idle(frame_of(self->data)));
@@ -1801,7 +1789,7 @@ static int look_at_all(void)
 	if (!nodes || nodes > ARRAY_SIZE(look))
 		return -ENOENT;
 	for (n = 0; n < nodes && !ret; n++)
-		ret = write_file(GENERATIONS, look[n]);
+		ret = np_write_text(GENERATIONS, look[n]);
 	return ret;
 }
 
@@ -1825,7 +1813,7 @@ FIXTURE_VARIANT_ADD(in_use, in_generations) { .around = NP_FAULT_AROUND, .genera
 FIXTURE_SETUP(in_use)
 {
 	if (variant->generations) {
-		ASSERT_EQ(0, write_file(LRU_GEN, "y"));
+		ASSERT_EQ(0, np_write_text(LRU_GEN, "y"));
 	}
 	ASSERT_EQ(0, np_pair_open(&self->pair));
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
@@ -1836,7 +1824,7 @@ FIXTURE_SETUP(in_use)
 
 FIXTURE_TEARDOWN_PARENT(in_use)
 {
-	EXPECT_EQ(0, write_file(LRU_GEN, "n"));
+	EXPECT_EQ(0, np_write_text(LRU_GEN, "n"));
 	EXPECT_TRUE(swap_back(&self->swap));
 	EXPECT_TRUE(np_group_remove());
 	NP_CHECK_USAGE(&self->pair.before);
@@ -1886,7 +1874,7 @@ TEST_F_TIMEOUT(in_use, pages_that_peers_use_are_not_taken_first, 600)
 	 */
 	ASSERT_EQ(0, madvise(pair->data, LAST, MADV_DONTNEED));
 	memset(self->data, 1, USED * PAGE);
-	ASSERT_EQ(0, write_file("/proc/sys/vm/drop_caches", "1"));
+	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
 	memset(pair->data, 1, NP_DATA_LEN);
 	memset(others, 1, OTHERS_LEN);
 	for (size_t off = 0; off < NP_DATA_LEN && !variant->unasked; off += HUGE_PAGE) {
@@ -1911,7 +1899,7 @@ TEST_F_TIMEOUT(in_use, pages_that_peers_use_are_not_taken_first, 600)
 		ASSERT_TRUE(np_wait_until(resident(pair->mr) <= 1));
 	} else {
 		/* No CPU has used any; else it looks at all, and then at the oldest again. */
-		ASSERT_EQ(0, write_file("/proc/self/clear_refs", "1"));
+		ASSERT_EQ(0, np_write_text("/proc/self/clear_refs", "1"));
 	}
 	while (np_vmstat("pswpout") - out < (long)(OTHERS_LEN / PAGE)) {
 		ASSERT_GT(1000, rounds++);
@@ -2251,7 +2239,7 @@ TEST_F(owner, pays_for_tables_that_its_peers_need)
 
 static int enter_small_group_for_good(void)
 {
-	int ret = write_file("/proc/self/oom_score_adj", "-1000");
+	int ret = np_write_text("/proc/self/oom_score_adj", "-1000");
 
 	return ret ?: enter_small_group();
 }
@@ -2297,7 +2285,7 @@ TEST_F(owner, that_nobody_kills_lets_its_peers_wait_for_memory)
 	TH_LOG("%zu KiB, of which %zu pages after the first refusal", off >> 10, late);
 	EXPECT_LT(0, group_field("memory.events", "oom"));
 	EXPECT_EQ(0, group_field("memory.events", "oom_kill"));
-	ASSERT_EQ(0, write_file(NP_GROUP "/memory.max", "max"));
+	ASSERT_EQ(0, np_write_text(NP_GROUP "/memory.max", "max"));
 	for (; off < len; off += HUGE_PAGE) {
 		ASSERT_EQ(0, np_write_proven(peer, &self->info, 0, off, 8));
 	}
@@ -2317,12 +2305,12 @@ TEST_F(owner, killed_for_want_of_memory_is_gone)
 
 	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, NULL, live_until_told));
 	snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", self->pid);
-	ASSERT_EQ(0, write_file(path, "1000"));
+	ASSERT_EQ(0, np_write_text(path, "1000"));
 	for (size_t off = 0; off < NP_DATA_LEN; off += PAGE) {
 		ASSERT_EQ(0, np_write_proven(&self->peer, &self->info, 0, off, 8));
 	}
 	before = np_now_ms();
-	ASSERT_EQ(0, write_file("/proc/sysrq-trigger", "f"));
+	ASSERT_EQ(0, np_write_text("/proc/sysrq-trigger", "f"));
 	until_error(&self->peer, &self->info, NP_DATA_PAGES);
 	after = np_now_ms();
 	EXPECT_GT(before + 2 * NP_WAIT_MS, after);
@@ -2419,9 +2407,9 @@ TEST_F(owner, memory_that_the_reaper_takes_is_an_address_error)
 	ASSERT_EQ(0, np_load_start(load));
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", self->pid);
-	ASSERT_EQ(0, write_file(path, "1000"));
+	ASSERT_EQ(0, np_write_text(path, "1000"));
 	np_load_step(load, 0, PAGES);
-	ASSERT_EQ(0, write_file("/proc/sysrq-trigger", "f"));
+	ASSERT_EQ(0, np_write_text("/proc/sysrq-trigger", "f"));
 	ASSERT_TRUE(np_wait_until(kernel_said(log, "oom_reaper: reaped process")));
 	np_load_lose(load, 0, PAGES);
 	np_load_gone(load, 0, PAGES, NP_ADDRESS, NP_ADDRESS);

@@ -22,18 +22,6 @@ FIXTURE(fail_nth) {
 	struct np_pair pair;
 };
 
-static int write_text(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (write(fd, text, strlen(text)) < 0)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
 /* All sleeping allocations, too, and quietly. */
 static int set_injectors(void)
 {
@@ -47,7 +35,7 @@ static int set_injectors(void)
 	int ret = 0;
 
 	for (size_t i = 0; !ret && i < ARRAY_SIZE(knob); i++)
-		ret = write_text(knob[i][0], knob[i][1]);
+		ret = np_write_text(knob[i][0], knob[i][1]);
 	return ret;
 }
 
@@ -339,7 +327,7 @@ static int inject_by(size_t which, const char *knob, unsigned long value)
 
 	snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", injector[which], knob);
 	snprintf(text, sizeof(text), "%lu", value);
-	return write_text(path, text);
+	return np_write_text(path, text);
 }
 
 static int inject(const char *knob, unsigned long value)
@@ -409,7 +397,7 @@ static int inject_into_tasks(void)
 		if (!isdigit(entry->d_name[0]))
 			continue;
 		snprintf(path, sizeof(path), "/proc/%s/make-it-fail", entry->d_name);
-		ret = write_text(path, "1");
+		ret = np_write_text(path, "1");
 		if (ret && ret != -ENOENT && ret != -ESRCH)
 			break;
 		ret = 0;

@@ -55,18 +55,6 @@ static long value_of(const char *line, const char *name)
 	return at ? strtol(at + strlen(word), NULL, 0) : -1;
 }
 
-static int write_text(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (write(fd, text, strlen(text)) < 0)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
 /* What the one unpinned region's counter says, or -1. */
 static long counter(const char *name)
 {
@@ -201,7 +189,7 @@ TEST_F(show, statistic_counts_what_was_made_absent_to_see_who_uses_it)
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, 0, NULL));
 	EXPECT_EQ(0, counter("page_agings"));
 	/* Nobody is asked about a page that is on a list of a CPU. */
-	ASSERT_EQ(0, write_text("/proc/sys/vm/drop_caches", "1"));
+	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
 	ASSERT_EQ(0, set_idle(pair->data + PAGE));
 	EXPECT_TRUE(np_wait_until(counter("page_agings") > 0));
 	EXPECT_EQ(1, counter("page_agings"));
@@ -297,8 +285,8 @@ TEST_F(show, tracepoints_tell_the_life_of_a_region)
 	struct np_event event = {};
 
 	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
-	ASSERT_EQ(0, write_text(TRACING "trace", ""));
-	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "1"));
+	ASSERT_EQ(0, np_write_text(TRACING "trace", ""));
+	ASSERT_EQ(0, np_write_text(TRACING "events/nprdma/enable", "1"));
 	ASSERT_EQ(0, np_pair_resolve(pair));
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
@@ -326,7 +314,7 @@ TEST_F(show, tracepoints_tell_the_life_of_a_region)
 	EXPECT_TRACED("np_gone_receive:", "dev=" NP_PEER_DEV, peer_qp, id);
 	EXPECT_TRACED("np_ungrant:", "dev=" NP_OWNER_DEV, owner_qp, id);
 	EXPECT_FALSE(traced((const char *[]){ "np_hold_expire:", NULL }));
-	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "0"));
+	ASSERT_EQ(0, np_write_text(TRACING "events/nprdma/enable", "0"));
 }
 
 TEST_F(show, tracepoint_tells_whose_hold_expired)
@@ -336,8 +324,8 @@ TEST_F(show, tracepoint_tells_whose_hold_expired)
 	char qp[32], hold[40];
 
 	ASSERT_EQ(0, np_set_hold_ms(HOLD_MS));
-	ASSERT_EQ(0, write_text(TRACING "trace", ""));
-	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "1"));
+	ASSERT_EQ(0, np_write_text(TRACING "trace", ""));
+	ASSERT_EQ(0, np_write_text(TRACING "events/nprdma/enable", "1"));
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, NP_FAULT_HOLD, &event));
 	snprintf(qp, sizeof(qp), "qp=%u ", pair->owner.qp->qp_num);
 	snprintf(hold, sizeof(hold), "hold=0x%llx ", (unsigned long long)event.hold_id);
@@ -345,7 +333,7 @@ TEST_F(show, tracepoint_tells_whose_hold_expired)
 	EXPECT_TRACED("np_hold_expire:", "dev=" NP_OWNER_DEV, qp, hold, "pages=3");
 	/* It is the end of the QP. */
 	EXPECT_TRUE(np_wait_until(np_qp_state(pair->owner.qp) == IBV_QPS_ERR));
-	ASSERT_EQ(0, write_text(TRACING "events/nprdma/enable", "0"));
+	ASSERT_EQ(0, np_write_text(TRACING "events/nprdma/enable", "0"));
 	ASSERT_EQ(0, np_set_hold_ms(NP_HOLD_MS));
 }
 

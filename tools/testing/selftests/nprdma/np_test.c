@@ -851,19 +851,24 @@ long np_pinned(void)
 	return np_vmstat("nr_foll_pin_acquired") - np_vmstat("nr_foll_pin_released");
 }
 
-static int np_write_file(const char *group, const char *name, const char *text)
+int np_write_text(const char *path, const char *text)
 {
-	char path[256];
-	int fd, ret = 0;
+	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;
 
-	snprintf(path, sizeof(path), "%s/%s", group, name);
-	fd = open(path, O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	if (write(fd, text, strlen(text)) < 0)
 		ret = -errno;
 	close(fd);
 	return ret;
+}
+
+static int np_write_file(const char *group, const char *name, const char *text)
+{
+	char path[256];
+
+	snprintf(path, sizeof(path), "%s/%s", group, name);
+	return np_write_text(path, text);
 }
 
 int np_group_enter(const char *max, const char *swap_max)

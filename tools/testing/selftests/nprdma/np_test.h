@@ -184,6 +184,9 @@ long np_vmstat(const char *name);
 long np_pinned(void);			/* pages of the whole host */
 long np_meminfo_kb(const char *field);
 
+/* To a file of the kernel's: 0 or -errno. Nothing empties it. */
+int np_write_text(const char *path, const char *text);
+
 /* A control group with limits for this process; removed when all of it are gone. */
 #define NP_GROUP "/sys/fs/cgroup/nprdma-test"
 int np_group_enter(const char *max, const char *swap_max);

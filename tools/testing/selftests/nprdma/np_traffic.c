@@ -134,16 +134,6 @@ static void churn_drop(struct traffic *t, enum churn how, unsigned int page, voi
 	page_fill(p, page, version + 1);
 }
 
-static int write_file(const char *path, const char *text)
-{
-	FILE *f = fopen(path, "we");
-
-	if (!f)
-		return -errno;
-	fputs(text, f);
-	return fclose(f) ? -errno : 0;
-}
-
 /* Somebody needs a page of it, and with that comes all of it. */
 static void wait_for_huge_leaf(struct traffic *t)
 {
@@ -199,7 +189,7 @@ static void compact(struct traffic *t)
 		FAIL(t, pid < 0 ? errno : status);
 	/* They are the owner's only again, and nothing else moves them. */
 	frames_of(t, before);
-	if (write_file("/proc/sys/vm/compact_memory", "1"))
+	if (np_write_text("/proc/sys/vm/compact_memory", "1"))
 		FAIL(t, errno);
 	frames_of(t, after);
 	for (int i = 0; i < PAGES; i++)
