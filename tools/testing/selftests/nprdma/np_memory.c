@@ -57,20 +57,6 @@ static long read_file(const char *path, char *text, size_t size)
 	return n < 0 ? -EIO : n;
 }
 
-/* The page frame of an address, 0: none. */
-static uint64_t frame_of(const void *addr)
-{
-	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	uint64_t entry = 0;
-
-	if (fd < 0)
-		return 0;
-	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) != 8)
-		entry = 0;
-	close(fd);
-	return entry >> 63 ? entry & ((1ULL << 55) - 1) : 0;
-}
-
 static uint64_t random_of(uint64_t n, uint64_t bound)
 {
 	return np_pattern(4711, n) % bound;
@@ -536,14 +522,14 @@ TEST_F(slot, moved_away_is_reached_when_it_is_back)
 
 		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
 		ASSERT_TRUE(np_wait_until(leaves(self->pair.mr) == want));
-		frame = frame_of(used);
+		frame = np_frame_of(used);
 		ASSERT_NE(0, frame);
 		np_load_step(load, slot * n, n);
 		ASSERT_EQ(away, mremap(p, HUGE_PAGE, HUGE_PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
 				       away));
 		np_load_gone(load, slot * n, n, NP_ADDRESS, NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
-		EXPECT_EQ(frame, frame_of(away + (used - p)));
+		EXPECT_EQ(frame, np_frame_of(away + (used - p)));
 		EXPECT_EQ(want / 2, leaves(self->pair.mr));
 		np_load_step(load, slot * n, n);
 		ASSERT_EQ(p, mremap(away, HUGE_PAGE, HUGE_PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p));
@@ -1146,11 +1132,11 @@ static int begin_zram(kept *self)
 static long change_soft_offline(kept *self, unsigned int i)
 {
 	uint8_t *p = self->data + random_of(i, PAGES) * PAGE;
-	uint64_t before = frame_of(p);
+	uint64_t before = np_frame_of(p);
 
 	if (madvise(p, PAGE, MADV_SOFT_OFFLINE) && errno != EBUSY && errno != EIO)
 		return -errno;
-	return before && frame_of(p) && frame_of(p) != before;
+	return before && np_frame_of(p) && np_frame_of(p) != before;
 }
 
 static int begin_nodes(kept *self)
@@ -1235,7 +1221,7 @@ static long movable_block(kept *self, unsigned int i, uint64_t block_pages, uint
 		uint64_t frame;
 
 		*page = self->data + random_of(i + k, PAGES) * PAGE;
-		frame = frame_of(*page);
+		frame = np_frame_of(*page);
 		snprintf(path, sizeof(path), BLOCK "memory%lu/valid_zones",
 			 (unsigned long)(frame / block_pages));
 		if (frame && read_file(path, text, sizeof(text)) > 0 && !strcmp(text, "Movable\n"))
@@ -1293,7 +1279,7 @@ static long change_block(kept *self, unsigned int i)
 	ret = np_write_text(path, "offline");
 	if (ret)
 		return ret == -EBUSY ? 0 : ret;
-	frame = frame_of(page);
+	frame = np_frame_of(page);
 	ret = np_write_text(path, "online_movable");
 	if (ret)
 		return ret;
@@ -1651,25 +1637,10 @@ static long group_reclaim(const char *amount)
 	return np_write_text(NP_GROUP "/memory.reclaim", amount);
 }
 
-#define IDLE "/sys/kernel/mm/page_idle/bitmap"
-
-static int set_idle(uint64_t frame)
-{
-	uint64_t word = 1ULL << frame % 64;
-	int fd = open(IDLE, O_WRONLY | O_CLOEXEC), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (pwrite(fd, &word, 8, frame / 64 * 8) != 8)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
-/* 1: not used since set_idle() */
+/* 1: not used since np_set_idle() */
 static int is_idle(uint64_t frame)
 {
-	int fd = open(IDLE, O_RDONLY | O_CLOEXEC), ret;
+	int fd = open(NP_PAGE_IDLE, O_RDONLY | O_CLOEXEC), ret;
 	uint64_t word;
 
 	if (fd < 0)
@@ -1706,12 +1677,12 @@ TEST_F(memory, idle_page_tracking_sees_what_peers_use)
 		bool used = i % 3;
 
 		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, 0, NULL));
-		frame = frame_of(self->data);
+		frame = np_frame_of(self->data);
 		ASSERT_NE(0, frame);
-		ASSERT_EQ(0, set_idle(frame));
+		ASSERT_EQ(0, np_set_idle(frame));
 		/* The page is where it was; its next use will be seen. */
 		ASSERT_TRUE(np_wait_until(!resident(pair->mr)));
-		ASSERT_EQ(frame, frame_of(self->data));
+		ASSERT_EQ(frame, np_frame_of(self->data));
 		ASSERT_EQ(1, is_idle(frame));
 		ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
 		EXPECT_TRUE(np_all(pair->peer.buf, PAGE, pair->info.signature));
@@ -1739,8 +1710,8 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
 	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
 	ASSERT_EQ(2, resident(pair->mr));
 	/* Both are asked about; when the second has gone, so has had the first its turn. */
-	ASSERT_EQ(0, set_idle(frame_of(self->data)));
-	ASSERT_EQ(0, set_idle(frame_of(self->data + PAGE)));
+	ASSERT_EQ(0, np_set_idle(np_frame_of(self->data)));
+	ASSERT_EQ(0, np_set_idle(np_frame_of(self->data + PAGE)));
 	ASSERT_TRUE(np_wait_until(!(np_pair_word(pair, off + PAGE) & NP_WORD_READABLE)));
 	EXPECT_EQ(1, resident(pair->mr));
 	EXPECT_NE(0, np_pair_word(pair, off) & NP_WORD_READABLE);
@@ -1750,7 +1721,7 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	EXPECT_TRUE(np_wait_until(!held(pair->mr)));
 	EXPECT_EQ(1, resident(pair->mr));
-	EXPECT_EQ(0, is_idle(frame_of(self->data)));
+	EXPECT_EQ(0, is_idle(np_frame_of(self->data)));
 }
 
 #define OTHERS_LEN	(16UL << 20)
@@ -1839,7 +1810,7 @@ static int read_used(struct np_pair *pair, uint8_t *data)
 	int ret = np_pair_fault(pair, LAST, PAGE, NP_FAULT_WRITE, NULL);
 
 	if (!ret)
-		ret = set_idle(frame_of(pair->data + LAST));
+		ret = np_set_idle(np_frame_of(pair->data + LAST));
 	if (!ret && !np_wait_until(!np_readable(np_pair_word(pair, LAST))))
 		ret = -ETIMEDOUT;
 	for (size_t i = 0; i < USED && !ret; i++) {

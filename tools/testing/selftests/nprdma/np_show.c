@@ -9,7 +9,6 @@
 #include "np_harness.h"
 
 #define TRACING "/sys/kernel/tracing/"
-#define IDLE "/sys/kernel/mm/page_idle/bitmap"
 #define DOCUMENT "../../../../Documentation/infiniband/nprdma.rst"
 
 /* Longer than a slow kernel takes to grant a hold. */
@@ -157,31 +156,6 @@ TEST_F(show, statistic_counts_retries)
 	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 }
 
-/* As reclaim asks whether a page is in use, but about one only. */
-static int set_idle(const void *addr)
-{
-	uint64_t entry = 0, frame, word;
-	int fd, ret = -EIO;
-
-	fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) == 8 && entry >> 63)
-		ret = 0;
-	close(fd);
-	if (ret)
-		return ret;
-	frame = entry & ((1ULL << 55) - 1);
-	word = 1ULL << frame % 64;
-	fd = open(IDLE, O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	if (pwrite(fd, &word, 8, frame / 64 * 8) != 8)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
-
 TEST_F(show, statistic_counts_what_was_made_absent_to_see_who_uses_it)
 {
 	struct np_pair *pair = &self->pair;
@@ -190,7 +164,7 @@ TEST_F(show, statistic_counts_what_was_made_absent_to_see_who_uses_it)
 	EXPECT_EQ(0, counter("page_agings"));
 	/* Nobody is asked about a page that is on a list of a CPU. */
 	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
-	ASSERT_EQ(0, set_idle(pair->data + PAGE));
+	ASSERT_EQ(0, np_set_idle(np_frame_of(pair->data + PAGE)));
 	EXPECT_TRUE(np_wait_until(counter("page_agings") > 0));
 	EXPECT_EQ(1, counter("page_agings"));
 	EXPECT_EQ(0, np_pair_word(pair, PAGE) & NP_WORD_READABLE);

@@ -851,6 +851,32 @@ long np_pinned(void)
 	return np_vmstat("nr_foll_pin_acquired") - np_vmstat("nr_foll_pin_released");
 }
 
+uint64_t np_frame_of(const void *addr)
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	uint64_t entry = 0;
+
+	if (fd < 0)
+		return 0;
+	if (pread(fd, &entry, 8, (uintptr_t)addr / PAGE * 8) != 8)
+		entry = 0;
+	close(fd);
+	return entry >> 63 ? entry & ((1ULL << 55) - 1) : 0;
+}
+
+int np_set_idle(uint64_t frame)
+{
+	uint64_t word = 1ULL << frame % 64;
+	int fd = open(NP_PAGE_IDLE, O_WRONLY | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (pwrite(fd, &word, 8, frame / 64 * 8) != 8)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
 int np_write_text(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;

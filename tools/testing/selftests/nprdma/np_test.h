@@ -184,6 +184,11 @@ long np_vmstat(const char *name);
 long np_pinned(void);			/* pages of the whole host */
 long np_meminfo_kb(const char *field);
 
+/* The page frame of an address of ours; 0: none. */
+uint64_t np_frame_of(const void *addr);
+/* As reclaim asks whether a page is in use; not of one on a list of a CPU. */
+#define NP_PAGE_IDLE "/sys/kernel/mm/page_idle/bitmap"
+int np_set_idle(uint64_t frame);
 /* To a file of the kernel's: 0 or -errno. Nothing empties it. */
 int np_write_text(const char *path, const char *text);
 
