@@ -52,7 +52,7 @@ struct np_load {
 	uint8_t *data;			/* of the first page, in the owner */
 	size_t offset;			/* of the first page in the region */
 	unsigned int pages;
-	unsigned int writes_of_8;	/* of 8 operations, how many are WRITEs */
+	atomic_uint writes_of_8;	/* of 8 operations, how many are WRITEs */
 	bool alike;			/* pages of one version are equal: see KSM */
 	bool no_holds;			/* memory that cannot be pinned for long */
 
