@@ -1293,28 +1293,14 @@ static long change_cpu(kept *self, unsigned int i)
 	return ret ? ret : 1;
 }
 
-#define KSM "/sys/kernel/mm/ksm/"
-
 static int begin_ksm(kept *self)
 {
-	int ret = np_write_text(KSM "pages_to_scan", "1000");
+	int ret = np_ksm_start();
 
-	if (!ret)
-		ret = np_write_text(KSM "sleep_millisecs", "1");
-	if (!ret)
-		ret = np_write_text(KSM "run", "1");
 	self->ksm = !ret;
 	self->load.alike = true;
 	self->load.writes_of_8 = 1;
 	return ret ? ret : madvise(self->data, PAGES * PAGE, MADV_MERGEABLE) ? -errno : 0;
-}
-
-/* Pages that one other or more have been merged with. */
-static long merged_pages(void)
-{
-	char text[32];
-
-	return read_file(KSM "pages_sharing", text, sizeof(text)) > 0 ? strtol(text, NULL, 10) : -1;
 }
 
 /*
@@ -1327,7 +1313,7 @@ static long change_ksm(kept *self, unsigned int i)
 	long before = np_vmstat("cow_ksm");
 
 	self->load.writes_of_8 = 0;
-	if (!np_wait_until(merged_pages() > 0 || atomic_load(&self->load.stop)))
+	if (!np_wait_until(np_ksm_sharing() > 0 || atomic_load(&self->load.stop)))
 		return -ETIMEDOUT;
 	self->load.writes_of_8 = 1;
 	return np_wait_until(np_vmstat("cow_ksm") != before ||
@@ -1549,7 +1535,7 @@ FIXTURE_TEARDOWN_PARENT(kept)
 {
 	EXPECT_TRUE(swap_back(&self->swap));
 	if (self->ksm) {
-		EXPECT_EQ(0, np_write_text(KSM "run", "2"));
+		EXPECT_EQ(0, np_ksm_stop());
 	}
 	if (self->balancing) {
 		EXPECT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "0"));

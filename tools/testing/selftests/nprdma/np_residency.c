@@ -692,33 +692,17 @@ TEST_F(residency, collapse_into_a_huge_page_loses_nothing)
 TEST_F(residency, merged_pages_are_separated_before_a_write)
 {
 	struct np_pair *pair = &self->pair;
-	long merged = -1;
-	FILE *f;
+	int ret;
 
 	memset(pair->data, 0x5a, 64 * PAGE);
 	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 64 * PAGE, NP_FAULT_WRITE, NULL));
-	f = fopen("/sys/kernel/mm/ksm/pages_to_scan", "we");
-	if (!f)
+	ret = np_ksm_start();
+	if (ret == -ENOENT)
 		SKIP(return, "the kernel has no KSM");
-	fputs("10000", f);
-	fclose(f);
-	f = fopen("/sys/kernel/mm/ksm/sleep_millisecs", "we");
-	ASSERT_NE(NULL, f);
-	fputs("1", f);
-	fclose(f);
-	f = fopen("/sys/kernel/mm/ksm/run", "we");
-	ASSERT_NE(NULL, f);
-	fputs("1", f);
-	fclose(f);
+	ASSERT_EQ(0, ret);
 	ASSERT_EQ(0, madvise(pair->data, 64 * PAGE, MADV_MERGEABLE));
-	EXPECT_TRUE(np_wait_until(({
-		f = fopen("/sys/kernel/mm/ksm/pages_sharing", "re");
-		if (!f || fscanf(f, "%ld", &merged) != 1)
-			merged = -1;
-		if (f)
-			fclose(f);
-		merged >= 60;
-	}))) TH_LOG("%ld pages merged", merged);
+	EXPECT_TRUE(np_wait_until(np_ksm_sharing() >= 60))
+		TH_LOG("%ld pages merged", np_ksm_sharing());
 	np_fill(pair->peer.buf, PAGE, 77);
 	ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, 3 * PAGE, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->data + 3 * PAGE, PAGE, 77));
@@ -726,10 +710,7 @@ TEST_F(residency, merged_pages_are_separated_before_a_write)
 		if (i != 3) {
 			ASSERT_TRUE(np_all(pair->data + i * PAGE, PAGE, 0x5a5a5a5a5a5a5a5aULL));
 		}
-	f = fopen("/sys/kernel/mm/ksm/run", "we");
-	ASSERT_NE(NULL, f);
-	fputs("2", f);
-	fclose(f);
+	EXPECT_EQ(0, np_ksm_stop());
 }
 
 TEST_F(residency, truncated_file_is_an_address_error)

@@ -889,6 +889,34 @@ int np_write_text(const char *path, const char *text)
 	return ret;
 }
 
+#define NP_KSM "/sys/kernel/mm/ksm/"
+
+int np_ksm_start(void)
+{
+	int ret = np_write_text(NP_KSM "pages_to_scan", "1000");
+
+	if (!ret)
+		ret = np_write_text(NP_KSM "sleep_millisecs", "1");
+	return ret ? ret : np_write_text(NP_KSM "run", "1");
+}
+
+int np_ksm_stop(void)
+{
+	return np_write_text(NP_KSM "run", "2");
+}
+
+long np_ksm_sharing(void)
+{
+	FILE *f = fopen(NP_KSM "pages_sharing", "re");
+	long pages;
+
+	if (!f || fscanf(f, "%ld", &pages) != 1)
+		pages = -1;
+	if (f)
+		fclose(f);
+	return pages;
+}
+
 static int np_write_file(const char *group, const char *name, const char *text)
 {
 	char path[256];

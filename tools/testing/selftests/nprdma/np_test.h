@@ -192,6 +192,11 @@ int np_set_idle(uint64_t frame);
 /* To a file of the kernel's: 0 or -errno. Nothing empties it. */
 int np_write_text(const char *path, const char *text);
 
+/* KSM, as fast as it goes: 0 or -errno, -ENOENT where the kernel has none. */
+int np_ksm_start(void);
+int np_ksm_stop(void);			/* and all that it has merged is separated */
+long np_ksm_sharing(void);		/* pages that were saved, -1: not known */
+
 /* A control group with limits for this process; removed when all of it are gone. */
 #define NP_GROUP "/sys/fs/cgroup/nprdma-test"
 int np_group_enter(const char *max, const char *swap_max);
