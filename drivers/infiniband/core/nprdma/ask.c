@@ -641,9 +641,10 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 {
 	struct np_resolving *res = container_of(trans, struct np_resolving,
 						trans);
-	struct np_binding *binding, *next;
+	struct np_binding *binding, *next, *heir = NULL;
 	struct np_peer *peer = trans->peer;
 	unsigned int channels = 0;
+	u64 seq = trans->msg.tid;
 	LIST_HEAD(closed);
 
 	spin_lock(&peer->lock);
@@ -653,28 +654,32 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 	if (!status) {
 		res->info = answer->region;
 		res->binding->region_id = answer->region.id;
-		res->binding->seq = trans->msg.tid;
 		res->binding->ev.ev.region_id = answer->region.id;
 		for (binding = np_binding_first(peer, answer->region.id);
 		     binding; binding = next) {
 			next = np_binding_next(binding);
+			/* FORGET undoes what it is not older than: nothing is lost here */
+			seq = max(seq, binding->seq);
 			if (binding->channel == res->binding->channel) {
-				binding->seq = max(binding->seq, trans->msg.tid);
-				goto known;
+				heir = binding;
+				break;
 			}
-			if (np_channel_is_closed(binding->channel))
+			if (np_channel_is_closed(binding->channel)) {
 				np_binding_take(peer, binding, &closed);
-			else
-				channels++;
+				continue;
+			}
+			heir = binding;
+			channels++;
 		}
-		if (channels < NP_MAX_CHANNELS) {
+		if (!binding && channels < NP_MAX_CHANNELS) {
 			np_binding_add(peer, res->binding);
+			heir = res->binding;
 			res->binding = NULL;
-		} else {
+		} else if (!binding) {
 			res->err = -ENOSPC;
 		}
+		heir->seq = seq;
 	}
-known:
 	spin_unlock(&peer->lock);
 	np_bindings_free(&closed);
 	res->status = status;

@@ -1140,19 +1140,6 @@ static void np_channels_of_a_region_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
 }
 
-static void np_resolves_under_way_are_bounded(struct kunit *test)
-{
-	struct np_ask_test *t = np_ask_test(test);
-	struct np_resolve info;
-
-	/* Asks again for a while, as if the peer had said so */
-	t->fake.peer.resolving = NP_MAX_ASKED;
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
-			-EBUSY);
-	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
-	t->fake.peer.resolving = 0;
-}
-
 /* The place of the FORGET of a region; others may be sent again meanwhile. */
 static unsigned int np_sent_forget(struct np_ask_test *t, u64 region_id)
 {
@@ -1166,6 +1153,53 @@ static unsigned int np_sent_forget(struct np_ask_test *t, u64 region_id)
 			break;
 	spin_unlock(&t->lock);
 	return i < nr ? i : NP_TEST_SENT;
+}
+
+/* FORGET undoes no RESOLVE that is newer, so it has to know of all */
+static void np_forget_is_not_older_than_any_resolve(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_channel *channels;
+	struct np_resolve info;
+	u64 newest = U64_MAX;
+	unsigned int i, nr;
+
+	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
+				 GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, channels);
+	/* Nor of one whose channel has made room, whatever the order of the answers was */
+	np_bind(test, 7, newest);
+	np_channel_close(&t->channel);
+	for (t->resolves_to = 7; t->resolves_to < 9; t->resolves_to++) {
+		for (i = 0; i <= NP_MAX_CHANNELS; i++) {
+			np_channel_init(&channels[i], np_test_channel_stays);
+			KUNIT_EXPECT_EQ(test,
+					np_peer_resolve(peer, &channels[i], 1, &info),
+					i < NP_MAX_CHANNELS ? 0 : -ENOSPC);
+		}
+		if (t->resolves_to == 8)
+			newest = t->sent[t->nr_sent - 1].tid;
+		KUNIT_EXPECT_EQ(test, np_peer_forget(peer, t->resolves_to), 0);
+		nr = np_sent_forget(t, t->resolves_to);
+		KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
+		KUNIT_EXPECT_EQ(test, t->sent[nr].forget.seq, newest);
+		np_answer_to(test, nr, NP_OK, 0);
+	}
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
+}
+
+static void np_resolves_under_way_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_resolve info;
+
+	/* Asks again for a while, as if the peer had said so */
+	t->fake.peer.resolving = NP_MAX_ASKED;
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
+			-EBUSY);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	t->fake.peer.resolving = 0;
 }
 
 /* A peer that answers none of them, or only that it is at work. */
@@ -1871,6 +1905,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_channel_is_bounded),
 	KUNIT_CASE(np_resolved_regions_are_bounded),
 	KUNIT_CASE(np_channels_of_a_region_are_bounded),
+	KUNIT_CASE(np_forget_is_not_older_than_any_resolve),
 	KUNIT_CASE_SLOW(np_resolves_under_way_are_bounded),
 	KUNIT_CASE(np_forgets_under_way_are_bounded),
 	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
