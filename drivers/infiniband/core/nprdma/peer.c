@@ -464,7 +464,11 @@ static int np_qp_notify(struct notifier_block *nb, unsigned long event,
 	hca->modified[qp->qp_num % NP_MODIFY_BUCKETS]++;
 	xa_unlock_irq(&hca->peers);
 	peer = np_peer_find(hca, qp->qp_num);
-	if (peer && peer->qp == qp)
+	/*
+	 * Who lives and is not connected has the number for himself: a peer of
+	 * another QP is of one whose destroyer has not come here yet
+	 */
+	if (peer && (peer->qp == qp || event == IB_QP_NOTIFY_MODIFIED))
 		np_peer_kill(peer);
 	if (peer)
 		np_peer_put(peer);

@@ -1618,14 +1618,22 @@ static void np_qp_whose_destruction_fails_is_ended(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->failed, 1);
 }
 
+static int np_test_modify_nothing(struct ib_qp *qp, struct ib_qp_attr *attr,
+				  int attr_mask, struct ib_udata *udata)
+{
+	return 0;
+}
+
 /* The device gives a number away as soon as its QP is destroyed */
 static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct ib_qp *qp = kunit_kzalloc(test, sizeof(*qp), GFP_KERNEL);
+	struct ib_qp_attr attr = { .qp_state = IB_QPS_INIT };
 	struct np_peer *peer;
 
 	KUNIT_ASSERT_NOT_NULL(test, qp);
+	np_granted_regions(test, 1);
 	peer = np_peer_make(&t->fake.qp);
 	KUNIT_EXPECT_PTR_EQ(test, peer, &t->fake.peer);
 	if (!IS_ERR(peer))
@@ -1639,6 +1647,13 @@ static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, PTR_ERR_OR_ZERO(np_peer_make(qp)), -ENOTCONN);
 	qp->res.valid = true;
 	KUNIT_EXPECT_TRUE(test, IS_ERR(np_peer_make(qp)));
+	KUNIT_EXPECT_FALSE(test, t->fake.peer.dead);
+	/* What the former one knew is over before this one is connected */
+	t->fake.ibdev->ops.modify_qp = np_test_modify_nothing;
+	KUNIT_EXPECT_EQ(test, ib_modify_qp(qp, &attr, IB_QP_STATE), 0);
+	t->fake.ibdev->ops.modify_qp = np_fake_modify_qp;
+	KUNIT_EXPECT_TRUE(test, t->fake.peer.dead);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.peer.grants));
 }
 
 static void np_dead_regions_are_bounded(struct kunit *test)
