@@ -198,7 +198,8 @@ static const struct mmu_notifier_ops np_aging_ops = {
  *
  * Whoever waits for the owner's mmap lock to write lets all others wait who read, and
  * a fault may hold it for as long as a disk or a server takes. So no fault waits like
- * that, and the owner does only as long as he lives.
+ * that, and the owner does only as long as he lives. While a process has no region, the
+ * next one takes the locks of all its mappings, twice.
  *
  * Context: the owner's; takes his mmap lock.
  * Return: 0, -ENOMEM, or -ERESTARTNOINTR.
@@ -208,11 +209,18 @@ int np_aging_join(struct np_region *region)
 	struct mm_struct *mm = region->mm;
 	struct mmu_notifier *notifier;
 	struct np_aging *aging = NULL;
+	sigset_t later, before;
 	int ret;
 
 	ret = mmap_write_lock_killable(mm);
 	if (ret)
 		goto err;
+	/*
+	 * Who takes all locks of the address space gives up for any signal; one that
+	 * comes every millisecond would keep a large process from it for ever
+	 */
+	siginitsetinv(&later, sigmask(SIGKILL));
+	sigprocmask(SIG_BLOCK, &later, &before);
 	notifier = mmu_notifier_get_locked(&np_aging_ops, mm);
 	if (IS_ERR(notifier)) {
 		ret = PTR_ERR(notifier);
@@ -229,6 +237,7 @@ int np_aging_join(struct np_region *region)
 			goto err_unlock;
 		aging->has_intervals = true;
 	}
+	sigprocmask(SIG_SETMASK, &before, NULL);
 	mmap_write_unlock(mm);
 	mutex_lock(&aging->lock);
 	list_add(&region->aging_node, &aging->regions);
@@ -237,11 +246,12 @@ int np_aging_join(struct np_region *region)
 	return 0;
 
 err_unlock:
+	sigprocmask(SIG_SETMASK, &before, NULL);
 	mmap_write_unlock(mm);
 	if (aging)
 		mmu_notifier_put(&aging->notifier);
 err:
-	/* Any signal keeps us from taking the locks; nothing has been done yet */
+	/* A freezer and work for the task are signals as well; nothing has been done yet */
 	return ret == -EINTR ? -ERESTARTNOINTR : ret;
 }
 

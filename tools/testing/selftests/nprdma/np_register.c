@@ -3,7 +3,10 @@
  * Registration of unpinned regions: what is refused, with which error, and what
  * a registration that succeeds must not do: pin, charge, touch.
  */
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 
 #include "np_harness.h"
 
@@ -484,6 +487,42 @@ TEST_F(size, registers_at_the_cost_of_page_tables_only)
 	 * 256 GiB; the rest is room for what else the machine does.
 	 */
 	EXPECT_GT(16 << 10, before - after);
+	EXPECT_EQ(0, ibv_dereg_mr(mr));
+}
+
+/* --- signals ---------------------------------------------------------------------- */
+
+#define SIGNALS_TOO_MANY 5000
+
+static atomic_int signals_seen;
+
+static void see_signal(int number)
+{
+	const struct itimerval none = {};
+
+	/* By then, who begins anew for each of them will never end. */
+	if (atomic_fetch_add(&signals_seen, 1) == SIGNALS_TOO_MANY)
+		setitimer(ITIMER_REAL, &none, NULL);
+}
+
+/* A profiler's timer. To map this much takes longer than from one signal to the next. */
+TEST_F(registration, ends_while_signals_come_all_the_time)
+{
+	const struct itimerval often = { { 0, 1000 }, { 0, 1000 } }, none = {};
+	const struct sigaction action = { .sa_handler = see_signal, .sa_flags = SA_RESTART };
+	const size_t len = 256UL << 30;
+	uint8_t *data = np_map(len);
+	struct ibv_mr *mr;
+
+	ASSERT_NE(NULL, data);
+	ASSERT_EQ(0, sigaction(SIGALRM, &action, NULL));
+	ASSERT_EQ(0, setitimer(ITIMER_REAL, &often, NULL));
+	mr = ibv_reg_mr(self->end.pd, data, len, NP_RIGHTS | NP_UNPINNED);
+	EXPECT_EQ(0, setitimer(ITIMER_REAL, &none, NULL));
+	ASSERT_NE(NULL, mr) TH_LOG("%s", strerror(errno));
+	/* It did come while that went on. */
+	EXPECT_LT(0, atomic_load(&signals_seen));
+	EXPECT_GT(SIGNALS_TOO_MANY, atomic_load(&signals_seen));
 	EXPECT_EQ(0, ibv_dereg_mr(mr));
 }
 
