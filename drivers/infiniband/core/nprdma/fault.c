@@ -845,7 +845,15 @@ static int np_fault_look(struct np_fault *f, unsigned long seq)
 						      write) ? want : 0;
 
 	mmap_read_lock(f->mm);
-	ret = np_fault_is_forbidden(f) ? -EFAULT : hmm_range_fault(&range);
+	if (!np_fault_is_forbidden(f)) {
+		ret = hmm_range_fault(&range);
+	} else if (want) {
+		ret = -EFAULT;
+	} else {
+		/* As HMM does with a hole: there is nothing to be had of these pages */
+		memset(f->pfns, 0, f->npages * sizeof(*f->pfns));
+		ret = 0;
+	}
 	if (ret == -EFAULT && want)
 		ret = np_fault_why(f);
 	mmap_read_unlock(f->mm);

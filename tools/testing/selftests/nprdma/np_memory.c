@@ -764,6 +764,7 @@ TEST_F(memory, secret_memory_is_refused)
 	struct np_hold_info local;
 	struct np_mr_info usage;
 	struct np_event event;
+	struct ibv_sge sge;
 	uint8_t *secret;
 	struct ibv_mr *mr;
 	int fd;
@@ -821,6 +822,14 @@ TEST_F(memory, secret_memory_is_refused)
 		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off, 3 * PAGE,
 						    write ? NP_FAULT_WRITE : 0, NULL));
 	}
+	/* To advise what need not be done ends neither for it nor before what comes after it. */
+	sge = (struct ibv_sge){ (uintptr_t)self->data, PAGES * PAGE, pair->mr->lkey };
+	ASSERT_FALSE(np_readable(np_pair_word(pair, off + (PAGES - 1) * PAGE)));
+	EXPECT_EQ(EFAULT, ibv_advise_mr(pair->owner.pd, IBV_ADVISE_MR_ADVICE_PREFETCH,
+					IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	EXPECT_EQ(0, ibv_advise_mr(pair->owner.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+				   IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	EXPECT_TRUE(np_readable(np_pair_word(pair, off + (PAGES - 1) * PAGE)));
 	ASSERT_EQ(0, np_pair_write(pair, off + PAGE, PAGE));
 	ASSERT_EQ(0, np_pair_read(pair, off, 3 * PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
