@@ -129,7 +129,6 @@ int np_device_check(struct ib_device *ibdev);
  * nothing of the application's; drop it soon, device removal waits for it.
  */
 struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey);
-struct np_region *np_region_find_id(struct ib_device *ibdev, u64 id);
 /* Without a reference; NULL: the MR is a pinned one */
 struct np_region *np_mr_region(struct ib_mr *mr);
 void np_region_get(struct np_region *region);

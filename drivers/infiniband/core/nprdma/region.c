@@ -18,6 +18,7 @@
  */
 #include <kunit/visibility.h>
 #include <linux/log2.h>
+#include <linux/module.h>
 #include <linux/overflow.h>
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
@@ -25,8 +26,6 @@
 #include "np_hooks.h"
 #include "np_region.h"
 
-/* Every region of the host that still has a reference, by id */
-static DEFINE_XARRAY(np_regions);
 static atomic64_t np_region_last_id;
 
 /* --- owners ---------------------------------------------------------------- */
@@ -267,7 +266,8 @@ void np_region_served(struct np_region *region)
 
 /*
  * The driver could not destroy a key, and may still use its umem: better to lose
- * memory than to free it. As the region is never freed, its device does not wait.
+ * memory than to free it. As the region is never freed, its device does not wait;
+ * but the owner's address space calls us for it, and its windows map our pages.
  */
 static void np_region_leak(struct np_region *region)
 {
@@ -275,6 +275,7 @@ static void np_region_leak(struct np_region *region)
 	if (region->leaked)
 		return;
 	region->leaked = true;
+	__module_get(THIS_MODULE);
 	np_device_put(region->npdev);
 }
 
@@ -282,7 +283,6 @@ static void np_region_free(struct kref *ref)
 {
 	struct np_region *region = container_of(ref, struct np_region, ref);
 
-	xa_erase(&np_regions, region->id);
 	WARN_ON(!list_empty(&region->grants));
 	WARN_ON(!list_empty(&region->holds));
 	np_aging_leave(region);
@@ -345,27 +345,6 @@ struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey)
 	return region;
 }
 EXPORT_SYMBOL_GPL(np_region_find_rkey);
-
-/**
- * np_region_find_id() - the region with this id, live or in quarantine
- * @ibdev: device
- * @id: id
- *
- * Return: the region with a reference, or NULL.
- */
-struct np_region *np_region_find_id(struct ib_device *ibdev, u64 id)
-{
-	struct np_region *region;
-
-	xa_lock(&np_regions);
-	region = xa_load(&np_regions, id);
-	if (region && (region->npdev->ibdev != ibdev ||
-		       !kref_get_unless_zero(&region->ref)))
-		region = NULL;
-	xa_unlock(&np_regions);
-	return region;
-}
-EXPORT_SYMBOL_GPL(np_region_find_id);
 
 /**
  * np_mr_region() - the region behind an MR
@@ -531,14 +510,8 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 		goto unmap_read;
 	region->npdev = npdev;
 	mmgrab(region->mm);
-	ret = xa_insert(&np_regions, region->id, region, GFP_KERNEL_ACCOUNT);
-	if (ret)
-		goto leave;
 	return region;
 
-leave:
-	np_aging_leave(region);
-	mmdrop(region->mm);
 unmap_read:
 	np_window_unmap(&region->read);
 unmap:
