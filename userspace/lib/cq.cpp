@@ -584,6 +584,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 			if (q && q->engine.on_cqe(wc)) {
 				q->engine.step();
 				settle(*q);
+				wake(*q);
 			} else if (ctx.received(wc)) {
 				strays_.push_back(wc);
 			}
@@ -633,6 +634,17 @@ void npr_cq::settle(npr_qp &qp) noexcept
 		qp.listed = true;
 		ready_.push_back(&qp);
 	}
+}
+
+/* After settle() outside of poll(): who sleeps on the fd has to hear of a completion or a pause of @qp. */
+void npr_cq::wake(const npr_qp &qp) noexcept
+{
+	if (!notify_)
+		return;
+	if (qp.timed)
+		set_timer();
+	if (qp.listed)
+		kick();
 }
 
 void npr_cq::step_touched() noexcept
@@ -731,15 +743,16 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 
 	/* it completes nothing and waits for nobody: nothing to settle */
 	if (!wr->next && qp.engine.post_quick(*wr)) {
-		if (!qp.engine.calm()) [[unlikely]]
+		if (!qp.engine.calm()) [[unlikely]] {
 			settle(qp);
+			wake(qp);
+		}
 		return 0;
 	}
 
 	const int rc = qp.engine.post_send(wr, bad, whole);
 	settle(qp);
-	if (qp.listed && notify_)
-		kick();
+	wake(qp);
 	return rc;
 }
 
@@ -906,8 +919,7 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 		qp.engine.resolve_ended(rkey, rc, info);
 		qp.engine.step();
 		settle(qp);
-		if (qp.listed && notify_)
-			kick();
+		wake(qp);
 	}
 	if (rc && rc != -EACCES && rc != -EHOSTUNREACH)
 		return rc;

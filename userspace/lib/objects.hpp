@@ -249,6 +249,7 @@ private:
 	void touch(npr_qp &qp) noexcept;
 	void step_touched() noexcept;
 	void settle(npr_qp &qp) noexcept;
+	void wake(const npr_qp &qp) noexcept;
 	int take_ready(int n, ibv_wc *wc) noexcept;
 	void read_events() noexcept;
 	void take_results() noexcept;

@@ -32,8 +32,8 @@ constexpr std::uint64_t base = 0x10000000;
 struct device {
 	device()
 	{
-		context.ops.post_send = [](ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **) {
-			return self(qp)->post(qp, wr);
+		context.ops.post_send = [](ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad) {
+			return self(qp)->post(qp, wr, bad);
 		};
 		context.ops.post_recv = [](ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **) {
 			return self(qp)->receive(*wr);
@@ -59,9 +59,13 @@ struct device {
 		return static_cast<device *>(object->context->abi_compat);
 	}
 
-	int post(ibv_qp *qp, ibv_send_wr *wr)
+	int post(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
 	{
 		const std::lock_guard lock(mutex);
+		if (refuse_post) {
+			*bad = wr;
+			return refuse_post;
+		}
 		for (; wr; wr = wr->next) {
 			ibv_wc wc{};
 			wc.wr_id = wr->wr_id;
@@ -136,6 +140,7 @@ struct device {
 	int armed = -1;                                               /* for solicited events only? */
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
+	int refuse_post = 0;
 	std::uint64_t away = 0; /* the HCA's addresses of region 0x901 */
 };
 
@@ -172,7 +177,9 @@ struct fake_kernel final : npr::kernel {
 		}
 		entered.notify_all();
 		++inside;
-		gate.wait(lock, [&] { return blocked_qp != qp.qp_num; });
+		gate.wait(lock, [&] {
+			return blocked_qp != qp.qp_num || blocker == std::this_thread::get_id();
+		});
 		--inside;
 		if (key != rkey)
 			return -EACCES;
@@ -183,8 +190,11 @@ struct fake_kernel final : npr::kernel {
 	int fault(const ibv_qp &, int, const np_fault_req &req, std::span<const np_range> r) noexcept override
 	{
 		const std::lock_guard lock(mutex);
+		if (refuse_fault)
+			return std::exchange(refuse_fault, 0);
 		np_event e{};
 		e.type = NP_EVENT_FAULT;
+		e.hold_id = req.flags & NP_FAULT_HOLD ? 7 : 0;
 		e.cookie = req.cookie;
 		e.region_id = req.region_id;
 		for (const np_range &x : r)
@@ -237,11 +247,12 @@ struct fake_kernel final : npr::kernel {
 		return 0;
 	}
 
-	/* RESOLVE of that queue pair does not return until unblock(). */
+	/* RESOLVE of that queue pair does not return until unblock(), but to this thread. */
 	void block(std::uint32_t qp_num)
 	{
 		const std::lock_guard lock(mutex);
 		blocked_qp = qp_num;
+		blocker = std::this_thread::get_id();
 	}
 
 	void unblock()
@@ -260,8 +271,10 @@ struct fake_kernel final : npr::kernel {
 	std::mutex mutex;
 	std::condition_variable gate, entered;
 	std::uint32_t blocked_qp = 0;
+	std::thread::id blocker;
 	int inside = 0, resolves = 0, busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	bool withhold = false;
+	int refuse_fault = 0; /* once */
 	int refuse_hold = 0;
 	std::uint32_t holds_made = 0;
 	std::map<std::uint32_t, std::pair<std::uint32_t, np_hold_req>> local_holds;
@@ -959,6 +972,86 @@ TEST_F(Objects, FdWakesForAResolvedKeyAndForTheEndOfAPause)
 	kernel_ptr->withhold = false;
 	EXPECT_EQ(poll(&p, 1, 10'000), 1) << "the pause";
 	EXPECT_EQ(next().wr_id, 1U);
+}
+
+/* --- what happens outside of a poll, while somebody sleeps on the fd --- */
+
+struct Sleeper : Objects {
+	/* As an event loop: it sleeps from here on. */
+	void arm()
+	{
+		ibv_wc wc;
+		ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+		ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+		ASSERT_FALSE(woken(0));
+	}
+
+	[[nodiscard]] bool woken(int timeout_ms = 10'000) const
+	{
+		pollfd p{npr_get_fd(cq.get()), POLLIN, 0};
+		return poll(&p, 1, timeout_ms) == 1;
+	}
+
+	int post_atomic()
+	{
+		ibv_sge s{reinterpret_cast<std::uintptr_t>(b.data()), 8, 1};
+		ibv_send_wr wr{}, *bad;
+		wr.wr_id = 3;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.wr.atomic.remote_addr = base;
+		wr.wr.atomic.rkey = rkey;
+		return npr_post_send(qp, &wr, &bad);
+	}
+
+	npr_qp *qp = attach(1);
+	std::array<std::byte, 8> b{};
+};
+
+TEST_F(Sleeper, HearsOfThePauseOfWhatIsPosted)
+{
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	for (const int error : {-ENOMEM, -EBUSY}) {
+		kernel_ptr->refuse_fault = error;
+		arm();
+		ASSERT_EQ(post_atomic(), 0);
+		ASSERT_TRUE(woken());
+		const ibv_wc wc = next();
+		EXPECT_EQ(wc.wr_id, 3U);
+		EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+	}
+}
+
+TEST_F(Sleeper, HearsOfThePauseThatNprResolveBegins)
+{
+	kernel_ptr->block(1);
+	kernel_ptr->refuse_fault = -ENOMEM;
+	arm();
+	ASSERT_EQ(post_atomic(), 0);
+	kernel_ptr->await_resolve();
+	ASSERT_FALSE(woken(0)) << "the key is not known yet";
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	EXPECT_TRUE(woken());
+	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+	kernel_ptr->unblock();
+}
+
+/* A READ whose key and page are known is posted at once. */
+TEST_F(Sleeper, HearsOfWhatTheProviderRefuses)
+{
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	EXPECT_EQ(next().wr_id, 1U);
+	arm();
+	dev.refuse_post = EINVAL;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 2), 0);
+	ASSERT_TRUE(woken());
+	const ibv_wc wc = next();
+	EXPECT_EQ(wc.wr_id, 2U);
+	EXPECT_EQ(wc.status, IBV_WC_LOC_QP_OP_ERR);
 }
 
 TEST_F(Objects, WaitNeedsACompletionChannel)
