@@ -51,10 +51,29 @@ unique_fd checked(int fd, const char *what)
 
 namespace {
 
-/* What a RESOLVE failed of may be over the next time: bounds, memory here or at the peer. */
+/*
+ * What a RESOLVE failed of may be over the next time: bounds, memory here or at the peer,
+ * or that the peer's queue pair is not connected yet.
+ */
 bool passes(int error) noexcept
 {
-	return error == -EBUSY || error == -EAGAIN || error == -EINTR || error == -ENOMEM;
+	return error == -EBUSY || error == -EAGAIN || error == -EINTR || error == -ENOMEM ||
+	       error == -ECONNREFUSED;
+}
+
+/* Asked since @begun, and failed of @error: is that enough? Then it is called what @error becomes. */
+bool too_late(kernel &k, npr_qp &qp, nanoseconds begun, int &error) noexcept
+{
+	const nanoseconds waited = monotonic() - begun;
+
+	/* A queue pair that is not connected drops packets: the HCA would wait as long. */
+	if (error == -ECONNREFUSED)
+		return waited > std::min<nanoseconds>(k.tries_for(*qp.verbs), resolve_patience);
+	if (waited <= resolve_patience)
+		return false;
+	if (error != -ENOMEM)
+		error = -ETIMEDOUT;
+	return true;
 }
 
 } // namespace
@@ -123,16 +142,13 @@ void resolver::run() noexcept
 		np_region_info info;
 		int rc = kernel_.resolve(*j.qp->verbs, j.qp->cq.channel.get(), j.rkey, info);
 		const bool again = passes(rc);
-		const nanoseconds after = monotonic();
-		const bool late = after - j.begun > resolve_patience;
-		if (again && late && rc != -ENOMEM)
-			rc = -ETIMEDOUT;
+		const bool late = again && too_late(kernel_, *j.qp, j.begun, rc);
 		if (!again || late)
 			j.qp->cq.resolved(*j.qp, j.rkey, rc, info);
 
 		lock.lock();
 		if (again && !late) {
-			j.due = after + j.pause;
+			j.due = monotonic() + j.pause;
 			j.pause = std::min(2 * j.pause, max_resolve_pause);
 			jobs_.push_back(j);
 		}
@@ -903,12 +919,8 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	}
 	for (;;) {
 		rc = ctx.kernel->resolve(*qp.verbs, channel.get(), rkey, info);
-		if (!passes(rc))
+		if (!passes(rc) || too_late(*ctx.kernel, qp, begun, rc))
 			break;
-		if (monotonic() - begun > resolve_patience) {
-			rc = rc == -ENOMEM ? rc : -ETIMEDOUT;
-			break;
-		}
 		/* the clock decides when to ask again, not a count */
 		const timespec t{0, static_cast<long>(pause)};
 		nanosleep(&t, nullptr);

@@ -103,10 +103,10 @@ ibv_wc_status resolve_status(int error) noexcept
 	}
 }
 
-/* Of RESOLVE: it is no unpinned region. */
+/* Of RESOLVE: it is no unpinned region, or nothing is known of it, and the HCA will say. */
 bool is_answer(int error) noexcept
 {
-	return error == -EACCES || error == -EHOSTUNREACH;
+	return error == -EACCES || error == -EHOSTUNREACH || error == -ECONNREFUSED;
 }
 
 ibv_wc_status fault_status(std::uint32_t status) noexcept
@@ -1740,7 +1740,7 @@ void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &in
 /* No request waits for this answer: one that does asks for itself. */
 void engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
 {
-	if (error ? is_answer(error) : sane(info))
+	if (error ? is_answer(error) && error != -ECONNREFUSED : sane(info))
 		return adopt(rkey, error, info);
 	--resolves_;
 	forget_dead();

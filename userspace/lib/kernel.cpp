@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <limits>
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/rdma_user_ioctl.h>
 #include <sys/ioctl.h>
@@ -148,6 +149,18 @@ bool uverbs_kernel::connected(ibv_qp &qp) noexcept
 	ibv_qp_init_attr init{};
 
 	return !ibv_query_qp(&qp, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_RTS;
+}
+
+std::uint64_t uverbs_kernel::tries_for(ibv_qp &qp) noexcept
+{
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+
+	if (ibv_query_qp(&qp, &attr, IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT, &init))
+		return 0;
+	/* ibv_modify_qp(3): 4.096 us * 2^timeout, 0: for ever */
+	return attr.timeout ? (4096ULL << (attr.timeout & 31)) * (attr.retry_cnt + 1U)
+			    : std::numeric_limits<std::uint64_t>::max();
 }
 
 } // namespace npr

@@ -35,6 +35,8 @@ public:
 	[[nodiscard]] virtual int set_error(ibv_qp &qp) noexcept = 0;
 	/* Can it send? */
 	[[nodiscard]] virtual bool connected(ibv_qp &qp) noexcept = 0;
+	/* How long does it try to reach a peer? In ns; the largest number if for ever. */
+	[[nodiscard]] virtual std::uint64_t tries_for(ibv_qp &qp) noexcept = 0;
 };
 
 class uverbs_kernel final : public kernel {
@@ -56,6 +58,7 @@ public:
 	[[nodiscard]] int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept override;
 	[[nodiscard]] int set_error(ibv_qp &qp) noexcept override;
 	[[nodiscard]] bool connected(ibv_qp &qp) noexcept override;
+	[[nodiscard]] std::uint64_t tries_for(ibv_qp &qp) noexcept override;
 
 private:
 	template <class Cmd>

@@ -16,6 +16,7 @@
 #include <deque>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <map>
 #include <poll.h>
 #include <sys/socket.h>
@@ -235,6 +236,7 @@ struct fake_kernel final : npr::kernel {
 		const std::lock_guard lock(dev.mutex);
 		return !dev.dead[qp.qp_num];
 	}
+	std::uint64_t tries_for(ibv_qp &) noexcept override { return tries; }
 	int set_error(ibv_qp &qp) noexcept override
 	{
 		const std::lock_guard lock(dev.mutex);
@@ -273,6 +275,7 @@ struct fake_kernel final : npr::kernel {
 	std::uint32_t blocked_qp = 0;
 	std::thread::id blocker;
 	int inside = 0, resolves = 0, busy = 0, busy_answer = -EBUSY, refuse_query = 0;
+	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
 	bool withhold = false;
 	int refuse_fault = 0; /* once */
 	int refuse_hold = 0;
@@ -778,6 +781,36 @@ TEST_F(Objects, BusyPeerIsAskedAgainForAKey)
 	EXPECT_EQ(attr.base, base);
 	EXPECT_EQ(npr_resolve(qp, 0x999, &attr), 0);
 	EXPECT_EQ(attr.unpinned, 0U);
+}
+
+/* Who is connected first may ask before the other end is. */
+TEST_F(Objects, PeerThatIsNotConnectedYetIsAskedAgainForAKey)
+{
+	npr_qp *qp = attach(1);
+	kernel_ptr->busy = 3;
+	kernel_ptr->busy_answer = -ECONNREFUSED;
+	dev.words.assign(pages, 4 | 3);
+	std::array<std::byte, 8> b;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+	EXPECT_EQ(dev.posted.back().wr.rdma.rkey, read_key);
+	kernel_ptr->busy = 3;
+	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+}
+
+/* For as long as the HCA would try; then it is asked, which knows why. */
+TEST_F(Objects, PeerThatIsNeverConnectedIsLeftToTheHca)
+{
+	npr_qp *qp = attach(1);
+	kernel_ptr->tries = 0;
+	kernel_ptr->busy = 2;
+	kernel_ptr->busy_answer = -ECONNREFUSED;
+	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), -ECONNREFUSED);
+	std::array<std::byte, 8> b;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	EXPECT_EQ(next().wr_id, 1U);
+	EXPECT_EQ(kernel_ptr->busy, 0);
+	EXPECT_EQ(dev.posted.back().wr.rdma.rkey, rkey);
 }
 
 TEST_F(Objects, ReceivesAndStrangersAreDeliveredAsTheyCame)

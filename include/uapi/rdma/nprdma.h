@@ -75,7 +75,9 @@ enum np_query_attrs {
  * read, write and table keys. Blocks for a bounded time, can be killed.
  *
  * EACCES        no such region that this QP may reach
- * ENOTCONN      the QP is not RC, or neither RTR nor RTS
+ * ENOTCONN      the QP is not RC, or neither RTR nor RTS, or its number was that of
+ *               another one which was just being destroyed: make another
+ * ECONNREFUSED  the peer's QP is not connected to this one, or not yet: try again
  * EHOSTUNREACH  the peer's kernel knows nothing of nprdma: it never answered
  * ETIMEDOUT     the peer answered before, but does not any more
  * EBUSY         the peer is over one of its bounds, or 64 threads wait for it

@@ -649,6 +649,8 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 
 	spin_lock(&peer->lock);
 	peer->resolving--;
+	if (status == NP_QP && answer)
+		res->err = -ECONNREFUSED;
 	if (!status && peer->dead)
 		status = NP_QP;
 	if (!status) {

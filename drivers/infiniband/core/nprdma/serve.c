@@ -967,9 +967,9 @@ static void np_asked_work(struct work_struct *work)
 		peer = np_stranger_peer(asked);
 		if (IS_ERR(peer)) {
 			err = PTR_ERR(peer);
-			/* EACCES says the same for each reason */
+			/* The same for each reason; a QP may be connected soon */
 			answer.status = err == -EBUSY || err == -ENOMEM ?
-					NP_BUSY : NP_ACCESS;
+					NP_BUSY : NP_QP;
 			np_send(asked->port, asked->ah, asked->pkey_index,
 				NULL, &answer);
 			goto out;

@@ -347,13 +347,32 @@ TEST_F(resolved, one_sided_connection_cannot_resolve)
 	struct np_end *peer = &self->pair.peer;
 	struct np_region_info info;
 	struct ibv_qp *qp;
-	int ret;
 
 	qp = np_make_qp(peer, peer->pd);
 	ASSERT_NE(NULL, qp);
 	ASSERT_EQ(0, np_qp_connect(qp, addr));
-	ret = np_resolve_on(peer, qp, self->pair.mr->rkey, &info);
-	EXPECT_TRUE(ret == -EACCES || ret == -ENOTCONN) TH_LOG("%s", strerror(-ret));
+	EXPECT_EQ(-ECONNREFUSED, np_resolve_on(peer, qp, self->pair.mr->rkey, &info));
+}
+
+/* Who is connected first, and asks at once, is told so, and not that there is no region. */
+TEST_F(resolved, connection_that_is_not_complete_is_no_answer)
+{
+	struct np_end *peer = &self->pair.peer, *owner = &self->pair.owner;
+	struct np_addr there = np_address(owner), here = np_address(peer);
+	struct np_region_info info;
+	struct ibv_qp *a, *b;
+
+	a = np_make_qp(peer, peer->pd);
+	b = np_make_qp(owner, owner->pd);
+	ASSERT_NE(NULL, a);
+	ASSERT_NE(NULL, b);
+	there.qpn = b->qp_num;
+	here.qpn = a->qp_num;
+	ASSERT_EQ(0, np_qp_connect(a, there));
+	EXPECT_EQ(-ECONNREFUSED, np_resolve_on(peer, a, self->pair.mr->rkey, &info));
+	ASSERT_EQ(0, np_qp_connect(b, here));
+	EXPECT_EQ(0, np_resolve_on(peer, a, self->pair.mr->rkey, &info));
+	EXPECT_EQ(self->pair.info.region_id, info.region_id);
 }
 
 TEST_F(resolved, pinned_and_unknown_keys_do_not_resolve)

@@ -1775,7 +1775,7 @@ static void np_test_stranger(struct kunit *test, struct np_port *port,
 			     u32 dst_qpn, u32 src_qpn, u16 lid)
 {
 	static const u8 status[] = {
-		[NP_MSG_RESOLVE] = NP_ACCESS,
+		[NP_MSG_RESOLVE] = NP_QP,
 		[NP_MSG_FAULT] = NP_QP,
 		[NP_MSG_RELEASE] = NP_QP,
 		[NP_MSG_FORGET] = NP_QP,

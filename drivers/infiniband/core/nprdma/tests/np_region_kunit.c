@@ -2644,7 +2644,7 @@ static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *tes
 			np_test_resolve(test, peer, i, 0, NP_ACCESS);
 	/* From another host */
 	for (i = NONE; i < NR; i++)
-		np_test_resolve(test, peer, i, 1, NP_ACCESS);
+		np_test_resolve(test, peer, i, 1, NP_QP);
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 0);
 	KUNIT_EXPECT_EQ(test, t->nr_keys, 0);
 	for (i = LIVE; i < NR; i++)
@@ -2659,7 +2659,7 @@ static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *tes
 	KUNIT_EXPECT_EQ(test, list_count_nodes(&region[LIVE]->grants), 1);
 
 	/* Now the peer, but nobody else, has them */
-	np_test_resolve(test, peer, LIVE, 1, NP_ACCESS);
+	np_test_resolve(test, peer, LIVE, 1, NP_QP);
 	np_test_resolve(test, peer, OTHER, 0, NP_ACCESS);
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 1);
 	xa_destroy(&t->npdev.rkeys);
