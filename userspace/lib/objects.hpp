@@ -2,14 +2,14 @@
 /*
  * What is behind the opaque handles: engines put on verbs.
  *
- * npr_context  one device: the kernel's methods and the thread that resolves keys
+ * npr_context  one device: the kernel's methods and the threads that resolve keys
  * npr_cq       one CQ and the send queues that complete there; owns the lock
  * npr_qp       one engine and its world
  * npr_srq      one shared receive queue
  *
  * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
  * those of the resolver, of receives, npr_cq::results_mutex, npr_context::cqs_mutex.
- * The resolver thread holds no lock during its ioctl, and never npr_cq::mutex.
+ * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex.
  */
 #ifndef NPR_OBJECTS_HPP
 #define NPR_OBJECTS_HPP
@@ -20,6 +20,7 @@
 #include "optional_mutex.hpp"
 #include "receives.hpp"
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -56,15 +57,24 @@ private:
 };
 
 /*
- * RESOLVE blocks, so a thread does it: a key that is new on one QP does not
- * delay another, and npr_post_send() and npr_poll_cq() never block.
+ * RESOLVE blocks, so threads do it: a key that is new on one QP does not delay
+ * another, and npr_post_send() and npr_poll_cq() never block.
+ *
+ * A peer that says nothing costs a thread seconds. So no QP has more than one
+ * thread, there is one to spare as long as there are fewer than max_threads, and
+ * QPs that were slow last time wait for the others and never have all threads.
  */
 class resolver {
 public:
+	static constexpr std::size_t max_threads = 32;
+	static constexpr std::size_t max_slow = max_threads / 2; /* threads for QPs that were slow */
+	/* More than one message was lost, or the peer takes its time. */
+	static constexpr nanoseconds slow_answer = 200'000'000;
+
 	explicit resolver(kernel &k) noexcept : kernel_(k) {}
 	~resolver();
 
-	/* Makes room for the requests of one more QP; starts the thread. Throws. */
+	/* Makes room for the requests of one more QP; starts the first thread. Throws. */
 	void reserve(std::size_t requests);
 	void submit(npr_qp &qp, std::uint32_t rkey) noexcept;
 	/* No request of @qp is waiting or running when this returns. */
@@ -74,19 +84,26 @@ private:
 	struct job {
 		npr_qp *qp;
 		std::uint32_t rkey;
-		nanoseconds due, pause, begun;
+		nanoseconds due, pause;
+		nanoseconds begun; /* asked first; 0: not yet */
 	};
 
-	void run() noexcept;
+	void run(std::size_t self) noexcept;
+	void start_spare(std::unique_lock<std::mutex> &lock) noexcept;
+	[[nodiscard]] std::vector<job>::iterator pick(nanoseconds now) noexcept;
+	[[nodiscard]] bool running(const npr_qp &qp) const noexcept;
 
 	kernel &kernel_;
 	std::mutex mutex_;
 	std::condition_variable wake_, idle_;
 	std::vector<job> jobs_;
 	std::size_t reserved_ = 0;
-	const npr_qp *running_ = nullptr;
+	std::size_t started_ = 0; /* threads */
+	std::size_t spare_ = 0;   /* of these not in the kernel, or about to begin */
+	std::size_t slow_ = 0;    /* of these at work for QPs that were slow */
 	bool stop_ = false;
-	std::thread thread_;
+	std::array<const npr_qp *, max_threads> running_{}; /* by thread */
+	std::array<std::thread, max_threads> threads_;
 };
 
 /* Repeat while the peer is over a bound or there is no memory; -ETIMEDOUT or -ENOMEM after this. */
@@ -173,6 +190,7 @@ struct npr_qp final : npr::backend {
 	bool listed = false;  /* on cq.ready */
 	bool waiting = false; /* counted in cq.waiting */
 	bool timed = false;   /* counted in cq.timed */
+	bool slow = false;    /* its peer was, when last asked for a key; the resolver's */
 
 private:
 	struct free_words {

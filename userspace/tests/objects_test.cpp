@@ -19,6 +19,7 @@
 #include <limits>
 #include <map>
 #include <poll.h>
+#include <set>
 #include <sys/socket.h>
 
 namespace {
@@ -171,17 +172,19 @@ struct fake_kernel final : npr::kernel {
 	int resolve(const ibv_qp &qp, int, std::uint32_t key, np_region_info &i) noexcept override
 	{
 		std::unique_lock lock(mutex);
-		++resolves;
+		keys.insert(key);
 		if (busy) {
 			--busy;
 			return busy_answer;
 		}
-		entered.notify_all();
-		++inside;
-		gate.wait(lock, [&] {
-			return blocked_qp != qp.qp_num || blocker == std::this_thread::get_id();
-		});
-		--inside;
+		if (std::this_thread::get_id() != tester) {
+			EXPECT_TRUE(asking.insert(qp.qp_num).second) << "threads of the library for one QP";
+			++inside;
+			entered.notify_all();
+			gate.wait(lock, [&] { return !blocked.count(qp.qp_num); });
+			--inside;
+			asking.erase(qp.qp_num);
+		}
 		if (key != rkey)
 			return -EACCES;
 		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
@@ -249,32 +252,37 @@ struct fake_kernel final : npr::kernel {
 		return 0;
 	}
 
-	/* RESOLVE of that queue pair does not return until unblock(), but to this thread. */
+	/* RESOLVE of that queue pair does not return until unblock(), but to the test itself. */
 	void block(std::uint32_t qp_num)
 	{
 		const std::lock_guard lock(mutex);
-		blocked_qp = qp_num;
-		blocker = std::this_thread::get_id();
+		blocked.insert(qp_num);
 	}
 
 	void unblock()
 	{
-		block(0);
+		{
+			const std::lock_guard lock(mutex);
+			blocked.clear();
+		}
 		gate.notify_all();
 	}
 
-	void await_resolve()
+	/* False: not so many, for a long time. */
+	[[nodiscard]] bool await_resolves(std::size_t n = 1)
 	{
 		std::unique_lock lock(mutex);
-		entered.wait(lock, [&] { return inside == 1; });
+		return entered.wait_for(lock, std::chrono::seconds(10), [&] { return inside == n; });
 	}
 
 	device &dev;
 	std::mutex mutex;
 	std::condition_variable gate, entered;
-	std::uint32_t blocked_qp = 0;
-	std::thread::id blocker;
-	int inside = 0, resolves = 0, busy = 0, busy_answer = -EBUSY, refuse_query = 0;
+	std::set<std::uint32_t> blocked, asking; /* QP numbers */
+	const std::thread::id tester = std::this_thread::get_id();
+	std::size_t inside = 0;
+	std::set<std::uint32_t> keys;
+	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
 	bool withhold = false;
 	int refuse_fault = 0; /* once */
@@ -757,6 +765,96 @@ TEST_F(Objects, KeyBeingResolvedOnOneQueuePairDoesNotDelayAnother)
 	EXPECT_EQ(next().wr_id, 1U);
 }
 
+struct Silent : Objects {
+	/* Peers of these say nothing until unblock(), but hear what they are asked. */
+	void silence(std::size_t n)
+	{
+		while (qps.size() < n)
+			qps.push_back(attach(static_cast<std::uint32_t>(100 + qps.size())));
+		for (const npr_qp *q : qps)
+			kernel_ptr->block(q->verbs->qp_num);
+	}
+
+	/* As the engine does. */
+	void ask(npr_qp *q, std::uint32_t key)
+	{
+		q->engine.resolve_begins();
+		ctx.resolver.submit(*q, key);
+	}
+
+	/* False: no answer, for a long time. */
+	[[nodiscard]] bool answered(npr_qp *q)
+	{
+		const npr::nanoseconds begun = npr::monotonic();
+		ibv_wc wc;
+		while (q->engine.waits_for_kernel()) {
+			if (npr::monotonic() - begun > 10'000'000'000)
+				return false;
+			EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+			std::this_thread::yield();
+		}
+		return true;
+	}
+
+	~Silent() override { kernel_ptr->unblock(); }
+
+	static constexpr std::uint32_t pinned_key = 0x9000;
+	npr_qp *qp = attach(1);
+	std::vector<npr_qp *> qps;
+};
+
+TEST_F(Silent, PeersDelayNoKeyOfAnother)
+{
+	silence(20);
+	std::array<std::byte, 8> b;
+	for (npr_qp *q : qps)
+		ASSERT_EQ(post(q, IBV_WR_RDMA_READ, 0, b, 5), 0);
+	ASSERT_TRUE(kernel_ptr->await_resolves(qps.size()));
+	ask(qp, pinned_key);
+	EXPECT_TRUE(answered(qp));
+}
+
+/* Another thread's work comes and goes meanwhile: it is no luck that a second one is free. */
+TEST_F(Silent, PeerHasOneThreadWhateverIsAsked)
+{
+	silence(1);
+	for (std::uint32_t i = 0; i < 8; ++i)
+		ask(qps[0], pinned_key + i);
+	ASSERT_TRUE(kernel_ptr->await_resolves());
+	for (std::uint32_t i = 0; i < 50; ++i) {
+		ask(qp, pinned_key + i);
+		ASSERT_TRUE(answered(qp));
+	}
+	kernel_ptr->unblock();
+	EXPECT_TRUE(answered(qps[0]));
+}
+
+TEST_F(Silent, PeersThatWereSlowLeaveThreadsToOthers)
+{
+	silence(npr::resolver::max_threads);
+	for (npr_qp *q : qps)
+		ask(q, pinned_key);
+	ASSERT_TRUE(kernel_ptr->await_resolves(qps.size()));
+	const npr::nanoseconds begun = npr::monotonic();
+	while (npr::monotonic() - begun <= npr::resolver::slow_answer)
+		std::this_thread::yield();
+	kernel_ptr->unblock();
+	for (npr_qp *q : qps)
+		ASSERT_TRUE(answered(q));
+	silence(qps.size());
+	for (npr_qp *q : qps)
+		ask(q, pinned_key + 1);
+	for (std::uint32_t i = 0; i < 50; ++i) {
+		ask(qp, pinned_key + i);
+		ASSERT_TRUE(answered(qp));
+	}
+	ASSERT_TRUE(kernel_ptr->await_resolves(npr::resolver::max_slow));
+	/* and in the end it is their turn */
+	kernel_ptr->unblock();
+	for (npr_qp *q : qps)
+		EXPECT_TRUE(answered(q));
+}
+
 TEST_F(Objects, BusyPeerIsAskedAgainForAKey)
 {
 	npr_qp *qp = attach(1);
@@ -863,7 +961,7 @@ TEST_F(Objects, DetachWaitsForAKeyBeingResolved)
 	kernel_ptr->block(1);
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, b, 1), 0);
-	kernel_ptr->await_resolve();
+	ASSERT_TRUE(kernel_ptr->await_resolves());
 	kernel_ptr->unblock();
 	ASSERT_EQ(npr_detach_qp(a), 0);
 	ibv_wc wc;
@@ -894,10 +992,11 @@ TEST_F(Objects, DetachAsksForNoKeyOnBehalfOfWhatIsFreed)
 	ASSERT_FALSE(dev.completions.empty());
 	ASSERT_EQ(npr_detach_qp(a), 0);
 	EXPECT_TRUE(dev.dead.count(1));
-	/* the resolver's jobs are done in the order in which they came */
+	/* what came before is asked by then, too */
+	kernel_ptr->busy = 5;
 	ASSERT_EQ(post(b, IBV_WR_RDMA_READ, 0, buffer, 2), 0);
 	EXPECT_EQ(next().wr_id, 2U);
-	EXPECT_EQ(kernel_ptr->resolves, 2) << "b's, and that of the test";
+	EXPECT_EQ(kernel_ptr->keys, std::set{rkey});
 }
 
 TEST_F(Objects, DetachDelaysNobodyAndNobodyHearsOfTheQueuePair)
@@ -908,7 +1007,7 @@ TEST_F(Objects, DetachDelaysNobodyAndNobodyHearsOfTheQueuePair)
 	kernel_ptr->block(1);
 	std::array<std::byte, 8> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
-	kernel_ptr->await_resolve();
+	ASSERT_TRUE(kernel_ptr->await_resolves());
 	std::thread detacher([&] { EXPECT_EQ(npr_detach_qp(a), 0); });
 	for (bool dead = false; !dead; std::this_thread::yield()) {
 		const std::lock_guard lock(dev.mutex);
@@ -1063,7 +1162,7 @@ TEST_F(Sleeper, HearsOfThePauseThatNprResolveBegins)
 	kernel_ptr->refuse_fault = -ENOMEM;
 	arm();
 	ASSERT_EQ(post_atomic(), 0);
-	kernel_ptr->await_resolve();
+	ASSERT_TRUE(kernel_ptr->await_resolves());
 	ASSERT_FALSE(woken(0)) << "the key is not known yet";
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
 	EXPECT_TRUE(woken());
