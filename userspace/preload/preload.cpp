@@ -12,23 +12,26 @@
  * to the provider: it works, but not with unpinned regions, which fail closed.
  */
 #include "local_regions.hpp"
+#include "objects.hpp"
 
 #include <nprdma/nprdma.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <initializer_list>
+#include <memory>
 #include <mutex>
 #include <new>
-#include <poll.h>
 #include <shared_mutex>
+#include <sys/epoll.h>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 /* Macros that choose between functions; these here are the functions. */
 #undef ibv_reg_mr
@@ -62,6 +65,8 @@ struct functions {
 	REAL(ibv_reg_mr_iova2, "IBVERBS_1.8");
 	REAL(ibv_rereg_mr, "IBVERBS_1.1");
 	REAL(ibv_dereg_mr, "IBVERBS_1.1");
+	REAL(ibv_create_comp_channel, "IBVERBS_1.0");
+	REAL(ibv_destroy_comp_channel, "IBVERBS_1.0");
 	REAL(ibv_create_cq, "IBVERBS_1.1");
 	REAL(ibv_destroy_cq, "IBVERBS_1.1");
 	REAL(ibv_get_cq_event, "IBVERBS_1.1");
@@ -108,12 +113,25 @@ struct device {
 struct queue {
 	npr_cq *lib;
 	unsigned int events; /* that only we have seen, not acknowledged yet */
+	bool armed;	     /* once at least: who never asked for events gets none */
+};
+
+/*
+ * What wakes those who wait for events of a completion channel: the channel itself, and
+ * what happens to the CQs on it that only the library can tell. That is edge-triggered: one
+ * happening wakes one thread, once, as one event does.
+ */
+struct channel {
+	ibv_context *context;
+	npr::unique_fd epoll;
+	std::mutex reading; /* the file's flags are the caller's without it */
 };
 
 /* All objects by those of verbs. The application orders use and destruction, as ever. */
 struct objects {
 	std::shared_mutex mutex;
 	std::unordered_map<ibv_context *, device> devices;
+	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, npr_qp *> qps;
 	std::unordered_map<ibv_srq *, npr_srq *> srqs;
@@ -175,6 +193,26 @@ auto any_of(const Map &map, ibv_context *context)
 				     [&](const auto &entry) { return entry.first->context == context; });
 
 	return it == map.end() ? nullptr : it->first;
+}
+
+/* Of those of @cq that the channel does not tell. False and errno. */
+bool watch(const channel &c, ibv_cq *cq, const npr_cq &lib)
+{
+	for (const int fd : {lib.channel.get(), lib.event.get(), lib.timer.get()}) {
+		epoll_event e{};
+		e.events = EPOLLIN | EPOLLET;
+		e.data.ptr = cq;
+		if (epoll_ctl(c.epoll.get(), EPOLL_CTL_ADD, fd, &e))
+			return false;
+	}
+	return true;
+}
+
+/* A child may have the descriptors, too, so that closing them need not be the end. */
+void unwatch(const channel &c, const npr_cq &lib)
+{
+	for (const int fd : {lib.channel.get(), lib.event.get(), lib.timer.get()})
+		(void)epoll_ctl(c.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
 /* NPRDMA_UNPINNED: regions of at least so many bytes; without it, all. */
@@ -242,12 +280,17 @@ int poll_cq(ibv_cq *cq, int n, ibv_wc *wc)
 
 int req_notify_cq(ibv_cq *cq, int solicited_only)
 {
-	npr_cq *const lib = busy ? nullptr : find(all().cqs, cq).lib;
+	const queue q = busy ? queue{} : find(all().cqs, cq);
 
-	if (!lib)
+	if (!q.lib)
 		return find_device(cq->context).ops.req_notify_cq(cq, solicited_only);
+	if (!q.armed) {
+		const std::lock_guard lock(all().mutex);
+		if (const auto it = all().cqs.find(cq); it != all().cqs.end())
+			it->second.armed = true;
+	}
 	const inside here;
-	return -npr_req_notify_cq(lib, solicited_only);
+	return -npr_req_notify_cq(q.lib, solicited_only);
 }
 
 /* It posts by itself. */
@@ -256,6 +299,74 @@ int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind)
 	if (find(all().qps, qp))
 		return EOPNOTSUPP;
 	return find_device(qp->context).ops.bind_mw(qp, mw, bind);
+}
+
+/* --- events ------------------------------------------------------------- */
+
+/* The flags of @fd as the application set them. */
+int status_flags(channel &c, int fd)
+{
+	const std::lock_guard lock(c.reading);
+
+	return fcntl(fd, F_GETFL);
+}
+
+/*
+ * The channel's own event. It was readable, but another thread may have taken what there was, or
+ * the kernel, with the CQ, and the library does not wake who waits in a read. Whether a read
+ * waits is the file's flag, so that changes for a moment.
+ */
+int read_event(channel &c, ibv_comp_channel *verbs_channel, ibv_cq **cq, void **cq_context)
+{
+	const std::lock_guard lock(c.reading);
+	const int fd = verbs_channel->fd;
+	const int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0)
+		return -1;
+	if (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK))
+		return -1;
+	const int rc = verbs().ibv_get_cq_event(verbs_channel, cq, cq_context);
+	const int error = errno;
+	if (!(flags & O_NONBLOCK))
+		(void)fcntl(fd, F_SETFL, flags);
+	errno = error;
+	return rc;
+}
+
+/* Something happened to CQ @key. False: nobody asked for its events. */
+bool own_event(void *key, ibv_cq **cq, void **cq_context)
+{
+	const std::lock_guard lock(all().mutex);
+	/* It may be destroyed by now. */
+	const auto it = all().cqs.find(static_cast<ibv_cq *>(key));
+
+	if (it == all().cqs.end() || !it->second.armed)
+		return false;
+	++it->second.events;
+	*cq = it->first;
+	*cq_context = it->first->cq_context;
+	return true;
+}
+
+/*
+ * A handler has run. The read that the application believes in goes on after it if that was
+ * installed with SA_RESTART; epoll_wait() never does, and which one it was nobody tells. So it ends
+ * where any handler wants calls to end, except of signals that do not come to who sleeps.
+ */
+bool goes_on()
+{
+	static constexpr int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
+
+	for (int s = 1; s < NSIG; ++s) {
+		struct sigaction a;
+
+		if (std::find(std::begin(own), std::end(own), s) != std::end(own) || sigaction(s, nullptr, &a))
+			continue;
+		if (!(a.sa_flags & SA_RESTART) && a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN)
+			return false;
+	}
+	return true;
 }
 
 /* --- queue pairs -------------------------------------------------------- */
@@ -377,6 +488,11 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 			(void)npr_detach_srq(take(all().srqs, srq));
 		while (ibv_cq *const cq = any_of(all().cqs, context))
 			(void)npr_detach_cq(take(all().cqs, cq).lib);
+		{
+			const std::lock_guard lock(all().mutex);
+			std::erase_if(all().channels,
+				      [&](const auto &entry) { return entry.second->context == context; });
+		}
 		(void)npr_close(d.lib);
 		context->ops = d.ops;
 		if (d.create_qp_ex)
@@ -451,6 +567,43 @@ NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 	return -npr_dereg_mr(mr);
 }
 
+NPR_EXPORT ibv_comp_channel *ibv_create_comp_channel(ibv_context *context)
+{
+	ibv_comp_channel *const verbs_channel = verbs().ibv_create_comp_channel(context);
+
+	if (!verbs_channel || busy || !find_device(context).lib)
+		return verbs_channel;
+	epoll_event e{};
+	e.events = EPOLLIN;
+	int error = ENOMEM;
+	try {
+		auto c = std::make_shared<channel>();
+		c->context = context;
+		c->epoll = npr::unique_fd(epoll_create1(EPOLL_CLOEXEC));
+		if (c->epoll.get() >= 0 && !epoll_ctl(c->epoll.get(), EPOLL_CTL_ADD, verbs_channel->fd, &e)) {
+			if (add(all().channels, verbs_channel, std::move(c)))
+				return verbs_channel;
+		} else {
+			error = errno;
+		}
+	} catch (const std::bad_alloc &) {
+	}
+	(void)verbs().ibv_destroy_comp_channel(verbs_channel);
+	errno = error;
+	return nullptr;
+}
+
+NPR_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel *verbs_channel)
+{
+	/* The next one may be at the same address. */
+	const std::lock_guard lock(all().mutex);
+	const int rc = verbs().ibv_destroy_comp_channel(verbs_channel);
+
+	if (!rc)
+		all().channels.erase(verbs_channel);
+	return rc;
+}
+
 NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context, ibv_comp_channel *channel,
 				 int comp_vector)
 {
@@ -464,7 +617,10 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 	if (!cq)
 		cq = verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
 	npr_cq *const lib = cq ? npr_attach_cq(d.lib, cq) : nullptr;
-	if (lib && !add(all().cqs, cq, queue{lib, 0}))
+	if (!lib)
+		return cq;
+	const auto c = find(all().channels, channel);
+	if ((c && !watch(*c, cq, *lib)) || !add(all().cqs, cq, queue{lib, 0, false}))
 		(void)npr_detach_cq(lib);
 	return cq;
 }
@@ -475,51 +631,54 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 
 	if (q.lib) {
 		const inside here;
-		if (npr_detach_cq(q.lib))
+		const auto c = find(all().channels, cq->channel);
+		if (c)
+			unwatch(*c, *q.lib);
+		if (npr_detach_cq(q.lib)) {
+			if (c)
+				(void)watch(*c, cq, *q.lib);
 			return EBUSY;
+		}
 		(void)take(all().cqs, cq);
 	}
 	return verbs().ibv_destroy_cq(cq);
 }
 
 /* Something may have happened that only the library can tell: that is an event, too. */
-NPR_EXPORT int ibv_get_cq_event(ibv_comp_channel *channel, ibv_cq **cq, void **cq_context)
+NPR_EXPORT int ibv_get_cq_event(ibv_comp_channel *verbs_channel, ibv_cq **cq, void **cq_context)
 {
-	std::vector<pollfd> fds;
-	std::vector<ibv_cq *> cqs;
+	const auto c = find(all().channels, verbs_channel);
 
-	try {
-		const std::shared_lock lock(all().mutex);
-		fds.push_back({channel->fd, POLLIN, 0});
-		for (const auto &[key, q] : all().cqs) {
-			if (key->channel != channel)
-				continue;
-			fds.push_back({npr_get_fd(q.lib), POLLIN, 0});
-			cqs.push_back(key);
+	if (!c)
+		return verbs().ibv_get_cq_event(verbs_channel, cq, cq_context);
+	for (;;) {
+		const int flags = status_flags(*c, verbs_channel->fd);
+		const bool waits = flags < 0 || !(flags & O_NONBLOCK);
+		epoll_event e;
+
+		switch (epoll_wait(c->epoll.get(), &e, 1, waits ? -1 : 0)) {
+		case 1:
+			if (e.data.ptr) {
+				if (own_event(e.data.ptr, cq, cq_context))
+					return 0;
+			} else {
+				const int rc = read_event(*c, verbs_channel, cq, cq_context);
+				if (!rc || errno != EAGAIN)
+					return rc;
+			}
+			break;
+		case 0:
+			errno = EAGAIN;
+			return -1;
+		default:
+			if (errno != EINTR)
+				return -1;
+			if (!goes_on()) {
+				errno = EINTR;
+				return -1;
+			}
 		}
-	} catch (const std::bad_alloc &) {
-		errno = ENOMEM;
-		return -1;
 	}
-	if (cqs.empty())
-		return verbs().ibv_get_cq_event(channel, cq, cq_context);
-	const int flags = fcntl(channel->fd, F_GETFL);
-	const int ready = poll(fds.data(), fds.size(), flags >= 0 && flags & O_NONBLOCK ? 0 : -1);
-	if (ready < 0)
-		return -1;
-	if (!ready || fds[0].revents)
-		return verbs().ibv_get_cq_event(channel, cq, cq_context);
-	const std::lock_guard lock(all().mutex);
-	for (std::size_t i = 0; i < cqs.size(); ++i) {
-		if (!fds[i + 1].revents)
-			continue;
-		++all().cqs.at(cqs[i]).events;
-		*cq = cqs[i];
-		*cq_context = cqs[i]->cq_context;
-		return 0;
-	}
-	errno = EAGAIN;
-	return -1;
 }
 
 NPR_EXPORT void ibv_ack_cq_events(ibv_cq *cq, unsigned int n)

@@ -2,10 +2,15 @@
 /*
  * For np_preload: a program that knows nothing of unpinned regions, and whose regions
  * are not where work requests say. It READs and WRITEs memory that is paged out. That is
- * twice as large as the peer's own, so that NPRDMA_UNPINNED can tell them apart.
+ * twice as large as the peer's own, so that NPRDMA_UNPINNED can tell them apart. And it
+ * does what verbs allow and few programs do: the library is not to be seen.
  */
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "np_harness.h"
 
@@ -91,6 +96,247 @@ TEST_F(buffer, is_read_and_written)
 		EXPECT_EQ(0, np_write(&self->peer, 0, lengths[i], self->addr, self->mr->rkey));
 		EXPECT_EQ(-1, np_differs(self->data, lengths[i], i + 100));
 	}
+}
+
+/* --- events --------------------------------------------------------------- */
+
+struct waiter {
+	pthread_t thread;
+	pid_t tid;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	void *cq_context;
+	int ret;
+	int error;
+	bool done;
+};
+
+static void *wait_for_event(void *arg)
+{
+	struct waiter *w = arg;
+
+	__atomic_store_n(&w->tid, syscall(SYS_gettid), __ATOMIC_RELEASE);
+	w->ret = ibv_get_cq_event(w->channel, &w->cq, &w->cq_context);
+	w->error = errno;
+	__atomic_store_n(&w->done, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static bool waiter_done(struct waiter *w)
+{
+	return __atomic_load_n(&w->done, __ATOMIC_ACQUIRE);
+}
+
+static bool waiter_sleeps(struct waiter *w)
+{
+	pid_t tid = __atomic_load_n(&w->tid, __ATOMIC_ACQUIRE);
+	char path[64], state = 0;
+	FILE *f;
+
+	if (!tid)
+		return false;
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	f = fopen(path, "r");
+	if (!f)
+		return false;
+	if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	fclose(f);
+	return state == 'S';
+}
+
+/* A peer whose CQ the test makes; a program's CQs are on one channel. */
+FIXTURE(events) {
+	struct np_end owner;
+	struct np_end peer;
+	struct ibv_comp_channel *channel;
+	struct waiter waiter;
+	uint8_t *data;
+	uint8_t *sink;
+	struct ibv_mr *mr;
+};
+
+FIXTURE_SETUP(events)
+{
+	ASSERT_EQ(0, np_open(&self->owner, NP_OWNER_DEV, 0));
+	ASSERT_EQ(0, np_open(&self->peer, NP_PEER_DEV, 0));
+	ASSERT_EQ(0, ibv_destroy_qp(self->peer.qp));
+	ASSERT_EQ(0, ibv_destroy_cq(self->peer.cq));
+	self->peer.qp = NULL;
+	self->peer.cq = NULL;
+	self->channel = ibv_create_comp_channel(self->peer.ctx);
+	ASSERT_NE(NULL, self->channel);
+	memset(&self->waiter, 0, sizeof(self->waiter));
+	self->waiter.channel = self->channel;
+	self->data = np_map(2 * LEN);
+	self->sink = np_map(LEN);
+	ASSERT_TRUE(self->data && self->sink);
+	np_fill(self->data, LEN, 1);
+	self->mr = ibv_reg_mr(self->owner.pd, self->data, 2 * LEN, NP_RIGHTS);
+	ASSERT_NE(NULL, self->mr) TH_LOG("%s", strerror(errno));
+	self->peer.mr = ibv_reg_mr(self->peer.pd, self->sink, LEN, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_NE(NULL, self->peer.mr) TH_LOG("%s", strerror(errno));
+	self->peer.buf = self->sink;
+	self->peer.buf_len = LEN;
+}
+
+FIXTURE_TEARDOWN(events)
+{
+	/* Before the channel that its CQ is on. */
+	if (self->peer.qp)
+		EXPECT_EQ(0, ibv_destroy_qp(self->peer.qp));
+	if (self->peer.cq)
+		EXPECT_EQ(0, ibv_destroy_cq(self->peer.cq));
+	self->peer.qp = NULL;
+	self->peer.cq = NULL;
+	EXPECT_EQ(0, ibv_destroy_comp_channel(self->channel));
+	EXPECT_EQ(0, ibv_dereg_mr(self->mr));
+	EXPECT_EQ(0, np_close(&self->peer));
+	EXPECT_EQ(0, np_close(&self->owner));
+}
+
+static int events_make_cq(struct _test_data_events *self)
+{
+	self->peer.cq = ibv_create_cq(self->peer.ctx, 128, NULL, self->channel, 0);
+	return self->peer.cq ? 0 : -errno;
+}
+
+static int events_connect(struct _test_data_events *self)
+{
+	self->peer.qp = np_make_qp(&self->peer, self->peer.pd);
+	return self->peer.qp ? np_connect(&self->owner, &self->peer) : -errno;
+}
+
+static bool events_start_waiter(struct _test_data_events *self)
+{
+	struct waiter *w = &self->waiter;
+
+	return !pthread_create(&w->thread, NULL, wait_for_event, w) &&
+	       np_wait_until(waiter_sleeps(w));
+}
+
+/* READ of a key that nobody knows: the HCA has nothing to tell until that is known. */
+static int events_post_read(struct _test_data_events *self)
+{
+	return np_post(&self->peer, IBV_WR_RDMA_READ, 0, PAGE, (uintptr_t)self->data,
+		       self->mr->rkey, IBV_SEND_SIGNALED);
+}
+
+static bool events_read_done(struct _test_data_events *self)
+{
+	struct ibv_wc wc;
+
+	return np_poll(&self->peer, &wc) == IBV_WC_SUCCESS && np_differs(self->sink, PAGE, 1) == -1;
+}
+
+/* The waiter gets an event of the CQ where the READ will complete. */
+static bool events_waiter_is_told(struct _test_data_events *self)
+{
+	struct waiter *w = &self->waiter;
+
+	if (!np_wait_until(waiter_done(w)) || w->ret || w->cq != self->peer.cq ||
+	    w->cq_context != self->peer.cq->cq_context)
+		return false;
+	ibv_ack_cq_events(w->cq, 1);
+	return !pthread_join(w->thread, NULL);
+}
+
+TEST_F(events, come_of_a_queue_made_during_the_wait)
+{
+	ASSERT_TRUE(events_start_waiter(self));
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_waiter_is_told(self));
+	EXPECT_TRUE(events_read_done(self));
+}
+
+TEST_F(events, come_when_other_queues_are_gone)
+{
+	struct ibv_cq *others[4];
+	size_t i;
+
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	for (i = 0; i < ARRAY_SIZE(others); i++) {
+		others[i] = ibv_create_cq(self->peer.ctx, 8, NULL, self->channel, 0);
+		ASSERT_NE(NULL, others[i]);
+		ASSERT_EQ(0, ibv_req_notify_cq(others[i], 0));
+	}
+	ASSERT_TRUE(events_start_waiter(self));
+	for (i = 0; i < ARRAY_SIZE(others); i++)
+		ASSERT_EQ(0, ibv_destroy_cq(others[i]));
+	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_waiter_is_told(self));
+	EXPECT_TRUE(events_read_done(self));
+}
+
+/* Of a queue that was not armed: never; and a call that must not wait does not. */
+TEST_F(events, come_when_they_were_asked_for)
+{
+	struct waiter *w = &self->waiter;
+	struct ibv_wc wc;
+
+	ASSERT_EQ(0, fcntl(self->channel->fd, F_SETFL,
+			   fcntl(self->channel->fd, F_GETFL) | O_NONBLOCK));
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_read_done(self));
+	ASSERT_EQ(-1, ibv_get_cq_event(self->channel, &w->cq, &w->cq_context));
+	EXPECT_EQ(EAGAIN, errno);
+	EXPECT_TRUE(fcntl(self->channel->fd, F_GETFL) & O_NONBLOCK);
+
+	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_EQ(0, ibv_poll_cq(self->peer.cq, 1, &wc));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(np_wait_until(!ibv_get_cq_event(self->channel, &w->cq, &w->cq_context)));
+	EXPECT_EQ(self->peer.cq, w->cq);
+	ibv_ack_cq_events(w->cq, 1);
+	EXPECT_TRUE(events_read_done(self));
+}
+
+static volatile sig_atomic_t signals;
+
+static void count_signal(int number)
+{
+	signals++;
+}
+
+TEST_F(events, are_waited_for_after_a_signal)
+{
+	struct sigaction action = { .sa_handler = count_signal, .sa_flags = SA_RESTART };
+	struct waiter *w = &self->waiter;
+
+	ASSERT_EQ(0, sigaction(SIGALRM, &action, NULL));
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_TRUE(events_start_waiter(self));
+	ASSERT_EQ(0, pthread_kill(w->thread, SIGALRM));
+	ASSERT_TRUE(np_wait_until(signals && (waiter_done(w) || waiter_sleeps(w))));
+	ASSERT_FALSE(waiter_done(w)) TH_LOG("%s", strerror(w->error));
+	ASSERT_FALSE(fcntl(self->channel->fd, F_GETFL) & O_NONBLOCK);
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_waiter_is_told(self));
+	EXPECT_TRUE(events_read_done(self));
+}
+
+TEST_F(events, are_not_waited_for_after_a_signal_that_ends_calls)
+{
+	struct sigaction action = { .sa_handler = count_signal };
+	struct waiter *w = &self->waiter;
+
+	ASSERT_EQ(0, sigaction(SIGALRM, &action, NULL));
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_TRUE(events_start_waiter(self));
+	ASSERT_EQ(0, pthread_kill(w->thread, SIGALRM));
+	ASSERT_TRUE(np_wait_until(waiter_done(w)));
+	EXPECT_EQ(-1, w->ret);
+	EXPECT_EQ(EINTR, w->error);
+	EXPECT_EQ(0, pthread_join(w->thread, NULL));
 }
 
 TEST_HARNESS_MAIN
