@@ -261,7 +261,7 @@ NPR_EXPORT int npr_post_srq_recv(npr_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **ba
 
 NPR_EXPORT ibv_qp_ex *npr_qp_to_qp_ex(npr_qp *qp)
 {
-	return &qp->ex;
+	return qp->ex.get();
 }
 
 NPR_EXPORT ibv_cq_ex *npr_cq_to_cq_ex(npr_cq *cq)

@@ -445,7 +445,7 @@ npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, 
       words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
       receive_sges_(params.receive_sge),
       engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
-      ex(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads)
+      ex(std::make_unique<qp_ex>(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads))
 {
 	c.ctx.receives.reserve(params.receives, params.receive_sge);
 }

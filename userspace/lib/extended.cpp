@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 namespace npr {
 
@@ -14,7 +15,7 @@ namespace npr {
 qp_ex::qp_ex(npr_qp &qp, const ibv_qp &verbs, std::uint32_t depth, std::uint32_t max_sge,
 	     std::uint32_t max_inline, bool threads)
     : ibv_qp_ex{},
-      qp_(qp),
+      qp_(&qp),
       mutex_(threads),
       depth_(depth),
       max_sge_(std::max(max_sge, 1U)),
@@ -126,6 +127,13 @@ qp_ex::qp_ex(npr_qp &qp, const ibv_qp &verbs, std::uint32_t depth, std::uint32_t
 	};
 }
 
+void qp_ex::move_to(npr_qp *qp) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	qp_ = qp;
+}
+
 ibv_send_wr *qp_ex::add(ibv_wr_opcode opcode) noexcept
 {
 	if (!error_ && count_ == depth_)
@@ -224,7 +232,7 @@ int qp_ex::complete() noexcept
 			return EINVAL;
 		wrs_[i].next = i + 1 < count_ ? &wrs_[i + 1] : nullptr;
 	}
-	return -qp_.cq.post_send(qp_, wrs_.data(), &bad, true);
+	return qp_ ? -qp_->cq.post_send(*qp_, wrs_.data(), &bad, true) : EINVAL;
 }
 
 /* --- polling ----------------------------------------------------------- */

@@ -27,6 +27,8 @@ public:
 	/* Throws std::bad_alloc. */
 	qp_ex(npr_qp &qp, const ibv_qp &verbs, std::uint32_t depth, std::uint32_t max_sge,
 	      std::uint32_t max_inline, bool threads);
+	/* What is posted is another's from now on, of the same queue pair; null: nobody's. */
+	void move_to(npr_qp *qp) noexcept;
 
 private:
 	static qp_ex &self(ibv_qp_ex *q) noexcept { return *static_cast<qp_ex *>(q); }
@@ -41,7 +43,7 @@ private:
 	void set_inline(std::size_t n, const ibv_data_buf *list) noexcept;
 	[[nodiscard]] int complete() noexcept;
 
-	npr_qp &qp_;
+	npr_qp *qp_;
 	optional_mutex mutex_;
 	std::size_t depth_, max_sge_, max_inline_;
 	std::vector<ibv_send_wr> wrs_;

@@ -205,7 +205,8 @@ private:
 
 public:
 	npr::engine engine;
-	npr::qp_ex ex;
+	/* Apart, because the preload library's applications have it longer than this object. */
+	std::unique_ptr<npr::qp_ex> ex;
 };
 
 struct npr_srq {

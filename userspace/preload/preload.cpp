@@ -134,6 +134,8 @@ struct objects {
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, npr_qp *> qps;
+	/* Of QPs that could not be attached again: good until they are destroyed. */
+	std::unordered_map<ibv_qp *, std::unique_ptr<npr::qp_ex>> orphans;
 	std::unordered_map<ibv_srq *, npr_srq *> srqs;
 };
 
@@ -381,8 +383,11 @@ int wr_complete(ibv_qp_ex *qp)
 	return complete(qp);
 }
 
-/* What it cannot take is the provider's alone. */
-void attach(ibv_qp *qp)
+/*
+ * What it cannot take is the provider's alone. @ex: what applications already have for
+ * ibv_wr_*(), from detach(); it is taken if the QP is.
+ */
+void attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 {
 	npr_cq *const cq = find(all().cqs, qp->send_cq).lib;
 
@@ -392,22 +397,49 @@ void attach(ibv_qp *qp)
 	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
 	if (!lib)
 		return;
-	ibv_qp_ex *const ex = npr_qp_to_qp_ex(lib);
+	if (!add(all().qps, qp, lib)) {
+		(void)npr_detach_qp(lib);
+		return;
+	}
+	if (ex) {
+		lib->ex = std::move(ex);
+		lib->ex->move_to(lib);
+		return;
+	}
 	{
 		const std::lock_guard lock(all().mutex);
-		complete = ex->wr_complete;
+		complete = lib->ex->wr_complete;
 	}
-	ex->wr_complete = wr_complete;
-	if (!add(all().qps, qp, lib))
-		(void)npr_detach_qp(lib);
+	lib->ex->wr_complete = wr_complete;
 }
 
-void detach(ibv_qp *qp)
+/* What applications have for ibv_wr_*() is left, and posts nothing. */
+std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 {
 	const inside here;
+	npr_qp *const lib = take(all().qps, qp);
 
-	if (npr_qp *const lib = take(all().qps, qp))
-		(void)npr_detach_qp(lib);
+	if (!lib)
+		return nullptr;
+	auto ex = std::move(lib->ex);
+	ex->move_to(nullptr);
+	(void)npr_detach_qp(lib);
+	return ex;
+}
+
+/* After detach(), which left @ex. */
+void attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
+{
+	attach(qp, ex);
+	if (!ex)
+		return;
+	const std::lock_guard lock(all().mutex);
+	try {
+		all().orphans[qp] = std::move(ex);
+	} catch (const std::bad_alloc &) {
+		/* lost is better than gone while it is in use */
+		(void)ex.release();
+	}
 }
 
 /*
@@ -435,8 +467,9 @@ ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 	if (!ours)
 		return d.create_qp_ex(context, attr);
 	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
+	std::unique_ptr<npr::qp_ex> none;
 	if (qp)
-		attach(qp);
+		attach(qp, none);
 	return qp;
 }
 
@@ -492,6 +525,9 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 			const std::lock_guard lock(all().mutex);
 			std::erase_if(all().channels,
 				      [&](const auto &entry) { return entry.second->context == context; });
+			std::erase_if(all().orphans, [&](const auto &entry) {
+				return entry.second->qp_base.context == context;
+			});
 		}
 		(void)npr_close(d.lib);
 		context->ops = d.ops;
@@ -727,14 +763,19 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 		const inside here;
 		return verbs().ibv_create_qp(pd, attr);
 	});
+	std::unique_ptr<npr::qp_ex> none;
 	if (qp)
-		attach(qp);
+		attach(qp, none);
 	return qp;
 }
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
-	detach(qp);
+	(void)detach(qp);
+	{
+		const std::lock_guard lock(all().mutex);
+		all().orphans.erase(qp);
+	}
 	return verbs().ibv_destroy_qp(qp);
 }
 
@@ -742,8 +783,9 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 {
 	const bool reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET && find(all().qps, qp);
 
+	std::unique_ptr<npr::qp_ex> ex;
 	if (reset)
-		detach(qp);
+		ex = detach(qp);
 
 	ibv_qp_attr a = *attr;
 	if (!busy && qp->qp_type == IBV_QPT_RC && find(all().qps, qp)) {
@@ -756,8 +798,8 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 			a.max_rd_atomic = std::max<std::uint8_t>(a.max_rd_atomic, 1);
 	}
 	const int rc = verbs().ibv_modify_qp(qp, &a, mask);
-	if (reset && !rc)
-		attach(qp);
+	if (reset)
+		attach_again(qp, std::move(ex));
 	return rc;
 }
 

@@ -7,6 +7,7 @@
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -95,6 +96,73 @@ TEST_F(buffer, is_read_and_written)
 		EXPECT_EQ(0, np_page_out(self->data, LEN));
 		EXPECT_EQ(0, np_write(&self->peer, 0, lengths[i], self->addr, self->mr->rkey));
 		EXPECT_EQ(-1, np_differs(self->data, lengths[i], i + 100));
+	}
+}
+
+/* --- objects for ibv_wr_*() ----------------------------------------------- */
+
+static bool keep_freed;
+void __libc_free(void *p);
+
+/* Everybody's. What is used after it is wrong at once, and not by the next allocation's grace. */
+void free(void *p)
+{
+	if (!keep_freed)
+		__libc_free(p);
+	else if (p)
+		memset(p, 0xa5, malloc_usable_size(p));
+}
+
+static int wr_one(struct np_end *end, struct ibv_qp_ex *qpx, bool write, size_t len, uint64_t addr,
+		  uint32_t rkey)
+{
+	struct ibv_wc wc;
+	int ret;
+
+	ibv_wr_start(qpx);
+	qpx->wr_id = 1;
+	qpx->wr_flags = IBV_SEND_SIGNALED;
+	if (write)
+		ibv_wr_rdma_write(qpx, rkey, addr);
+	else
+		ibv_wr_rdma_read(qpx, rkey, addr);
+	ibv_wr_set_sge(qpx, end->mr->lkey, (uintptr_t)end->buf, len);
+	ret = ibv_wr_complete(qpx);
+	return ret ? -ret : np_poll(end, &wc);
+}
+
+TEST_F(buffer, is_reached_by_an_object_older_than_a_reset)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = self->peer.cq,
+		.recv_cq = self->peer.cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = self->peer.pd,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_RDMA_WRITE,
+	};
+	struct ibv_qp_ex *qpx;
+	size_t i;
+
+	ASSERT_EQ(0, ibv_destroy_qp(self->peer.qp));
+	self->peer.qp = ibv_create_qp_ex(self->peer.ctx, &init);
+	ASSERT_NE(NULL, self->peer.qp) TH_LOG("%s", strerror(errno));
+	qpx = ibv_qp_to_qp_ex(self->peer.qp);
+	ASSERT_NE(NULL, qpx);
+	for (i = 0; i < 3; i++) {
+		keep_freed = true;
+		ASSERT_EQ(0, np_reconnect(&self->owner, &self->peer));
+		EXPECT_EQ(qpx, ibv_qp_to_qp_ex(self->peer.qp));
+		np_fill(self->data, LEN, i);
+		EXPECT_EQ(0, np_page_out(self->data, LEN));
+		EXPECT_EQ(0, wr_one(&self->peer, qpx, false, LEN, self->addr, self->mr->rkey));
+		EXPECT_EQ(-1, np_differs(self->sink, LEN, i));
+		np_fill(self->sink, LEN, i + 100);
+		EXPECT_EQ(0, np_page_out(self->data, LEN));
+		EXPECT_EQ(0, wr_one(&self->peer, qpx, true, LEN, self->addr, self->mr->rkey));
+		EXPECT_EQ(-1, np_differs(self->data, LEN, i + 100));
+		keep_freed = false;
 	}
 }
 
