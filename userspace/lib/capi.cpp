@@ -189,15 +189,11 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		    state.qp_state != IBV_QPS_RTR)
 			return refuse(ENOTCONN);
 
-		std::uint32_t room;
-		{
-			const std::lock_guard lock(cq->mutex);
-			room = cq->room();
-		}
 		const std::uint32_t depth = state.cap.max_send_wr;
 		npr::qp_params p{};
-		p.budget = a.sq_budget ? a.sq_budget : std::min(depth, room);
-		if (p.budget > depth || p.budget > room)
+		p.budget = a.sq_budget ? a.sq_budget : depth;
+		p.share = !a.sq_budget;
+		if (p.budget > depth)
 			return refuse(ENOSPC);
 		if (p.budget < 2)
 			return refuse(a.sq_budget ? EINVAL : ENOSPC);

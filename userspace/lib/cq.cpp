@@ -604,11 +604,19 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 		fail(EBUSY, "QP is attached");
 	if (qps.size() >= 0xffff)
 		fail(ENOSPC, "QPs of one CQ");
+
+	/* Nobody knows how many more come: who asked for no number leaves them half. */
+	const std::uint32_t left = room();
+	qp_params p = params;
+	if (p.share)
+		p.budget = std::min(p.budget, std::max((left + 1) / 2, 2U));
+	if (p.budget > left)
+		fail(ENOSPC, "entries of the CQ");
 	while (taken(next_cookie_))
 		++next_cookie_;
 
 	/* one key for each piece, one for the next work request, some for npr_resolve() */
-	const std::size_t requests = std::max<std::size_t>(params.budget, 16) + 16;
+	const std::size_t requests = std::max<std::size_t>(p.budget, 16) + 16;
 	ctx.resolver.reserve(requests);
 	{
 		const std::lock_guard results_lock(results_mutex_);
@@ -617,7 +625,7 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 	}
 	touched_.reserve(qps.size() + 1);
 	ready_.reserve(qps.size() + 1);
-	qps.push_back(std::make_unique<npr_qp>(*this, qp, params, next_cookie_++, words_lkey));
+	qps.push_back(std::make_unique<npr_qp>(*this, qp, p, next_cookie_++, words_lkey));
 	try {
 		rebuild_table();
 	} catch (...) {

@@ -117,6 +117,7 @@ struct qp_params {
 	bool sq_sig_all, relaxed;
 	bool local_only = false;
 	bool opaque_sinks = false;
+	bool share = false; /* @budget is what it could use; no more than half of the room in the CQ */
 };
 
 } // namespace npr
@@ -229,9 +230,9 @@ struct npr_cq {
 	npr_cq(npr_context &c, ibv_cq *v);
 	~npr_cq();
 
+	/* Throws: ENOSPC if the CQ has no room for the budget. */
 	npr_qp *attach(ibv_qp *qp, const npr::qp_params &params, const std::uint32_t *words_lkey = nullptr);
 	int detach(npr_qp *qp) noexcept;
-	[[nodiscard]] std::uint32_t room() const noexcept;
 
 	/* @whole: all of the list or nothing. */
 	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
@@ -263,6 +264,7 @@ private:
 	static constexpr unsigned busy_interval = 8;
 	static constexpr unsigned idle_interval = 1024;
 
+	[[nodiscard]] std::uint32_t room() const noexcept;
 	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept;
 	void rebuild_table();
 	void touch(npr_qp &qp) noexcept;

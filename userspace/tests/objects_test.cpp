@@ -307,15 +307,30 @@ struct Objects : ::testing::Test {
 			EXPECT_EQ(npr_detach_qp(cq->qps.back().get()), 0);
 	}
 
-	npr_qp *attach(std::uint32_t number)
+	ibv_qp &make_qp(std::uint32_t number)
 	{
 		verbs_qps.push_back(std::make_unique<ibv_qp>());
 		ibv_qp &q = *verbs_qps.back();
 		q.context = &dev.context;
 		q.qp_num = number;
 		q.recv_cq = &dev.cq;
-		const npr::qp_params p{32, 16, 4, 64, 16, ~0U, 4, 2, false, false};
-		return cq->attach(&q, p, &lkey);
+		return q;
+	}
+
+	npr_qp *attach(std::uint32_t number) { return cq->attach(&make_qp(number), params, &lkey); }
+
+	/* How many entries it got; 0: none were left. */
+	std::uint32_t attach(ibv_qp &q, std::uint32_t budget, bool share)
+	{
+		npr::qp_params p = params;
+		p.budget = budget;
+		p.share = share;
+		try {
+			return cq->attach(&q, p, &lkey)->budget;
+		} catch (const std::system_error &e) {
+			EXPECT_EQ(e.code().value(), ENOSPC);
+			return 0;
+		}
 	}
 
 	static int post(npr_qp *qp, ibv_wr_opcode op, std::uint64_t offset, std::span<std::byte> buffer,
@@ -342,6 +357,7 @@ struct Objects : ::testing::Test {
 		return wc;
 	}
 
+	static constexpr npr::qp_params params{32, 16, 4, 64, 16, ~0U, 4, 2, false, false};
 	device dev;
 	fake_kernel *kernel_ptr;
 	npr_context ctx;
@@ -367,6 +383,45 @@ TEST_F(Objects, WhatIsInUseIsNotClosed)
 	EXPECT_EQ(npr_close(&ctx), -EBUSY);
 	EXPECT_EQ(npr_detach_cq(cq.get()), -EBUSY);
 	EXPECT_THROW(attach(1), std::system_error);
+}
+
+TEST_F(Objects, QueuePairsThatAskForNoNumberLeaveRoomForOthers)
+{
+	dev.cq.cqe = 1023;
+	std::vector<std::uint32_t> budgets;
+	for (std::uint32_t i = 1; i <= 8; ++i)
+		budgets.push_back(attach(make_qp(i), 256, true));
+	EXPECT_EQ(budgets, (std::vector<std::uint32_t>{256, 256, 256, 128, 64, 32, 16, 8}));
+	EXPECT_EQ(attach(make_qp(9), 8, false), 0U);
+	EXPECT_EQ(attach(make_qp(9), 5, false), 5U);
+	EXPECT_EQ(attach(make_qp(10), 256, true), 2U) << "the last ones";
+	EXPECT_EQ(attach(make_qp(11), 256, true), 0U);
+}
+
+TEST_F(Objects, QueuePairGetsItsSendQueueIfThereIsRoomForTwo)
+{
+	dev.cq.cqe = 511;
+	EXPECT_EQ(attach(make_qp(1), 256, true), 256U);
+	EXPECT_EQ(attach(make_qp(2), 255, false), 255U) << "all that is left, to who asks for it";
+}
+
+TEST_F(Objects, ThreadsThatAttachAtOnceDoNotShareEntries)
+{
+	dev.cq.cqe = 63;
+	std::vector<ibv_qp *> all;
+	std::vector<std::uint32_t> budgets(16);
+	std::vector<std::thread> threads;
+	for (std::uint32_t i = 0; i < budgets.size(); ++i)
+		all.push_back(&make_qp(i + 1));
+	for (std::uint32_t i = 0; i < budgets.size(); ++i)
+		threads.emplace_back([&, i] { budgets[i] = attach(*all[i], 16, i % 2); });
+	std::uint32_t sum = 0;
+	for (std::uint32_t i = 0; i < budgets.size(); ++i) {
+		threads[i].join();
+		sum += budgets[i];
+	}
+	EXPECT_LE(sum, 63U);
+	EXPECT_GE(sum, 48U) << "as long as there is room, there is";
 }
 
 TEST_F(Objects, ReadOfAbsentMemoryBringsTheMemory)

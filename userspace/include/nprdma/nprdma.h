@@ -85,7 +85,7 @@ enum npr_qp_flags {
 struct npr_qp_attr {
 	uint32_t flags;			/* enum npr_qp_flags */
 	uint32_t max_send_wr;		/* work requests not completed yet; default: the QP's */
-	uint32_t sq_budget;		/* send queue entries to use, at least 2; default: the QP's */
+	uint32_t sq_budget;		/* send queue entries to use, at least 2; see npr_attach_qp(3) */
 	uint32_t word_cache_slots;	/* 4 KiB each, for 2 MiB of remote memory; default 2048 */
 	uint32_t read_words_min;	/* READs of at least so many bytes are proven by residency words */
 	uint32_t reserved[3];
