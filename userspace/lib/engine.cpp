@@ -133,6 +133,22 @@ bool sane(const np_region_info &i) noexcept
 	       (!i.write_key || (i.base & in_page) == (i.write_addr & in_page)) && i.table_addr % 8 == 0;
 }
 
+/* Of a path: what is no longer is one packet. */
+constexpr std::uint64_t min_mtu = 256;
+
+/*
+ * How many bytes of a READ that will be scanned go first, by themselves.
+ *
+ * The responder fetches each packet of the answer by itself, a multiple of the MTU behind
+ * the READ's address. A unit in which a packet ends would come in two parts, and could be
+ * half page, half signature (I4). So what may be more than one packet begins with a unit,
+ * and then, as every MTU is a multiple of units, so does each packet of it.
+ */
+std::uint64_t split(std::uint64_t raddr, std::uint64_t length) noexcept
+{
+	return length > min_mtu ? -raddr % unit_size : 0;
+}
+
 std::uint64_t region_pages(const np_region_info &i) noexcept
 {
 	return ((i.base + (i.length - 1)) >> page_shift) - (i.base >> page_shift) + 1;
@@ -386,8 +402,8 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 				    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
 	} else {
 		/* in one piece for sure: no need to count its pages */
-		if (length > (page_bits::capacity - 1) * page_size || length - 1 >= quick_limit_ || !info.read_key ||
-		    !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
+		if (length > (page_bits::capacity - 1) * page_size || length - 1 >= quick_limit_ ||
+		    split(addr, length) || !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
 			return false;
 		p.ring = none;
 		w.send_flags = IBV_SEND_SIGNALED;
@@ -966,12 +982,16 @@ bool engine::scan(piece &p) noexcept
 
 bool engine::post_read(piece &p) noexcept
 {
-	const std::uint32_t runs = p.todo.runs();
+	const bool opaque = op_at(p.op).opaque;
+	/* The other runs begin with a page. */
+	const bytes first = run_bytes(p, p.todo.next_run(0));
+	std::uint64_t head = opaque ? 0 : split(addr_of(op_at(p.op).wr) + first.start, first.length);
+	const std::uint32_t entries = p.todo.runs() + (head != 0);
 	std::uint64_t page = p.first_page;
 	std::uint32_t pages = 0;
 
 	p.warms = p.by_words = false;
-	if (p.hold || p.round || op_at(p.op).opaque) {
+	if (p.hold || p.round || opaque) {
 		const page_bits::run h = p.todo.hull();
 		page += h.first;
 		pages = h.end - h.first;
@@ -982,20 +1002,28 @@ bool engine::post_read(piece &p) noexcept
 			const std::uint64_t w = cache_.get(p.reg->uid, page + i);
 			p.by_words = w != unknown_word && w & NP_WORD_READABLE;
 		}
-		/* Not this time: but learn the words, for the next READ here. */
-		p.warms = !p.by_words;
+		if (!p.by_words) {
+			/* Not this time: but learn the words, for the next READ here, if ever there is room. */
+			p.warms = entries < config_.sq_budget;
+			pages = p.warms ? pages : 0;
+		}
 	}
-	if (!room(runs + p.warms) || (pages && !take_ring(p, page, pages)))
+	if (!room(entries + p.warms) || (pages && !take_ring(p, page, pages)))
 		return false;
 	if (p.warms)
 		push_words(p, false);
 	else if (pages)
 		snapshot(p);
 	p.at = stage::read_data;
-	unsigned left = runs;
+	unsigned left = entries;
 	p.todo.for_each_run([&](page_bits::run r) {
 		const bytes b = run_bytes(p, r);
-		push_data(p, b.start, b.length, !--left);
+		if (head) {
+			push_data(p, b.start, head, false);
+			--left;
+		}
+		push_data(p, b.start + head, b.length - head, !--left);
+		head = 0;
 	});
 	return true;
 }

@@ -40,6 +40,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
 	a.world.chance_no_hold = s.no_hold;
+	a.world.mtu = 256U << seed % 5;
 	a.chance_once = s.once;
 	a.chance_local = s.local;
 	a.chance_opaque = s.opaque;
@@ -97,6 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"HeavyPressure", 40, 20, 0, 16, 64, 0, false, false, false},
 		scenario{"SmallestQueue", 20, 5, 0, 2, 4, 0, false, false, false},
 		scenario{"SmallQueueByWords", 15, 5, 0, 3, 4, 2048, false, false, false},
+		scenario{"SmallestQueueByWords", 15, 5, 0, 2, 4, 2048, false, false, false},
 		scenario{"ByWords", 10, 5, 0, 16, 64, 4096, false, false, false},
 		scenario{"AllSignaled", 10, 5, 0, 9, 64, 0, false, true, false},
 		scenario{"Relaxed", 10, 5, 0, 16, 64, 8192, true, false, false},

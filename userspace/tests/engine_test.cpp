@@ -477,13 +477,72 @@ TEST_F(Engine, ReadOfResidentMemoryIsOneRead)
 {
 	resolve();
 	a.world.all_in(r, false);
-	a.post(IBV_WR_RDMA_READ, 0, 100, 3 * page_size);
+	a.post(IBV_WR_RDMA_READ, 0, 128, 3 * page_size);
 	EXPECT_EQ(a.world.queue.size(), 1U);
 	a.world.run_wire();
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_EQ(a.world.fault_requests, 0U);
 	EXPECT_EQ(a.world.word_reads, 0U);
 	EXPECT_EQ(a.world.data_reads, 1U);
+}
+
+TEST_F(Engine, OnlyAReadThatMayBeOfTwoPacketsWithinAUnitIsTwo)
+{
+	resolve();
+	a.world.all_in(r, false);
+	/* the first is the one whose key is looked up */
+	for (const auto &[offset, length, reads] :
+	     {std::tuple{64U, 8192U, 1U}, {64U, 8192U, 1U}, {1U, 256U, 1U}, {1U, 257U, 2U}, {63U, 257U, 2U}}) {
+		a.world.data_reads = 0;
+		a.post(IBV_WR_RDMA_READ, 0, offset, length);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_EQ(a.world.data_reads, reads) << length << " bytes at " << offset;
+	}
+}
+
+/*
+ * Of a unit that two packets brought the first word would tell of the first packet only, or, where that
+ * ends within the word, of none. Which packet brings what depends on the path, so all paths are tried.
+ */
+TEST_F(Engine, APageThatGoesOrComesBetweenTwoPacketsOfAReadIsNoticed)
+{
+	std::vector<std::uint64_t> offsets{4060, 4093};
+	for (std::uint64_t i = 0; i < 64; ++i)
+		offsets.push_back(i);
+
+	const auto set = [this](bool there) { there ? a.world.all_in(r, false) : a.world.all_out(r); };
+	/* False: the READ is over before packet @n. */
+	const auto changes_before = [&](unsigned n, std::uint64_t offset, std::uint64_t length, bool comes, bool again) {
+		SCOPED_TRACE(testing::Message() << length << " bytes at " << offset << ", packets of " << a.world.mtu
+						<< (comes ? ", comes" : ", goes") << " before " << n
+						<< (again ? " of the second try" : ""));
+		if (HasFailure())
+			return false;
+		set(!comes && !again);
+		a.post(IBV_WR_RDMA_READ, 0, offset, length);
+		if (again) {
+			a.world.run_wire();
+			a.world.run_control();
+			set(!comes);
+		}
+		unsigned done = 0;
+		while (done < n && a.world.advance_packet())
+			++done;
+		set(comes);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		return done == n;
+	};
+
+	resolve();
+	for (a.world.mtu = 256; a.world.mtu <= 4096; a.world.mtu *= 2)
+		for (const std::uint64_t offset : offsets)
+			for (const std::uint64_t length : {std::uint64_t{a.world.mtu} + 20, 2 * page_size})
+				for (const bool comes : {false, true})
+					for (const bool again : {false, true})
+						for (unsigned n = 1; changes_before(n, offset, length, comes, again);)
+							++n;
 }
 
 TEST_F(Engine, ReadAsksForTheAbsentPagesOnlyAndReadsThoseAgain)
@@ -727,6 +786,26 @@ TEST_F(ByWords, LargeReadWithKnownWordsIsProvenByThem)
 	a.world.settle();
 	ASSERT_EQ(a.poll(), 1U);
 	EXPECT_EQ(a.world.fault_requests, faults) << "no suspicion without a scan";
+}
+
+/* The words that the next READ could use, if it came to that, are what there is no room for. */
+TEST(SmallestQueue, HasRoomForAReadThatBeginsWithinAUnit)
+{
+	engine_config c = small_config();
+	c.sq_budget = 2;
+	c.read_words_min = page_size;
+	app a(c);
+	sim_region &r = a.world.add_region(0x100000, 16 * page_size, 0x100);
+
+	for (const bool there : {true, false}) {
+		if (there)
+			a.world.all_in(r, false);
+		else
+			a.world.all_out(r);
+		a.post(IBV_WR_RDMA_READ, 0, 1, 4 * page_size);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+	}
 }
 
 TEST_F(ByWords, WordsArePostedOnlyWhenTheDataHasCome)

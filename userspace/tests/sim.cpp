@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <numeric>
 
 namespace npr::test {
 
@@ -176,11 +175,9 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 		if (w->opcode == IBV_WR_RDMA_READ) {
 			const bool table = x.sges[0].lkey == words_lkey;
 			++(table ? word_reads : data_reads);
-			const std::uint64_t unit = table ? 8 : unit_size;
-			const std::uint64_t first = w->wr.rdma.remote_addr / unit;
-			const std::uint64_t last = (w->wr.rdma.remote_addr + x.length - 1) / unit;
-			x.todo.resize(last - first + 1);
-			std::iota(x.todo.rbegin(), x.todo.rend(), 0U);
+			for (std::uint64_t o = 0; o < x.length; o = fetch_end(x, o))
+				x.todo.push_back(static_cast<std::uint32_t>(o));
+			std::reverse(x.todo.begin(), x.todo.end());
 		} else if (changes_memory(w->opcode) && x.length && !is_refused(*w)) {
 			++writes;
 		}
@@ -318,6 +315,14 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 	}
 }
 
+std::uint64_t sim::fetch_end(const wire &w, std::uint64_t offset) const
+{
+	const std::uint64_t unit = w.sges[0].lkey == words_lkey ? 8 : unit_size;
+	const std::uint64_t in_unit = (w.wr.wr.rdma.remote_addr + offset) % unit;
+
+	return std::min({offset + unit - in_unit, offset + mtu - offset % mtu, w.length});
+}
+
 /* Bytes [offset, offset + n) of @w, which lie in one unit. */
 void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 {
@@ -406,16 +411,12 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 			return false;
 	}
 	if (w.wr.opcode == IBV_WR_RDMA_READ) {
-		const std::uint64_t unit = w.sges[0].lkey == words_lkey ? 8 : unit_size;
-		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
 		while (units-- && !w.todo.empty()) {
 			if (shuffled)
 				std::swap(w.todo.back(), w.todo[dice(w.todo.size())]);
-			const std::uint64_t u = addr / unit + w.todo.back();
+			const std::uint64_t start = w.todo.back();
 			w.todo.pop_back();
-			const std::uint64_t start = std::max(addr, u * unit);
-			const std::uint64_t end = std::min(addr + w.length, (u + 1) * unit);
-			execute(w, start - addr, end - start);
+			execute(w, start, fetch_end(w, start) - start);
 		}
 		w.finished = w.todo.empty() || w.status != IBV_WC_SUCCESS;
 	} else if (is_refused(w.wr)) {
@@ -466,6 +467,20 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 	if (w.finished && w.status != IBV_WC_SUCCESS)
 		qp_error = true;
 	return true;
+}
+
+bool sim::advance_packet()
+{
+	for (std::size_t i = 0; i < queue.size(); ++i) {
+		const wire &w = queue[i];
+		if (w.finished)
+			continue;
+		do
+			EXPECT_TRUE(advance(i, 1, false));
+		while (!w.finished && w.todo.back() % mtu);
+		return true;
+	}
+	return false;
 }
 
 bool sim::complete_one()

@@ -5,8 +5,10 @@
  * Regions have pages that become absent and resident in the two steps of the
  * design (word, then mapping; mapping, then word). WRITEs take effect in order,
  * in units of 64 bytes; a READ may fetch its units any time after the WRITEs
- * before it, and later READs may overtake it. An absent page reads as the
- * signature and swallows WRITEs. Nothing moves unless a test, or its dice, say so.
+ * before it, and later READs may overtake it. Each of its packets is fetched by
+ * itself, and a unit that lies across two of them in two parts. An absent page
+ * reads as the signature and swallows WRITEs. Nothing moves unless a test, or its
+ * dice, say so.
  *
  * An atomic is not ordered against a later READ, unless that has a fence.
  *
@@ -129,12 +131,14 @@ public:
 		std::vector<ibv_sge> sges;
 		std::vector<std::byte> inlined;
 		std::uint64_t length = 0, done = 0; /* bytes */
-		std::vector<std::uint32_t> todo;    /* units of a READ not fetched yet */
+		std::vector<std::uint32_t> todo;    /* of a READ, what is not fetched yet: see fetch_end() */
 		bool started = false, finished = false;
 		ibv_wc_status status = IBV_WC_SUCCESS;
 	};
 	/* Do up to @units units of queue entry @i if the order allows; false if it does not. */
 	bool advance(std::size_t i, std::uint64_t units, bool shuffled);
+	/* A packet of the first READ that is not done. False: there is none. */
+	bool advance_packet();
 	/* All that is posted, completed. */
 	void run_wire();
 	/* The completion of the first entry, if it is finished. */
@@ -200,6 +204,7 @@ public:
 	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */
 	std::uint64_t failed_seq = 0; /* the app_op of that SEND */
 	std::uint32_t budget = 0;     /* 0: not checked */
+	std::uint32_t mtu = 4096;     /* bytes of a packet */
 
 	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
 	std::vector<std::vector<np_range>> fault_log;
@@ -208,6 +213,8 @@ public:
 	std::vector<std::pair<std::uint32_t, std::uint64_t>> immediates;
 
 private:
+	/* Where what a READ fetches at once, from byte @offset on, ends: with its unit, or its packet. */
+	[[nodiscard]] std::uint64_t fetch_end(const wire &w, std::uint64_t offset) const;
 	void execute(wire &w, std::uint64_t offset, std::uint64_t n);
 	/* The application's memory behind bytes of an entry. */
 	std::byte *memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const;
