@@ -5,6 +5,9 @@
  * costs time and is never an error, never lost and never a livelock.
  */
 #include <nprdma/nprdma.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "np_harness.h"
 
@@ -233,6 +236,81 @@ TEST_F(library, signature_survives_pages_that_come_and_go)
 		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, 4 * PAGE));
 		EXPECT_EQ(0, memcmp(pair->data, pair->peer.buf, 4 * PAGE));
 	}
+}
+
+struct churner {
+	uint8_t *data;
+	atomic_bool stop;
+};
+
+/* Pages go one at a time, so that the READ that meets it has the others. */
+static void *churn_thread(void *arg)
+{
+	struct churner *c = arg;
+
+	for (unsigned int i = 0; !atomic_load(&c->stop); i++) {
+		if (madvise(c->data + i % 4 * PAGE, PAGE, MADV_PAGEOUT))
+			return "madvise";
+		sched_yield();
+	}
+	return NULL;
+}
+
+/*
+ * Each packet is fetched by itself, and in an unaligned READ it ends within a unit. An
+ * HCA that overlaps READs fetches the first packet of one that waits long before the next.
+ */
+TEST_F(library, unaligned_reads_are_right_while_pages_come_and_go)
+{
+	static const size_t start[] = { PAGE - 36, PAGE - 3, 2 * PAGE - 36, 1, 2 * PAGE - 20, 63 };
+	struct np_pair *pair = &self->pair;
+	struct churner churner = { .data = pair->data };
+	const size_t len = 2 * PAGE, reads = 8;
+	uint64_t until = np_now_ms() + 3000;
+	struct npr_stats stats;
+	unsigned long wrong = 0;
+	pthread_t thread;
+	void *failed;
+
+	ASSERT_EQ(0, pthread_create(&thread, NULL, churn_thread, &churner));
+	for (int round = 0; round < 50 || np_now_ms() < until; round++) {
+		struct ibv_wc wc;
+
+		for (size_t i = 0; i < reads; i++) {
+			struct ibv_sge sge = {
+				.addr = (uintptr_t)pair->peer.buf + i * len,
+				.length = len,
+				.lkey = pair->peer.mr->lkey,
+			};
+			struct ibv_send_wr wr = {
+				.wr_id = i,
+				.sg_list = &sge,
+				.num_sge = 1,
+				.opcode = IBV_WR_RDMA_READ,
+				.send_flags = i == reads - 1 ? IBV_SEND_SIGNALED : 0,
+				.wr.rdma = {
+					.remote_addr = (uintptr_t)pair->data +
+						       start[(round + i) % ARRAY_SIZE(start)],
+					.rkey = pair->mr->rkey,
+				},
+			}, *bad;
+
+			memset(pair->peer.buf + i * len, 0xff, len);
+			ASSERT_EQ(0, npr_post_send(self->qp, &wr, &bad));
+		}
+		ASSERT_EQ(0, await(self->cq, reads - 1, &wc));
+		for (size_t i = 0; i < reads; i++)
+			wrong += memcmp(pair->data + start[(round + i) % ARRAY_SIZE(start)],
+					pair->peer.buf + i * len, len) != 0;
+	}
+	atomic_store(&churner.stop, true);
+	ASSERT_EQ(0, pthread_join(thread, &failed));
+	EXPECT_EQ(NULL, failed);
+	EXPECT_EQ(0, wrong);
+	ASSERT_EQ(0, npr_get_stats(self->qp, &stats, sizeof(stats)));
+	EXPECT_LT(0, stats.suspicious_pages);
+	TH_LOG("%lu READs, %lu suspicious pages", (unsigned long)stats.reads,
+	       (unsigned long)stats.suspicious_pages);
 }
 
 /* The result is the test: done twice, or on the scratch page, it is another one. */
