@@ -127,7 +127,11 @@ struct channel {
 	std::mutex reading; /* the file's flags are the caller's without it */
 };
 
-/* All objects by those of verbs. The application orders use and destruction, as ever. */
+/*
+ * All objects by those of verbs. The application orders use and destruction, as ever. Where the
+ * kernel may refuse to destroy one, it is asked first, so that a key may be of what is no more,
+ * and be used anew already: keys are compared, and looked into only by who uses the object.
+ */
 struct objects {
 	std::shared_mutex mutex;
 	std::unordered_map<ibv_context *, device> devices;
@@ -181,18 +185,51 @@ template <class Map, class Key>
 typename Map::mapped_type take(Map &map, Key *key)
 {
 	const std::lock_guard lock(all().mutex);
-	const auto node = map.extract(key);
+	auto node = map.extract(key);
 
-	return node ? node.mapped() : typename Map::mapped_type{};
+	return node ? std::move(node.mapped()) : typename Map::mapped_type{};
+}
+
+npr_cq *lib_of(const queue &q)
+{
+	return q.lib;
+}
+
+template <class T>
+T *lib_of(T *lib)
+{
+	return lib;
+}
+
+/* Takes @lib out, which was that of @key; another may be by now. */
+template <class Map, class Key, class Lib>
+void drop(Map &map, Key *key, Lib *lib)
+{
+	const std::lock_guard lock(all().mutex);
+
+	if (const auto it = map.find(key); it != map.end() && lib_of(it->second) == lib)
+		map.erase(it);
+}
+
+const npr_context &context_of(const npr_qp *qp)
+{
+	return qp->cq.ctx;
+}
+
+template <class T>
+const npr_context &context_of(const T *lib)
+{
+	return lib->ctx;
 }
 
 /* Some object of @context, or null. */
 template <class Map>
-auto any_of(const Map &map, ibv_context *context)
+auto any_of(const Map &map, const npr_context *context)
 {
 	const std::shared_lock lock(all().mutex);
-	const auto it = std::find_if(map.begin(), map.end(),
-				     [&](const auto &entry) { return entry.first->context == context; });
+	const auto it = std::find_if(map.begin(), map.end(), [&](const auto &entry) {
+		return &context_of(lib_of(entry.second)) == context;
+	});
 
 	return it == map.end() ? nullptr : it->first;
 }
@@ -215,6 +252,15 @@ void unwatch(const channel &c, const npr_cq &lib)
 {
 	for (const int fd : {lib.channel.get(), lib.event.get(), lib.timer.get()})
 		(void)epoll_ctl(c.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+/* Whether those who wait are told what happens to @cq. What it was before. */
+bool set_armed(ibv_cq *cq, bool armed)
+{
+	const std::lock_guard lock(all().mutex);
+	const auto it = all().cqs.find(cq);
+
+	return it != all().cqs.end() && std::exchange(it->second.armed, armed);
 }
 
 /* NPRDMA_UNPINNED: regions of at least so many bytes; without it, all. */
@@ -286,11 +332,8 @@ int req_notify_cq(ibv_cq *cq, int solicited_only)
 
 	if (!q.lib)
 		return find_device(cq->context).ops.req_notify_cq(cq, solicited_only);
-	if (!q.armed) {
-		const std::lock_guard lock(all().mutex);
-		if (const auto it = all().cqs.find(cq); it != all().cqs.end())
-			it->second.armed = true;
-	}
+	if (!q.armed)
+		(void)set_armed(cq, true);
 	const inside here;
 	return -npr_req_notify_cq(q.lib, solicited_only);
 }
@@ -420,7 +463,7 @@ std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 	npr_qp *const lib = take(all().qps, qp);
 
 	if (!lib)
-		return nullptr;
+		return take(all().orphans, qp);
 	auto ex = std::move(lib->ex);
 	ex->move_to(nullptr);
 	(void)npr_detach_qp(lib);
@@ -515,11 +558,11 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 	if (d.lib) {
 		const inside here;
 		/* Not every application destroys all it has before. */
-		while (ibv_qp *const qp = any_of(all().qps, context))
+		while (ibv_qp *const qp = any_of(all().qps, d.lib))
 			(void)npr_detach_qp(take(all().qps, qp));
-		while (ibv_srq *const srq = any_of(all().srqs, context))
+		while (ibv_srq *const srq = any_of(all().srqs, d.lib))
 			(void)npr_detach_srq(take(all().srqs, srq));
-		while (ibv_cq *const cq = any_of(all().cqs, context))
+		while (ibv_cq *const cq = any_of(all().cqs, d.lib))
 			(void)npr_detach_cq(take(all().cqs, cq).lib);
 		{
 			const std::lock_guard lock(all().mutex);
@@ -665,19 +708,24 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 {
 	const queue q = find(all().cqs, cq);
 
-	if (q.lib) {
-		const inside here;
-		const auto c = find(all().channels, cq->channel);
+	if (!q.lib)
+		return verbs().ibv_destroy_cq(cq);
+	/* Nobody is told of it any more, for it is gone when the call returns. */
+	const auto c = find(all().channels, cq->channel);
+	const bool armed = set_armed(cq, false);
+	if (c)
+		unwatch(*c, *q.lib);
+	if (const int rc = verbs().ibv_destroy_cq(cq)) {
+		/* Not without memory: then the library wakes nobody for it any more. */
 		if (c)
-			unwatch(*c, *q.lib);
-		if (npr_detach_cq(q.lib)) {
-			if (c)
-				(void)watch(*c, cq, *q.lib);
-			return EBUSY;
-		}
-		(void)take(all().cqs, cq);
+			(void)watch(*c, cq, *q.lib);
+		(void)set_armed(cq, armed);
+		return rc;
 	}
-	return verbs().ibv_destroy_cq(cq);
+	const inside here;
+	drop(all().cqs, cq, q.lib);
+	(void)npr_detach_cq(q.lib);
+	return 0;
 }
 
 /* Something may have happened that only the library can tell: that is an event, too. */
@@ -747,12 +795,14 @@ NPR_EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *attr)
 
 NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
 {
-	{
-		const inside here;
-		if (npr_srq *const lib = take(all().srqs, srq))
-			(void)npr_detach_srq(lib);
-	}
-	return verbs().ibv_destroy_srq(srq);
+	npr_srq *const lib = find(all().srqs, srq);
+
+	if (const int rc = verbs().ibv_destroy_srq(srq); rc || !lib)
+		return rc;
+	const inside here;
+	drop(all().srqs, srq, lib);
+	(void)npr_detach_srq(lib);
+	return 0;
 }
 
 NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
@@ -771,12 +821,13 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
-	(void)detach(qp);
-	{
-		const std::lock_guard lock(all().mutex);
-		all().orphans.erase(qp);
-	}
-	return verbs().ibv_destroy_qp(qp);
+	/* Before: what is under way ends by means of the QP. */
+	auto ex = detach(qp);
+	const int rc = verbs().ibv_destroy_qp(qp);
+
+	if (rc && ex)
+		attach_again(qp, std::move(ex));
+	return rc;
 }
 
 NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)

@@ -166,6 +166,46 @@ TEST_F(buffer, is_reached_by_an_object_older_than_a_reset)
 	}
 }
 
+/* --- what is in use ------------------------------------------------------- */
+
+/* A shared receive queue that a QP uses stays, and what is posted there. */
+TEST_F(buffer, is_received_into_by_a_queue_that_could_not_go)
+{
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_qp_init_attr init = {
+		.send_cq = self->owner.cq,
+		.recv_cq = self->owner.cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_send_sge = 1 },
+	};
+	struct ibv_sge sge = { .addr = self->addr + PAGE, .length = PAGE, .lkey = self->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 7, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_srq *srq;
+	struct ibv_wc wc;
+
+	srq = ibv_create_srq(self->owner.pd, &srq_init);
+	ASSERT_NE(NULL, srq) TH_LOG("%s", strerror(errno));
+	ASSERT_EQ(0, ibv_destroy_qp(self->owner.qp));
+	init.srq = srq;
+	self->owner.qp = ibv_create_qp(self->owner.pd, &init);
+	ASSERT_NE(NULL, self->owner.qp) TH_LOG("%s", strerror(errno));
+	ASSERT_EQ(0, np_reconnect(&self->owner, &self->peer));
+
+	EXPECT_EQ(EBUSY, ibv_destroy_srq(srq));
+	EXPECT_EQ(0, np_page_out(self->data, LEN));
+	ASSERT_EQ(0, ibv_post_srq_recv(srq, &wr, &bad));
+	np_fill(self->sink, PAGE, 5);
+	ASSERT_EQ(0, np_post(&self->peer, IBV_WR_SEND, 0, PAGE, 0, 0, IBV_SEND_SIGNALED));
+	EXPECT_EQ(IBV_WC_SUCCESS, np_poll(&self->peer, &wc));
+	EXPECT_EQ(IBV_WC_SUCCESS, np_poll(&self->owner, &wc));
+	EXPECT_EQ(7, wc.wr_id);
+	EXPECT_EQ(-1, np_differs(self->data + PAGE, PAGE, 5));
+
+	EXPECT_EQ(0, ibv_destroy_qp(self->owner.qp));
+	self->owner.qp = NULL;
+	EXPECT_EQ(0, ibv_destroy_srq(srq));
+}
+
 /* --- events --------------------------------------------------------------- */
 
 struct waiter {
@@ -315,6 +355,18 @@ TEST_F(events, come_of_a_queue_made_during_the_wait)
 	ASSERT_EQ(0, events_make_cq(self));
 	ASSERT_EQ(0, events_connect(self));
 	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_waiter_is_told(self));
+	EXPECT_TRUE(events_read_done(self));
+}
+
+TEST_F(events, come_of_a_queue_that_could_not_go)
+{
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_TRUE(events_start_waiter(self));
+	EXPECT_EQ(EBUSY, ibv_destroy_cq(self->peer.cq));
 	ASSERT_EQ(0, events_post_read(self));
 	ASSERT_TRUE(events_waiter_is_told(self));
 	EXPECT_TRUE(events_read_done(self));
