@@ -9,7 +9,8 @@
  * uses the same functions and pointers; inside() tells the two apart.
  *
  * An object that the library does not take (a type of QP, a CQ with attributes) is left
- * to the provider: it works, but not with unpinned regions, which fail closed.
+ * to the provider: it works, but not with unpinned regions, which fail closed. One that it
+ * cannot take, without memory or room, is not made, unless the program has pinned regions.
  */
 #include "local_regions.hpp"
 #include "objects.hpp"
@@ -284,6 +285,38 @@ std::size_t threshold()
 	return bytes;
 }
 
+const char *advice(int error)
+{
+	switch (error) {
+	case ENOSPC:
+		return "Its completion queue needs more entries. ";
+	case ENOMEM:
+		return "There is too little memory, or RLIMIT_MEMLOCK is too low. ";
+	case EMFILE:
+		return "RLIMIT_NOFILE is too low. ";
+	default:
+		return "";
+	}
+}
+
+/*
+ * An object that the library could not attach: true if it may be used nevertheless, with pinned
+ * regions, which only NPRDMA_UNPINNED leaves. Otherwise what is done with it would fail later,
+ * where nobody knows why.
+ */
+bool may_be_left(const ibv_context *context, const char *what, std::uint32_t number, int error)
+{
+	const bool left = threshold();
+
+	errno = error;
+	std::fprintf(stderr, "libnprdma-preload: %s: %s %u cannot have unpinned memory: %m. %s%s\n",
+		     ibv_get_device_name(context->device), what, number, advice(error),
+		     left ? "It works with pinned memory only." :
+			    "With NPRDMA_UNPINNED=BYTES it works with pinned memory.");
+	errno = error;
+	return left;
+}
+
 /* --- calls through pointers -------------------------------------------- */
 
 int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
@@ -427,33 +460,48 @@ int wr_complete(ibv_qp_ex *qp)
 }
 
 /*
- * What it cannot take is the provider's alone. @ex: what applications already have for
- * ibv_wr_*(), from detach(); it is taken if the QP is.
+ * What it does not take is the provider's alone. @ex: what applications already have for
+ * ibv_wr_*(), from detach(); it is taken if the QP is. 0 or an errno, if it should be.
  */
-void attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
+int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 {
 	npr_cq *const cq = find(all().cqs, qp->send_cq).lib;
 
-	if (!cq || !find(all().cqs, qp->recv_cq).lib)
-		return;
+	if (!cq || !find(all().cqs, qp->recv_cq).lib ||
+	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
+		return 0;
 	const inside here;
 	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
 	if (!lib)
-		return;
+		return errno;
 	if (!add(all().qps, qp, lib)) {
 		(void)npr_detach_qp(lib);
-		return;
+		return ENOMEM;
 	}
 	if (ex) {
 		lib->ex = std::move(ex);
 		lib->ex->move_to(lib);
-		return;
+		return 0;
 	}
 	{
 		const std::lock_guard lock(all().mutex);
 		complete = lib->ex->wr_complete;
 	}
 	lib->ex->wr_complete = wr_complete;
+	return 0;
+}
+
+/* @qp, or null and errno. */
+ibv_qp *attach_new(ibv_qp *qp)
+{
+	std::unique_ptr<npr::qp_ex> none;
+	const int error = attach(qp, none);
+
+	if (!error || may_be_left(qp->context, "QP", qp->qp_num, error))
+		return qp;
+	(void)verbs().ibv_destroy_qp(qp);
+	errno = error;
+	return nullptr;
 }
 
 /* What applications have for ibv_wr_*() is left, and posts nothing. */
@@ -470,12 +518,13 @@ std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 	return ex;
 }
 
-/* After detach(), which left @ex. */
-void attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
+/* After detach(), which left @ex. 0 or an errno. */
+int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 {
-	attach(qp, ex);
+	const int error = attach(qp, ex);
+
 	if (!ex)
-		return;
+		return error;
 	const std::lock_guard lock(all().mutex);
 	try {
 		all().orphans[qp] = std::move(ex);
@@ -483,6 +532,7 @@ void attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 		/* lost is better than gone while it is in use */
 		(void)ex.release();
 	}
+	return error;
 }
 
 /*
@@ -510,10 +560,7 @@ ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 	if (!ours)
 		return d.create_qp_ex(context, attr);
 	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
-	std::unique_ptr<npr::qp_ex> none;
-	if (qp)
-		attach(qp, none);
-	return qp;
+	return qp ? attach_new(qp) : qp;
 }
 
 } // namespace
@@ -695,13 +742,25 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 	ibv_cq *cq = verbs().ibv_create_cq(context, 2 * cqe + 64, cq_context, channel, comp_vector);
 	if (!cq)
 		cq = verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
-	npr_cq *const lib = cq ? npr_attach_cq(d.lib, cq) : nullptr;
-	if (!lib)
+	if (!cq)
 		return cq;
+	npr_cq *const lib = npr_attach_cq(d.lib, cq);
 	const auto c = find(all().channels, channel);
-	if ((c && !watch(*c, cq, *lib)) || !add(all().cqs, cq, queue{lib, 0, false}))
+	int error = errno;
+	if (lib) {
+		if (c && !watch(*c, cq, *lib))
+			error = errno;
+		else if (add(all().cqs, cq, queue{lib, 0, false}))
+			return cq;
+		else
+			error = ENOMEM;
 		(void)npr_detach_cq(lib);
-	return cq;
+	}
+	if (may_be_left(context, "CQ", cq->handle, error))
+		return cq;
+	(void)verbs().ibv_destroy_cq(cq);
+	errno = error;
+	return nullptr;
 }
 
 NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
@@ -788,9 +847,16 @@ NPR_EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *attr)
 		return srq;
 	const inside here;
 	npr_srq *const lib = npr_attach_srq(d.lib, srq);
-	if (lib && !add(all().srqs, srq, lib))
+	if (lib && add(all().srqs, srq, lib))
+		return srq;
+	const int error = lib ? ENOMEM : errno;
+	if (lib)
 		(void)npr_detach_srq(lib);
-	return srq;
+	if (may_be_left(pd->context, "SRQ", srq->handle, error))
+		return srq;
+	(void)verbs().ibv_destroy_srq(srq);
+	errno = error;
+	return nullptr;
 }
 
 NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
@@ -813,10 +879,7 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 		const inside here;
 		return verbs().ibv_create_qp(pd, attr);
 	});
-	std::unique_ptr<npr::qp_ex> none;
-	if (qp)
-		attach(qp, none);
-	return qp;
+	return qp ? attach_new(qp) : qp;
 }
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
@@ -825,8 +888,9 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 	auto ex = detach(qp);
 	const int rc = verbs().ibv_destroy_qp(qp);
 
+	/* It is still there, which is what the caller is told. */
 	if (rc && ex)
-		attach_again(qp, std::move(ex));
+		(void)attach_again(qp, std::move(ex));
 	return rc;
 }
 
@@ -849,8 +913,10 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 			a.max_rd_atomic = std::max<std::uint8_t>(a.max_rd_atomic, 1);
 	}
 	const int rc = verbs().ibv_modify_qp(qp, &a, mask);
-	if (reset)
-		attach_again(qp, std::move(ex));
+	if (!reset)
+		return rc;
+	if (const int error = attach_again(qp, std::move(ex)); error && !rc)
+		return may_be_left(qp->context, "QP", qp->qp_num, error) ? 0 : error;
 	return rc;
 }
 

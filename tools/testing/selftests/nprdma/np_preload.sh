@@ -68,11 +68,12 @@ for t in "${tests[@]}"; do
 	result $? "$t"
 done
 
-# Regions that the HCA knows by other addresses. With the second the program's own buffer is pinned.
+# Regions that the HCA knows by other addresses, and what few programs do with queues. With the
+# second the program's own buffer is pinned.
 for bytes in 0 300000; do
 	env "LD_PRELOAD=$preload" "NPRDMA_UNPINNED=$bytes" \
 		timeout 120 "$(dirname "$0")/np_plain" >"$logs/client" 2>&1
-	result $? "buffers anywhere, regions of at least $bytes bytes unpinned"
+	result $? "buffers anywhere, queues at any time, regions of at least $bytes bytes unpinned"
 done
 
 # The owner of 16 MiB that are written to may lock 4 MiB.
