@@ -69,6 +69,7 @@ struct functions {
 	REAL(ibv_create_comp_channel, "IBVERBS_1.0");
 	REAL(ibv_destroy_comp_channel, "IBVERBS_1.0");
 	REAL(ibv_create_cq, "IBVERBS_1.1");
+	REAL(ibv_resize_cq, "IBVERBS_1.1");
 	REAL(ibv_destroy_cq, "IBVERBS_1.1");
 	REAL(ibv_get_cq_event, "IBVERBS_1.1");
 	REAL(ibv_ack_cq_events, "IBVERBS_1.1");
@@ -447,6 +448,17 @@ bool goes_on()
 	return true;
 }
 
+/* --- completion queues -------------------------------------------------- */
+
+/* No device has more. */
+constexpr int max_cqe = 1 << 24;
+
+/* The library's own completions need room as well. */
+constexpr int with_room(int cqe)
+{
+	return 2 * cqe + 64;
+}
+
 /* --- queue pairs -------------------------------------------------------- */
 
 /* Of all extended QPs; ibv_wr_*() does not come by here otherwise. */
@@ -735,11 +747,10 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 {
 	const device d = find_device(context);
 
-	if (busy || !d.lib || cqe < 0 || cqe > 1 << 24)
+	if (busy || !d.lib || cqe < 0 || cqe > max_cqe)
 		return verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
 	const inside here;
-	/* The library's own completions need room as well. */
-	ibv_cq *cq = verbs().ibv_create_cq(context, 2 * cqe + 64, cq_context, channel, comp_vector);
+	ibv_cq *cq = verbs().ibv_create_cq(context, with_room(cqe), cq_context, channel, comp_vector);
 	if (!cq)
 		cq = verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
 	if (!cq)
@@ -761,6 +772,22 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 	(void)verbs().ibv_destroy_cq(cq);
 	errno = error;
 	return nullptr;
+}
+
+NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
+{
+	npr_cq *const lib = find(all().cqs, cq).lib;
+
+	if (!lib || cqe < 0 || cqe > max_cqe)
+		return verbs().ibv_resize_cq(cq, cqe);
+	std::uint32_t used = 0;
+	{
+		const std::lock_guard lock(lib->mutex);
+		for (const auto &qp : lib->qps)
+			used += qp->budget;
+	}
+	/* What QPs were given when there were more stays theirs. */
+	return verbs().ibv_resize_cq(cq, std::max(with_room(cqe), static_cast<int>(used)));
 }
 
 NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)

@@ -439,6 +439,31 @@ TEST_F(events, come_when_other_queues_are_gone)
 }
 
 /* Of a queue that was not armed: never; and a call that must not wait does not. */
+/* The library has more completions than the program, and keeps its room. */
+TEST_F(events, come_of_a_queue_that_was_made_smaller)
+{
+	const unsigned int posts = 32;
+	struct ibv_wc wc;
+	unsigned int i;
+
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_read_done(self));
+	ASSERT_EQ(0, ibv_resize_cq(self->peer.cq, posts));
+	for (i = 0; i < posts; i++)
+		ASSERT_EQ(0, events_post_read(self));
+	for (i = 0; i < posts; i++)
+		ASSERT_EQ(IBV_WC_SUCCESS, np_poll(&self->peer, &wc));
+	EXPECT_LE(2 * posts + 64, self->peer.cq->cqe);
+
+	ASSERT_EQ(0, ibv_req_notify_cq(self->peer.cq, 0));
+	ASSERT_TRUE(events_start_waiter(self));
+	ASSERT_EQ(0, events_post_read(self));
+	ASSERT_TRUE(events_waiter_is_told(self));
+	EXPECT_TRUE(events_read_done(self));
+}
+
 TEST_F(events, come_when_they_were_asked_for)
 {
 	struct waiter *w = &self->waiter;
