@@ -1710,7 +1710,7 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 	if (!error && !sane(info))
 		error = -EPROTO;
 	/* What is known by now, of another answer, stays so if this one says nothing. */
-	if (b && (b->state == binding_state::asked || !error || is_answer(error))) {
+	if (b && (b->state == binding_state::asked || !error || (is_answer(error) && error != -ECONNREFUSED))) {
 		b->to = nullptr;
 		b->state = binding_state::unknown;
 		if (!error) {

@@ -966,6 +966,26 @@ TEST_F(Objects, PeerThatIsNeverConnectedIsLeftToTheHca)
 	EXPECT_EQ(dev.posted.back().wr.rdma.rkey, rkey);
 }
 
+/* Nobody has polled since it came, but another thread has resolved the key. */
+TEST_F(Objects, RefusalThatIsReadLateUndoesNothing)
+{
+	npr_qp *qp = attach(1);
+	kernel_ptr->tries = 0;
+	kernel_ptr->busy = 1;
+	kernel_ptr->busy_answer = -ECONNREFUSED;
+	dev.words.assign(pages, 4 | 3);
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+	std::array<std::byte, 8> b;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	pollfd p{npr_get_fd(cq.get()), POLLIN, 0};
+	ASSERT_EQ(poll(&p, 1, 10000), 1);
+	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 4096, b, 2), 0);
+	EXPECT_EQ(next().wr_id, 2U);
+	EXPECT_EQ(dev.posted.back().wr.rdma.rkey, read_key);
+}
+
 TEST_F(Objects, ReceivesAndStrangersAreDeliveredAsTheyCame)
 {
 	attach(1);
