@@ -127,10 +127,9 @@ qp_ex::qp_ex(npr_qp &qp, const ibv_qp &verbs, std::uint32_t depth, std::uint32_t
 	};
 }
 
+/* Without the lock, which who began something and did not complete it has still. */
 void qp_ex::move_to(npr_qp *qp) noexcept
 {
-	const std::lock_guard lock(mutex_);
-
 	qp_ = qp;
 }
 
@@ -232,7 +231,8 @@ int qp_ex::complete() noexcept
 			return EINVAL;
 		wrs_[i].next = i + 1 < count_ ? &wrs_[i + 1] : nullptr;
 	}
-	return qp_ ? -qp_->cq.post_send(*qp_, wrs_.data(), &bad, true) : EINVAL;
+	npr_qp *const qp = qp_;
+	return qp ? -qp->cq.post_send(*qp, wrs_.data(), &bad, true) : EINVAL;
 }
 
 /* --- polling ----------------------------------------------------------- */

@@ -9,6 +9,7 @@
 
 #include "optional_mutex.hpp"
 
+#include <atomic>
 #include <cstddef>
 #include <infiniband/verbs.h>
 #include <vector>
@@ -43,7 +44,7 @@ private:
 	void set_inline(std::size_t n, const ibv_data_buf *list) noexcept;
 	[[nodiscard]] int complete() noexcept;
 
-	npr_qp *qp_;
+	std::atomic<npr_qp *> qp_;
 	optional_mutex mutex_;
 	std::size_t depth_, max_sge_, max_inline_;
 	std::vector<ibv_send_wr> wrs_;
