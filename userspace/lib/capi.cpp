@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <system_error>
 
@@ -163,7 +164,7 @@ NPR_EXPORT int npr_detach_cq(npr_cq *cq)
 	return 0;
 }
 
-NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr)
+npr_qp *npr::attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uint32_t most)
 {
 	const npr_qp_attr a = attr ? *attr : npr_qp_attr{};
 	ibv_qp_attr state{};
@@ -191,7 +192,7 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 
 		const std::uint32_t depth = state.cap.max_send_wr;
 		npr::qp_params p{};
-		p.budget = a.sq_budget ? a.sq_budget : depth;
+		p.budget = a.sq_budget ? a.sq_budget : std::min(depth, most);
 		p.share = !a.sq_budget;
 		if (p.budget > depth)
 			return refuse(ENOSPC);
@@ -212,6 +213,11 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		p.local_only = !rc;
 		return cq->attach(qp, p);
 	});
+}
+
+NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr)
+{
+	return npr::attach_qp(cq, qp, attr, std::numeric_limits<std::uint32_t>::max());
 }
 
 NPR_EXPORT int npr_detach_qp(npr_qp *qp)

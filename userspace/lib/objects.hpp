@@ -294,4 +294,11 @@ private:
 	std::atomic<bool> have_results_{false};
 };
 
+namespace npr {
+
+/* npr_attach_qp(), which uses no more than @most entries of the send queue if it is not told how many. */
+npr_qp *attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uint32_t most);
+
+} // namespace npr
+
 #endif

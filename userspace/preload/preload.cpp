@@ -140,6 +140,8 @@ struct objects {
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, npr_qp *> qps;
+	/* Entries of the send queue that they were meant to have: providers round up. */
+	std::unordered_map<ibv_qp *, std::uint32_t> meant;
 	/* Of QPs that could not be attached again: good until they are destroyed. */
 	std::unordered_map<ibv_qp *, std::unique_ptr<npr::qp_ex>> orphans;
 	std::unordered_map<ibv_srq *, npr_srq *> srqs;
@@ -405,12 +407,19 @@ int read_event(channel &c, ibv_comp_channel *verbs_channel, ibv_cq **cq, void **
 		return -1;
 	if (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK))
 		return -1;
-	const int rc = verbs().ibv_get_cq_event(verbs_channel, cq, cq_context);
-	const int error = errno;
-	if (!(flags & O_NONBLOCK))
-		(void)fcntl(fd, F_SETFL, flags);
-	errno = error;
-	return rc;
+	/* Also if the thread is cancelled in the read. */
+	struct restore {
+		~restore()
+		{
+			const int error = errno;
+
+			if (!(flags & O_NONBLOCK))
+				(void)fcntl(fd, F_SETFL, flags);
+			errno = error;
+		}
+		int fd, flags;
+	} const at_end{fd, flags};
+	return verbs().ibv_get_cq_event(verbs_channel, cq, cq_context);
 }
 
 /* Something happened to CQ @key. False: nobody asked for its events. */
@@ -483,7 +492,7 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
 	const inside here;
-	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
+	npr_qp *const lib = npr::attach_qp(cq, qp, nullptr, find(all().meant, qp));
 	if (!lib)
 		return errno;
 	if (!add(all().qps, qp, lib)) {
@@ -503,14 +512,21 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	return 0;
 }
 
+/* Twice what was asked for, as the library needs two entries for a WRITE. */
+constexpr std::uint32_t meant_for(std::uint32_t asked)
+{
+	return std::max(2 * asked, 4U);
+}
+
 /* @qp, or null and errno. */
-ibv_qp *attach_new(ibv_qp *qp)
+ibv_qp *attach_new(ibv_qp *qp, std::uint32_t asked)
 {
 	std::unique_ptr<npr::qp_ex> none;
-	const int error = attach(qp, none);
+	const int error = add(all().meant, qp, meant_for(asked)) ? attach(qp, none) : ENOMEM;
 
 	if (!error || may_be_left(qp->context, "QP", qp->qp_num, error))
 		return qp;
+	(void)take(all().meant, qp);
 	(void)verbs().ibv_destroy_qp(qp);
 	errno = error;
 	return nullptr;
@@ -528,6 +544,14 @@ std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 	ex->move_to(nullptr);
 	(void)npr_detach_qp(lib);
 	return ex;
+}
+
+/* Attached, or was until that failed. */
+bool is_ours(ibv_qp *qp)
+{
+	const std::shared_lock lock(all().mutex);
+
+	return all().qps.contains(qp) || all().orphans.contains(qp);
 }
 
 /* After detach(), which left @ex. 0 or an errno. */
@@ -548,15 +572,15 @@ int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 }
 
 /*
- * @create(cap) makes a QP. The library needs two entries of the send queue for a WRITE, so
- * there are twice as many, if the device has them.
+ * @create(cap) makes a QP, with more entries of the send queue than were asked for if the
+ * device has them.
  */
 template <class F>
 ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
 {
 	const ibv_qp_cap asked = cap;
 
-	cap.max_send_wr = std::max(2 * asked.max_send_wr, 4U);
+	cap.max_send_wr = meant_for(asked.max_send_wr);
 	if (ibv_qp *const qp = create())
 		return qp;
 	cap = asked;
@@ -571,8 +595,9 @@ ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 
 	if (!ours)
 		return d.create_qp_ex(context, attr);
+	const std::uint32_t asked = attr->cap.max_send_wr;
 	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
-	return qp ? attach_new(qp) : qp;
+	return qp ? attach_new(qp, asked) : qp;
 }
 
 } // namespace
@@ -787,7 +812,9 @@ NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
 			used += qp->budget;
 	}
 	/* What QPs were given when there were more stays theirs. */
-	return verbs().ibv_resize_cq(cq, std::max(with_room(cqe), static_cast<int>(used)));
+	const int least = std::max(cqe, static_cast<int>(used));
+	const int rc = verbs().ibv_resize_cq(cq, std::max(with_room(cqe), least));
+	return rc ? verbs().ibv_resize_cq(cq, least) : rc;
 }
 
 NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
@@ -902,28 +929,30 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 {
 	if (busy || !find_device(pd->context).lib)
 		return verbs().ibv_create_qp(pd, attr);
+	const std::uint32_t asked = attr->cap.max_send_wr;
 	ibv_qp *const qp = create_larger(attr->cap, [&] {
 		const inside here;
 		return verbs().ibv_create_qp(pd, attr);
 	});
-	return qp ? attach_new(qp) : qp;
+	return qp ? attach_new(qp, asked) : qp;
 }
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
 	/* Before: what is under way ends by means of the QP. */
 	auto ex = detach(qp);
+	const std::uint32_t meant = take(all().meant, qp);
 	const int rc = verbs().ibv_destroy_qp(qp);
 
 	/* It is still there, which is what the caller is told. */
-	if (rc && ex)
+	if (rc && ex && add(all().meant, qp, meant))
 		(void)attach_again(qp, std::move(ex));
 	return rc;
 }
 
 NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 {
-	const bool reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET && find(all().qps, qp);
+	const bool reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET && is_ours(qp);
 
 	std::unique_ptr<npr::qp_ex> ex;
 	if (reset)

@@ -251,6 +251,29 @@ TEST_F(buffer, is_for_queues_that_it_can_be_used_with)
 	EXPECT_EQ(0, np_read(&self->peer, 0, PAGE, self->addr, self->mr->rkey));
 }
 
+/* A completion queue for what they may have under way. Providers round their send queues up. */
+TEST_F(buffer, is_for_as_many_queues_as_there_is_room_for)
+{
+	struct ibv_qp_init_attr init = {
+		.recv_cq = self->peer.cq,
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_qp *qps[24];
+	size_t i;
+
+	init.send_cq = ibv_create_cq(self->peer.ctx, 17 * ARRAY_SIZE(qps), NULL, NULL, 0);
+	ASSERT_NE(NULL, init.send_cq);
+	for (i = 0; i < ARRAY_SIZE(qps); i++) {
+		init.cap = (struct ibv_qp_cap){ .max_send_wr = 17, .max_recv_wr = 1,
+						.max_send_sge = 1, .max_recv_sge = 1 };
+		qps[i] = ibv_create_qp(self->peer.pd, &init);
+		ASSERT_NE(NULL, qps[i]) TH_LOG("%zu: %s", i, strerror(errno));
+	}
+	while (i--)
+		EXPECT_EQ(0, ibv_destroy_qp(qps[i]));
+	EXPECT_EQ(0, ibv_destroy_cq(init.send_cq));
+}
+
 /* --- events --------------------------------------------------------------- */
 
 struct waiter {
