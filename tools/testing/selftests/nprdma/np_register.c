@@ -505,16 +505,19 @@ static void see_signal(int number)
 		setitimer(ITIMER_REAL, &none, NULL);
 }
 
-/* A profiler's timer. To map this much takes longer than from one signal to the next. */
+/* A profiler's timer. To lock all mappings takes longer than from one signal to the next. */
 TEST_F(registration, ends_while_signals_come_all_the_time)
 {
 	const struct itimerval often = { { 0, 1000 }, { 0, 1000 } }, none = {};
 	const struct sigaction action = { .sa_handler = see_signal, .sa_flags = SA_RESTART };
-	const size_t len = 256UL << 30;
+	const size_t len = 256UL << 30, mappings = 60000;
 	uint8_t *data = np_map(len);
 	struct ibv_mr *mr;
 
 	ASSERT_NE(NULL, data);
+	/* Every page of the first ones is a mapping of its own. */
+	for (size_t i = 0; i < mappings; i += 2)
+		ASSERT_EQ(0, mprotect(data + i * PAGE, PAGE, PROT_READ));
 	ASSERT_EQ(0, sigaction(SIGALRM, &action, NULL));
 	ASSERT_EQ(0, setitimer(ITIMER_REAL, &often, NULL));
 	mr = ibv_reg_mr(self->end.pd, data, len, NP_RIGHTS | NP_UNPINNED);
