@@ -342,7 +342,8 @@ bool host::happens(kind k)
 	case kind::request_size:
 		return knob(k, NP_HCA_DMA_REQUEST_SIZE, 64ULL << random_.below(7));
 	case kind::dma_delay:
-		return knob(k, NP_HCA_DMA_DELAY_NS, random_.one_in(3) ? 0 : random_.between(1, 20000));
+		return knob(k, NP_HCA_DMA_DELAY_NS,
+			    random_.one_in(3) ? 0 : random_.between(1, random_.one_in(4) ? 100000 : 20000));
 	case kind::read_overlap:
 		return knob(k, NP_HCA_READ_OVERLAP, !random_.one_in(3));
 	case kind::link_loss:

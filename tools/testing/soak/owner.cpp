@@ -202,6 +202,7 @@ private:
 	bool kept_event(kind k);
 	bool lossy_event(kind k);
 	bool page_out(std::uint8_t *p, std::size_t pages);
+	bool page_out_again(range r);
 	bool userfault(range r, bool missing);
 	void become_another();
 	void get_stuck();
@@ -781,6 +782,23 @@ bool owner::page_out(std::uint8_t *p, std::size_t pages)
 	return !madvise(p, pages * PAGE, MADV_PAGEOUT) && present_pages(p, pages) < before;
 }
 
+/* The same ones for a while, and READs come: so pages go within a READ. */
+bool owner::page_out_again(range r)
+{
+	const std::uint64_t until = np_now_ms() + random_.below(600);
+	bool went = false;
+
+	c_.worksite = r.first;
+	c_.worksite_pages = r.pages;
+	do {
+		went |= page_out(at(r.first), r.pages);
+		receive();
+		serve_probe();
+	} while (np_now_ms() < until && !over());
+	c_.worksite_pages = 0;
+	return went;
+}
+
 bool owner::move_to_other_node(range r)
 {
 	std::vector<void *> page(r.pages);
@@ -815,7 +833,7 @@ bool owner::kept_event(kind k)
 
 	switch (k) {
 	case kind::page_out:
-		return page_out(p, r.pages);
+		return random_.one_in(2) ? page_out_again(r) : page_out(p, r.pages);
 	case kind::page_out_all:
 		return page_out(data_, region_pages);
 	case kind::page_out_inbox:

@@ -311,6 +311,16 @@ bool peer::busy(extent e, bool readers_only) const
 	return false;
 }
 
+/*
+ * Bytes from the beginning of a page on, less than a unit from where a page begins. Packets
+ * of a READ from there end within the first or the last unit of a page: it is the only one
+ * of its page that could be half page, half signature.
+ */
+std::size_t near_page(random_source &random)
+{
+	return (PAGE + random.below(127) - 63) % PAGE;
+}
+
 extent peer::choose(verb v)
 {
 	if (is_atomic(v))
@@ -318,6 +328,13 @@ extent peer::choose(verb v)
 			8};
 
 	std::size_t length;
+	if (v == verb::read && random_.one_in(4)) {
+		const std::uint32_t site = c_.worksite_pages;
+		const std::size_t first = site ? c_.worksite + random_.below(site) : random_.below(region_pages);
+
+		return {std::min<std::size_t>(first, region_pages - 9) * PAGE + near_page(random_),
+			random_.between(PAGE, 8 * PAGE)};
+	}
 	switch (random_.below(8)) {
 	case 0:
 		length = random_.between(1, 64);
@@ -962,8 +979,6 @@ void peer::probe_once()
 	page_state *const page = c_.page + first;
 	std::array<std::uint32_t, 8> step{}, oldest{};
 	bool write = probe_random_.one_in(c_.worksite_pages ? 2 : 8);
-	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(probe_buffer_), static_cast<std::uint32_t>(e.length),
-		       probe_mr_->lkey};
 	ibv_send_wr wr{};
 	ibv_wc wc{};
 
@@ -978,6 +993,9 @@ void peer::probe_once()
 		for (unsigned i = 0; i < pages && !write; i++)
 			page[i].probe_writers--;
 	}
+	const std::size_t skip = !write && probe_random_.one_in(2) ? near_page(probe_random_) : 0;
+	ibv_sge sge = {reinterpret_cast<std::uintptr_t>(probe_buffer_) + skip,
+		       static_cast<std::uint32_t>(e.length - skip), probe_mr_->lkey};
 	for (unsigned i = 0; i < pages; i++) {
 		step[i] = page[i].step;
 		oldest[i] = page[i].oldest;
@@ -987,7 +1005,7 @@ void peer::probe_once()
 	wr.sg_list = &sge;
 	wr.num_sge = 1;
 	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.wr.rdma.remote_addr = c_.base + e.offset;
+	wr.wr.rdma.remote_addr = c_.base + e.offset + skip;
 	wr.wr.rdma.rkey = c_.rkey;
 	c_.count->tried(write ? kind::probe_write : kind::probe_read);
 	const npr_stats before = probe_.qp->stats();
@@ -1041,7 +1059,7 @@ void peer::probe_once()
 		const bool has_content = (was == there || was == read_only) && page[i].step == step[i];
 		const std::uint8_t *p = probe_buffer_ + i * PAGE;
 
-		for (std::size_t k = 0; k < PAGE - 8 * atomics_per_page; k++) {
+		for (std::size_t k = i ? 0 : skip; k < PAGE - 8 * atomics_per_page; k++) {
 			const unsigned who = p[k] >> 5, age = ((p[k] >> 3) - oldest[i]) & 3;
 
 			if (!p[k] && !has_content)
