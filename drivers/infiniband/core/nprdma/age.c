@@ -22,6 +22,7 @@
 #include <linux/bitmap.h>
 #include <linux/llist.h>
 #include <linux/mmu_notifier.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
@@ -251,8 +252,11 @@ err_unlock:
 	if (aging)
 		mmu_notifier_put(&aging->notifier);
 err:
-	/* A freezer and work for the task are signals as well; nothing has been done yet */
-	return ret == -EINTR ? -ERESTARTNOINTR : ret;
+	/*
+	 * A freezer and a stop are signals as well.  Nothing has been done yet; if
+	 * the reason has gone meanwhile, something has to see to the restart
+	 */
+	return ret == -EINTR ? restart_syscall() : ret;
 }
 
 /**
