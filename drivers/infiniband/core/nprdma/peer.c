@@ -465,10 +465,12 @@ static int np_qp_notify(struct notifier_block *nb, unsigned long event,
 	xa_unlock_irq(&hca->peers);
 	peer = np_peer_find(hca, qp->qp_num);
 	/*
-	 * Who lives and is not connected has the number for himself: a peer of
-	 * another QP is of one whose destroyer has not come here yet
+	 * An RC QP that lives and is not connected has the number for itself: a
+	 * peer of another one is of one whose destroyer has not come here yet.
+	 * Other types may be counted for themselves
 	 */
-	if (peer && (peer->qp == qp || event == IB_QP_NOTIFY_MODIFIED))
+	if (peer && (peer->qp == qp || (event == IB_QP_NOTIFY_MODIFIED &&
+					qp->qp_type == IB_QPT_RC)))
 		np_peer_kill(peer);
 	if (peer)
 		np_peer_put(peer);

@@ -1648,8 +1648,13 @@ static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 	qp->res.valid = true;
 	KUNIT_EXPECT_TRUE(test, IS_ERR(np_peer_make(qp)));
 	KUNIT_EXPECT_FALSE(test, t->fake.peer.dead);
-	/* What the former one knew is over before this one is connected */
 	t->fake.ibdev->ops.modify_qp = np_test_modify_nothing;
+	/* Its number may be one of a queue of packets, which are counted for themselves */
+	qp->qp_type = IB_QPT_RAW_PACKET;
+	KUNIT_EXPECT_EQ(test, ib_modify_qp(qp, &attr, IB_QP_STATE), 0);
+	KUNIT_EXPECT_FALSE(test, t->fake.peer.dead);
+	/* What the former one knew is over before this one is connected */
+	qp->qp_type = IB_QPT_RC;
 	KUNIT_EXPECT_EQ(test, ib_modify_qp(qp, &attr, IB_QP_STATE), 0);
 	t->fake.ibdev->ops.modify_qp = np_fake_modify_qp;
 	KUNIT_EXPECT_TRUE(test, t->fake.peer.dead);
