@@ -610,6 +610,7 @@ static void np_bindings_free(struct list_head *list)
 /**
  * struct np_resolving - a RESOLVE that somebody waits for
  * @trans: the RESOLVE
+ * @entry: in np_peer.resolves, until its keys belong to a channel or to nobody
  * @done: it ended
  * @status: so
  * @err: what it failed of here
@@ -618,6 +619,7 @@ static void np_bindings_free(struct list_head *list)
  */
 struct np_resolving {
 	struct np_trans trans;
+	struct list_head entry;
 	struct completion done;
 	u32 status;
 	int err;
@@ -635,20 +637,26 @@ static void np_resolving_free(struct np_trans *trans)
 	kfree(res);
 }
 
+/* Under the peer's lock. */
+static void np_resolving_end(struct np_resolving *res)
+{
+	list_del(&res->entry);
+	res->trans.peer->resolving--;
+}
+
 /* The binding exists before the answer has an effect: see np_peer_told_gone(). */
 static void np_resolve_done(struct np_trans *trans, u32 status,
 			    const struct np_msg *answer)
 {
 	struct np_resolving *res = container_of(trans, struct np_resolving,
 						trans);
-	struct np_binding *binding, *next, *heir = NULL;
+	struct np_binding *binding, *next;
 	struct np_peer *peer = trans->peer;
 	unsigned int channels = 0;
-	u64 seq = trans->msg.tid;
 	LIST_HEAD(closed);
 
 	spin_lock(&peer->lock);
-	peer->resolving--;
+	np_resolving_end(res);
 	if (status == NP_QP && answer)
 		res->err = -ECONNREFUSED;
 	if (!status && peer->dead)
@@ -660,27 +668,19 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 		for (binding = np_binding_first(peer, answer->region.id);
 		     binding; binding = next) {
 			next = np_binding_next(binding);
-			/* FORGET undoes what it is not older than: nothing is lost here */
-			seq = max(seq, binding->seq);
-			if (binding->channel == res->binding->channel) {
-				heir = binding;
+			if (binding->channel == res->binding->channel)
 				break;
-			}
-			if (np_channel_is_closed(binding->channel)) {
+			if (np_channel_is_closed(binding->channel))
 				np_binding_take(peer, binding, &closed);
-				continue;
-			}
-			heir = binding;
-			channels++;
+			else
+				channels++;
 		}
 		if (!binding && channels < NP_MAX_CHANNELS) {
 			np_binding_add(peer, res->binding);
-			heir = res->binding;
 			res->binding = NULL;
 		} else if (!binding) {
 			res->err = -ENOSPC;
 		}
-		heir->seq = seq;
 	}
 	spin_unlock(&peer->lock);
 	np_bindings_free(&closed);
@@ -722,6 +722,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 		err = 0;
 	if (!err) {
 		peer->resolving++;
+		list_add_tail(&res->entry, &peer->resolves);
 		np_trans_list(&res->trans);
 	}
 	spin_unlock(&peer->lock);
@@ -732,7 +733,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	err = wait_for_completion_killable(&res->done);
 	if (err && np_trans_cancel(&res->trans)) {
 		spin_lock(&peer->lock);
-		peer->resolving--;
+		np_resolving_end(res);
 		spin_unlock(&peer->lock);
 		goto out;
 	}
@@ -798,6 +799,20 @@ static void np_forget_free(struct np_trans *trans)
 	kfree(trans);
 }
 
+/*
+ * Under the peer's lock: the newest RESOLVE that FORGET undoes.  All that are older than
+ * those under way brought their keys to who gives them back now, or to nobody.  One that
+ * is under way may have been answered.
+ */
+static u64 np_forget_seq(struct np_peer *peer)
+{
+	struct np_resolving *oldest;
+
+	oldest = list_first_entry_or_null(&peer->resolves, struct np_resolving,
+					  entry);
+	return oldest ? oldest->trans.msg.tid - 1 : atomic64_read(&np_last_tid);
+}
+
 /**
  * np_peer_forget - Nothing of this QP uses a region's keys any more
  * @peer: the peer
@@ -825,11 +840,10 @@ int np_peer_forget(struct np_peer *peer, u64 region_id)
 	trans->msg.forget.region_id = region_id;
 
 	spin_lock(&peer->lock);
+	trans->msg.forget.seq = np_forget_seq(peer);
 	for (binding = np_binding_first(peer, region_id); binding;
 	     binding = next) {
 		next = np_binding_next(binding);
-		trans->msg.forget.seq = max(trans->msg.forget.seq,
-					    binding->seq);
 		np_binding_take(peer, binding, &list);
 		err = 0;
 	}

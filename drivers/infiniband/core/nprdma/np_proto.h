@@ -484,7 +484,8 @@ struct np_channel;
  * @active: requests of the other end being served, but for FAULTs
  * @control: of these, other than FAULT
  * @faulting: FAULTs of the other end under way here
- * @resolving: RESOLVEs of ours under way
+ * @resolves: RESOLVEs of ours under way, the oldest first
+ * @resolving: their number
  * @forgetting: FORGETs of ours under way
  * @trans: struct np_trans under way
  * @lanes: those in which a FAULT of ours is under way
@@ -536,6 +537,7 @@ struct np_peer {
 	unsigned int active;
 	unsigned int control;
 	unsigned int faulting;
+	struct list_head resolves;
 	unsigned int resolving;
 	unsigned int forgetting;
 	struct list_head trans;
@@ -619,7 +621,6 @@ struct np_ev {
  * @taken: in a list of those to be freed
  * @channel: reference
  * @region_id: the region
- * @seq: tid of the newest RESOLVE that said so
  * @told: NP_EVENT_REGION_GONE was posted
  * @ev: that
  */
@@ -628,7 +629,6 @@ struct np_binding {
 	struct list_head taken;
 	struct np_channel *channel;
 	u64 region_id;
-	u64 seq;
 	bool told;
 	struct np_ev ev;
 };

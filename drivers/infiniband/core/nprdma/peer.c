@@ -165,6 +165,7 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	peer->again = jiffies;
 	kref_init(&peer->ref);
 	spin_lock_init(&peer->lock);
+	INIT_LIST_HEAD(&peer->resolves);
 	INIT_LIST_HEAD(&peer->trans);
 	peer->bindings = RB_ROOT;
 	INIT_LIST_HEAD(&peer->kept);

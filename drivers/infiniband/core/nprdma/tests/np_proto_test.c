@@ -550,7 +550,7 @@ static void np_ask_exit_test(struct kunit *test)
 }
 
 /* As if RESOLVE had been answered. */
-static void np_bind(struct kunit *test, u64 region_id, u64 seq)
+static void np_bind(struct kunit *test, u64 region_id)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_binding *binding = kzalloc(sizeof(*binding), GFP_KERNEL);
@@ -558,7 +558,6 @@ static void np_bind(struct kunit *test, u64 region_id, u64 seq)
 	KUNIT_ASSERT_NOT_NULL(test, binding);
 	binding->channel = np_channel_get(&t->channel);
 	binding->region_id = region_id;
-	binding->seq = seq;
 	INIT_LIST_HEAD(&binding->ev.entry);
 	binding->ev.ev.type = NP_EVENT_REGION_GONE;
 	binding->ev.ev.region_id = region_id;
@@ -605,7 +604,7 @@ static void np_fault_has_one_event(struct kunit *test)
 
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 1, 0), -ENOENT);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 0xc00c1e, 0), 0);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
 	KUNIT_EXPECT_EQ(test, t->sent[0].fault.region_id, 7);
@@ -638,7 +637,7 @@ static void np_fault_lanes_are_bounded(struct kunit *test)
 	struct np_event ev;
 	unsigned int i;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	for (i = 0; i < NP_LANES; i++)
 		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, i, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, i, 0), -EBUSY);
@@ -663,7 +662,7 @@ static void np_fault_dies_with_the_qp(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	np_peer_fail(&t->fake.peer);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -ENOTCONN);
@@ -689,7 +688,7 @@ static void np_fault_is_repeated_then_given_up(struct kunit *test)
 
 	/* The shortest time-outs: 3.3 s in all */
 	np_rtt_sample(&t->fake.peer.rtt, 1);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_TRUE(test, np_wait_event(t, &ev));
 	KUNIT_EXPECT_EQ(test, ev.status, NP_TIMEOUT);
@@ -711,7 +710,7 @@ static void np_fault_working_is_not_given_up(struct kunit *test)
 	unsigned int seen;
 
 	np_rtt_sample(&t->fake.peer.rtt, 1);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	for (seen = 1; seen <= NP_TRIES + 2; seen++) {
 		KUNIT_ASSERT_NE(test, 0,
@@ -737,7 +736,7 @@ static void np_fault_repeated_too_early_teaches(struct kunit *test)
 	};
 
 	np_rtt_sample(&t->fake.peer.rtt, 1);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
 						    READ_ONCE(t->nr_sent) >= 2,
@@ -755,7 +754,7 @@ static void np_fault_is_not_repeated_out_of_place(struct kunit *test)
 	unsigned long place = jiffies + HZ / 2;
 
 	np_rtt_sample(&t->fake.peer.rtt, 1);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	/* Others have all places before */
 	t->fake.peer.again = place;
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
@@ -778,7 +777,7 @@ static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
 
 	/* A long time-out, so that a place is far away */
 	np_rtt_sample(&t->fake.peer.rtt, NP_RTO_MAX_US);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 6, 0), 0);
 	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
@@ -849,7 +848,7 @@ static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), -ENOENT);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
 	np_answer_to(test, 0, NP_OK, 42);
@@ -908,7 +907,7 @@ static void np_hold_outlives_a_copy_beside_its_answer(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
 	np_instead_of_done(test, np_copy_then_done);
 	np_answer_to(test, 0, NP_OK, 42);
@@ -935,7 +934,7 @@ static void np_hold_answered_while_its_qp_ends_is_none(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
 	np_instead_of_done(test, np_kill_then_done);
 	np_answer_to(test, 0, NP_OK, 42);
@@ -953,7 +952,7 @@ static void np_hold_not_asked_for_is_given_back(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_WRITE), 0);
 	np_answer_to(test, 0, NP_OK, 42);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
@@ -972,7 +971,7 @@ static void np_holds_are_bounded(struct kunit *test)
 	struct np_event ev;
 	u64 id;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	for (id = 1; id <= NP_MAX_KEPT; id++) {
 		t->nr_sent = 0;
 		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD),
@@ -1000,7 +999,7 @@ static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_msg late;
 
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
 	np_channel_close(&t->channel);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -EBADF);
@@ -1023,8 +1022,8 @@ static void np_gone_waits_for_forget(struct kunit *test)
 	struct np_event ev;
 
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
-	np_bind(test, 7, 31);
-	np_bind(test, 8, 32);
+	np_bind(test, 7);
+	np_bind(test, 8);
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
@@ -1038,7 +1037,6 @@ static void np_gone_waits_for_forget(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
 	KUNIT_EXPECT_EQ(test, t->sent[0].type, NP_MSG_FORGET);
 	KUNIT_EXPECT_EQ(test, t->sent[0].forget.region_id, 7);
-	KUNIT_EXPECT_EQ(test, t->sent[0].forget.seq, 31);
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 8), NP_BUSY);
 }
@@ -1048,7 +1046,7 @@ static void np_gone_event_unread_at_forget_is_taken_back(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_event ev;
 
-	np_bind(test, 7, 31);
+	np_bind(test, 7);
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
 	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), 0);
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
@@ -1058,7 +1056,7 @@ static void np_gone_closed_channel_uses_nothing(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 
-	np_bind(test, 7, 31);
+	np_bind(test, 7);
 	np_channel_close(&t->channel);
 	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_bindings, 0);
@@ -1083,7 +1081,7 @@ static void np_channel_is_bounded(struct kunit *test)
 	for (i = 0; !np_channel_reserve(&t->channel); i++)
 		KUNIT_ASSERT_LT(test, i, 100000);
 	KUNIT_EXPECT_EQ(test, np_channel_reserve(&t->channel), -EBUSY);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), -EBUSY);
 	while (i--)
 		np_channel_unreserve(&t->channel);
@@ -1155,38 +1153,95 @@ static unsigned int np_sent_forget(struct np_ask_test *t, u64 region_id)
 	return i < nr ? i : NP_TEST_SENT;
 }
 
-/* FORGET undoes no RESOLVE that is newer, so it has to know of all */
-static void np_forget_is_not_older_than_any_resolve(struct kunit *test)
+/* Also one whose channel found no room */
+static void np_forget_undoes_all_resolves_before_it(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_peer *peer = &t->fake.peer;
 	struct np_channel *channels;
 	struct np_resolve info;
-	u64 newest = U64_MAX;
 	unsigned int i, nr;
+	u64 newest;
 
 	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
 				 GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, channels);
-	/* Nor of one whose channel has made room, whatever the order of the answers was */
-	np_bind(test, 7, newest);
-	np_channel_close(&t->channel);
-	for (t->resolves_to = 7; t->resolves_to < 9; t->resolves_to++) {
-		for (i = 0; i <= NP_MAX_CHANNELS; i++) {
-			np_channel_init(&channels[i], np_test_channel_stays);
-			KUNIT_EXPECT_EQ(test,
-					np_peer_resolve(peer, &channels[i], 1, &info),
-					i < NP_MAX_CHANNELS ? 0 : -ENOSPC);
-		}
-		if (t->resolves_to == 8)
-			newest = t->sent[t->nr_sent - 1].tid;
-		KUNIT_EXPECT_EQ(test, np_peer_forget(peer, t->resolves_to), 0);
-		nr = np_sent_forget(t, t->resolves_to);
-		KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
-		KUNIT_EXPECT_EQ(test, t->sent[nr].forget.seq, newest);
-		np_answer_to(test, nr, NP_OK, 0);
+	t->resolves_to = 7;
+	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
+		np_channel_init(&channels[i], np_test_channel_stays);
+		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
+				i < NP_MAX_CHANNELS ? 0 : -ENOSPC);
 	}
+	newest = t->sent[t->nr_sent - 1].tid;
+	KUNIT_EXPECT_EQ(test, np_peer_forget(peer, 7), 0);
+	nr = np_sent_forget(t, 7);
+	KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
+	KUNIT_EXPECT_GE(test, t->sent[nr].forget.seq, newest);
+	np_answer_to(test, nr, NP_OK, 0);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
+}
+
+struct np_test_resolve {
+	struct work_struct work;
+	struct np_ask_test *t;
+	struct np_resolve info;
+	int err;
+};
+
+static void np_test_resolve(struct work_struct *work)
+{
+	struct np_test_resolve *r = container_of(work, struct np_test_resolve,
+						 work);
+
+	r->err = np_peer_resolve(&r->t->fake.peer, &r->t->channel, 1, &r->info);
+}
+
+static void np_forget_then_done(struct np_trans *trans, u32 status,
+				const struct np_msg *answer)
+{
+	struct np_ask_test *t = container_of(trans->peer, struct np_ask_test,
+					     fake.peer);
+
+	np_peer_forget(trans->peer, answer->region.id);
+	t->done(trans, status, answer);
+}
+
+/* Its answer hands out keys, so what they were granted for has to last */
+static void np_forget_undoes_no_resolve_under_way(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg answer = {
+		.type = NP_MSG_RESOLVE,
+		.answer = true,
+		.region.id = 7,
+	};
+	struct np_test_resolve r = { .t = t };
+	unsigned int nr;
+
+	INIT_WORK_ONSTACK(&r.work, np_test_resolve);
+	np_bind(test, 7);
+	schedule_work(&r.work);
+	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
+						    10 * HZ));
+	answer.tid = t->sent[0].tid;
+	np_instead_of_done(test, np_forget_then_done);
+	np_peer_answered(&t->fake.peer, &answer);
+	flush_work(&r.work);
+	destroy_work_on_stack(&r.work);
+	KUNIT_EXPECT_EQ(test, r.err, 0);
+	KUNIT_EXPECT_EQ(test, r.info.id, 7);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_bindings, 1);
+	nr = np_sent_forget(t, 7);
+	KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
+	KUNIT_EXPECT_LT(test, t->sent[nr].forget.seq, answer.tid);
+	/* Nothing is under way any more: now it is undone as well */
+	np_answer_to(test, nr, NP_OK, 0);
+	t->nr_sent = 0;
+	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), 0);
+	nr = np_sent_forget(t, 7);
+	KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
+	KUNIT_EXPECT_GE(test, t->sent[nr].forget.seq, answer.tid);
+	np_answer_to(test, nr, NP_OK, 0);
 }
 
 static void np_resolves_under_way_are_bounded(struct kunit *test)
@@ -1213,7 +1268,7 @@ static void np_forgets_under_way_are_bounded(struct kunit *test)
 		spin_lock(&t->lock);
 		t->nr_sent = 0;
 		spin_unlock(&t->lock);
-		np_bind(test, id, id);
+		np_bind(test, id);
 		KUNIT_ASSERT_EQ(test, np_peer_forget(&t->fake.peer, id), 0);
 		/* Each is sent */
 		nr = np_sent_forget(t, id);
@@ -1564,7 +1619,7 @@ static void np_all_under_way_is_bounded(struct kunit *test)
 	resolves = kunit_kcalloc(test, NP_MAX_ASKED, sizeof(*resolves),
 				 GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, resolves);
-	np_bind(test, 1, 1);
+	np_bind(test, 1);
 	for (i = 0; i < NP_MAX_KEPT - 1; i++)
 		np_test_holds(test, 1);
 	np_test_holds(test, NP_LANES);
@@ -1572,7 +1627,7 @@ static void np_all_under_way_is_bounded(struct kunit *test)
 	for (i = 0; i < NP_LANES; i++)
 		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, 0), 0);
 	for (id = 2; id < 2 + 2 * NP_MAX_ASKED; id++) {
-		np_bind(test, id, id);
+		np_bind(test, id);
 		KUNIT_ASSERT_EQ(test, np_peer_forget(peer, id), 0);
 	}
 	/* Each of which somebody waits for */
@@ -1741,7 +1796,7 @@ static void np_malformed_request_is_called_that_and_not_obeyed(struct kunit *tes
 	u8 type;
 
 	np_granted_regions(test, 7);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	for (lid = 0; lid < 2; lid++) {
 		for (type = 1; type <= NP_MSG_LAST; type++) {
 			msg = np_sample(type, false);
@@ -1820,7 +1875,7 @@ static void np_stranger_is_answered_the_same_whatever_the_reason(struct kunit *t
 	u32 qpn = peer->qpn, remote = peer->remote_qpn;
 
 	np_granted_regions(test, 7);
-	np_bind(test, 7, 1);
+	np_bind(test, 7);
 	/* There is no such QP, or it is connected to another one, host, or port */
 	np_test_stranger(test, &t->fake.port, qpn + 1, remote, 0);
 	np_test_stranger(test, &t->fake.port, qpn, remote + 1, 0);
@@ -1925,7 +1980,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_channel_is_bounded),
 	KUNIT_CASE(np_resolved_regions_are_bounded),
 	KUNIT_CASE(np_channels_of_a_region_are_bounded),
-	KUNIT_CASE(np_forget_is_not_older_than_any_resolve),
+	KUNIT_CASE(np_forget_undoes_all_resolves_before_it),
+	KUNIT_CASE(np_forget_undoes_no_resolve_under_way),
 	KUNIT_CASE_SLOW(np_resolves_under_way_are_bounded),
 	KUNIT_CASE(np_forgets_under_way_are_bounded),
 	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
