@@ -945,13 +945,20 @@ int npr_cq::req_notify(bool solicited) noexcept
 	const std::lock_guard lock(mutex);
 	std::uint64_t count;
 
-	/* The caller polls after this: what these stand for is found there. */
-	(void)!::read(event.get(), &count, sizeof(count));
+	const bool told = ::read(event.get(), &count, sizeof(count)) > 0;
 	(void)!::read(timer.get(), &count, sizeof(count));
 	timer_at_ = 0;
 	notify_ = true;
 	polls_ = idle_interval - 1;
 	set_timer();
+	/*
+	 * Who polls next finds what it told of. Who sleeps first has to hear it again: maybe nothing else is
+	 * under way. Relaxed: the event that was read had been written after the flag.
+	 */
+	const auto completes = [](const npr_qp *q) { return q->engine.ready(); };
+	if (told && (have_results_.load(std::memory_order_relaxed) ||
+		     std::any_of(ready_.begin(), ready_.end(), completes)))
+		kick();
 	/* Our own completions are none of the peer's business: with any to come, all events count. */
 	return arm(solicited &&
 		   std::all_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.idle(); }));

@@ -1261,6 +1261,31 @@ TEST_F(Sleeper, HearsOfWhatTheProviderRefuses)
 	EXPECT_EQ(wc.status, IBV_WC_LOC_QP_OP_ERR);
 }
 
+/* Armed twice, as by a program that posts in between and polls when it is told to. */
+TEST_F(Sleeper, HearsOfAKeyThatWasThereWhenItArmed)
+{
+	arm();
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	ASSERT_TRUE(woken());
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+	EXPECT_TRUE(woken(0)) << "nothing is posted before somebody polls";
+	EXPECT_EQ(next().wr_id, 1U);
+	arm();
+}
+
+TEST_F(Sleeper, HearsOfARefusalThatWasThereWhenItArmed)
+{
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	arm();
+	dev.refuse_post = EINVAL;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 2), 0);
+	ASSERT_TRUE(woken());
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+	EXPECT_TRUE(woken(0));
+	EXPECT_EQ(next().wr_id, 2U);
+	arm();
+}
+
 TEST_F(Objects, WaitNeedsACompletionChannel)
 {
 	EXPECT_EQ(npr_wait_cq(cq.get(), 0), -EINVAL);
