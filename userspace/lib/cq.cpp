@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <poll.h>
+#include <pthread.h>
 #include <random>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -76,6 +78,24 @@ bool too_late(kernel &k, npr_qp &qp, nanoseconds begun, int &error) noexcept
 	return true;
 }
 
+/* A thread has the mask of who starts it. Signals are for the application's threads, as it masks them. */
+class signals_blocked {
+public:
+	signals_blocked() noexcept
+	{
+		sigset_t all;
+
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before_);
+	}
+	signals_blocked(const signals_blocked &) = delete;
+	signals_blocked &operator=(const signals_blocked &) = delete;
+	~signals_blocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+	sigset_t before_;
+};
+
 } // namespace
 
 resolver::~resolver()
@@ -98,6 +118,8 @@ void resolver::reserve(std::size_t requests)
 	reserved_ += requests;
 	jobs_.reserve(reserved_);
 	if (!started_) {
+		/* the spares have it from the first */
+		const signals_blocked here;
 		threads_[0] = std::thread([this] { run(0); });
 		started_ = spare_ = 1;
 	}

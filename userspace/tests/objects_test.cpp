@@ -19,7 +19,9 @@
 #include <limits>
 #include <map>
 #include <poll.h>
+#include <pthread.h>
 #include <set>
+#include <signal.h>
 #include <sys/socket.h>
 
 namespace {
@@ -178,6 +180,11 @@ struct fake_kernel final : npr::kernel {
 			return busy_answer;
 		}
 		if (std::this_thread::get_id() != tester) {
+			sigset_t mask;
+			pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+			for (const int s : {SIGINT, SIGALRM, SIGTERM, SIGCHLD, SIGRTMIN, SIGRTMAX})
+				if (!sigismember(&mask, s))
+					interrupted_by.insert(s);
 			EXPECT_TRUE(asking.insert(qp.qp_num).second) << "threads of the library for one QP";
 			++inside;
 			entered.notify_all();
@@ -281,6 +288,7 @@ struct fake_kernel final : npr::kernel {
 	std::set<std::uint32_t> blocked, asking; /* QP numbers */
 	const std::thread::id tester = std::this_thread::get_id();
 	std::size_t inside = 0;
+	std::set<int> interrupted_by; /* signals: threads that are not the tester's */
 	std::set<std::uint32_t> keys;
 	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
@@ -908,6 +916,25 @@ TEST_F(Silent, PeersThatWereSlowLeaveThreadsToOthers)
 	kernel_ptr->unblock();
 	for (npr_qp *q : qps)
 		EXPECT_TRUE(answered(q));
+}
+
+/* The first thread and spares: who waits for a signal, or blocks it, does so in his own threads. */
+TEST_F(Objects, SignalsAreForThreadsOfTheApplication)
+{
+	std::array<std::byte, 8> b;
+	sigset_t before, after;
+	pthread_sigmask(SIG_BLOCK, nullptr, &before);
+	for (std::uint32_t i = 1; i <= 4; ++i) {
+		npr_qp *qp = attach(i);
+		kernel_ptr->block(i);
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, i), 0);
+	}
+	EXPECT_TRUE(kernel_ptr->await_resolves(4));
+	pthread_sigmask(SIG_BLOCK, nullptr, &after);
+	kernel_ptr->unblock();
+	EXPECT_EQ(kernel_ptr->interrupted_by, std::set<int>{});
+	for (int s = 1; s <= SIGRTMAX; ++s)
+		EXPECT_EQ(sigismember(&before, s), sigismember(&after, s)) << s;
 }
 
 TEST_F(Objects, BusyPeerIsAskedAgainForAKey)
