@@ -115,14 +115,21 @@ void resolver::reserve(std::size_t requests)
 {
 	const std::lock_guard lock(mutex_);
 
-	reserved_ += requests;
-	jobs_.reserve(reserved_);
+	jobs_.reserve(reserved_ + requests);
 	if (!started_) {
 		/* the spares have it from the first */
 		const signals_blocked here;
 		threads_[0] = std::thread([this] { run(0); });
 		started_ = spare_ = 1;
 	}
+	reserved_ += requests;
+}
+
+void resolver::unreserve(std::size_t requests) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	reserved_ -= requests;
 }
 
 void resolver::submit(npr_qp &qp, std::uint32_t rkey) noexcept
@@ -451,6 +458,12 @@ engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &p
 	return c;
 }
 
+/* One key for each piece, one for the next work request, some for npr_resolve(). */
+std::size_t requests_of(std::uint32_t budget) noexcept
+{
+	return std::max<std::size_t>(budget, 16) + 16;
+}
+
 ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
 {
 	ibv_mr *mr = ibv_reg_mr(pd, words, ring_words * sizeof(std::uint64_t), IBV_ACCESS_LOCAL_WRITE);
@@ -463,7 +476,8 @@ ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
 } // namespace
 
 npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
-    : cq(c), verbs(q), budget(params.budget), cookie(id), words_(alloc_words()),
+    : cq(c), verbs(q), budget(params.budget), cookie(id),
+      requests_(c.ctx.resolver, requests_of(params.budget)), words_(alloc_words()),
       words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
       receive_sges_(params.receive_sge),
       engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
@@ -637,13 +651,14 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 	while (taken(next_cookie_))
 		++next_cookie_;
 
-	/* one key for each piece, one for the next work request, some for npr_resolve() */
-	const std::size_t requests = std::max<std::size_t>(p.budget, 16) + 16;
-	ctx.resolver.reserve(requests);
+	/* For those that are there: what others had is used again. */
+	std::size_t results = requests_of(p.budget);
+	for (const auto &q : qps)
+		results += requests_of(q->budget);
 	{
 		const std::lock_guard results_lock(results_mutex_);
-		results_.reserve(results_.capacity() + requests);
-		taken_.reserve(results_.capacity());
+		results_.reserve(results);
+		taken_.reserve(results);
 	}
 	touched_.reserve(qps.size() + 1);
 	ready_.reserve(qps.size() + 1);

@@ -76,6 +76,8 @@ public:
 
 	/* Makes room for the requests of one more QP; starts the first thread. Throws. */
 	void reserve(std::size_t requests);
+	/* That QP has none any more: the next one may have its room. */
+	void unreserve(std::size_t requests) noexcept;
 	void submit(npr_qp &qp, std::uint32_t rkey) noexcept;
 	/* No request of @qp is waiting or running when this returns. */
 	void cancel(const npr_qp &qp) noexcept;
@@ -194,12 +196,25 @@ struct npr_qp final : npr::backend {
 	bool slow = false;    /* its peer was, when last asked for a key; the resolver's */
 
 private:
+	/* Room for what it asks the resolver, as long as it lives. */
+	class requests {
+	public:
+		requests(npr::resolver &r, std::size_t n) : resolver_(r), n_(n) { resolver_.reserve(n_); }
+		requests(const requests &) = delete;
+		requests &operator=(const requests &) = delete;
+		~requests() { resolver_.unreserve(n_); }
+
+	private:
+		npr::resolver &resolver_;
+		std::size_t n_;
+	};
 	struct free_words {
 		void operator()(std::uint64_t *p) const noexcept { std::free(p); }
 	};
 	struct dereg {
 		void operator()(ibv_mr *m) const noexcept { ibv_dereg_mr(m); }
 	};
+	requests requests_;
 	std::unique_ptr<std::uint64_t[], free_words> words_;
 	std::unique_ptr<ibv_mr, dereg> words_mr_;
 	std::vector<ibv_sge> receive_sges_;
