@@ -1616,7 +1616,7 @@ engine::binding *engine::make_binding(std::uint32_t rkey) noexcept
 		}
 	}
 	++bound_;
-	return place(bindings_, {rkey, binding_state::unknown, true, nullptr});
+	return place(bindings_, {rkey, binding_state::unknown, true, 0, nullptr});
 }
 
 void engine::ask_resolve(binding &b) noexcept
@@ -1625,6 +1625,7 @@ void engine::ask_resolve(binding &b) noexcept
 		return;
 	b.state = binding_state::asked;
 	b.to = nullptr;
+	++b.asks;
 	++resolves_;
 	world_.resolve(b.rkey);
 }
@@ -1705,12 +1706,14 @@ void engine::rebind(piece &p) noexcept
 void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) noexcept
 {
 	binding *b = make_binding(rkey);
+	/* Another answer may have come first, and its region have died; or a later one is to come. */
+	const bool awaited = !b || (b->state == binding_state::asked && !b->asks);
 
 	--resolves_;
 	if (!error && !sane(info))
 		error = -EPROTO;
-	/* What is known by now, of another answer, stays so if this one says nothing. */
-	if (b && (b->state == binding_state::asked || !error || (is_answer(error) && error != -ECONNREFUSED))) {
+	/* What is known stays so if this one says nothing; that a key is none only -EACCES says. */
+	if (b && (awaited || !error || error == -EACCES)) {
 		b->to = nullptr;
 		b->state = binding_state::unknown;
 		if (!error) {
@@ -1730,7 +1733,8 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 		}
 	}
 
-	if (error && (!b || b->state == binding_state::unknown) && next_ < tail_ && next_ < failing_ && !dead_) {
+	const bool failed = error && awaited && (!b || b->state == binding_state::unknown);
+	if (failed && next_ < tail_ && next_ < failing_ && !dead_) {
 		const op &o = op_at(next_);
 		if (is_remote(o.wr.opcode) && rkey_of(o.wr) == rkey)
 			fail_op(next_, error == -ENOTCONN ? not_connected() : resolve_status(error));
@@ -1740,7 +1744,7 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 		after = p.next;
 		if (rkey_of(op_at(p.op).wr) != rkey)
 			continue;
-		if (error && (!b || b->state == binding_state::unknown)) {
+		if (failed) {
 			fail_op(p.op, error == -ENOTCONN ? not_connected() : resolve_status(error));
 			/* that took other pieces from the list too */
 			after = rebinding_.first;
@@ -1762,14 +1766,20 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 
 void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &info) noexcept
 {
+	if (binding *b = find_binding(rkey); b && b->asks)
+		--b->asks;
 	adopt(rkey, error, info);
 }
 
 /* No request waits for this answer: one that does asks for itself. */
 void engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
 {
-	if (error ? is_answer(error) && error != -ECONNREFUSED : sane(info))
+	if (error ? error == -EACCES : sane(info))
 		return adopt(rkey, error, info);
+	/* A peer that was never heard need not be asked again for a key of which nothing was known. */
+	if (error == -EHOSTUNREACH && !find_binding(rkey))
+		if (binding *b = make_binding(rkey))
+			b->state = binding_state::plain;
 	--resolves_;
 	forget_dead();
 }

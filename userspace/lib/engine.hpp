@@ -220,6 +220,7 @@ private:
 		std::uint32_t rkey = 0;
 		binding_state state = binding_state::unknown;
 		bool used = false;
+		std::uint32_t asks = 0; /* RESOLVEs of ours that are not answered */
 		region *to = nullptr;
 	};
 

@@ -340,7 +340,8 @@ TEST_F(Engine, ExplicitResolveThatFailsChangesNothing)
 {
 	resolve();
 	a.world.all_in(r, true);
-	for (const int error : {-ETIMEDOUT, -ENOMEM, -ENOTCONN, -ENOSPC, 0 /* nonsense */}) {
+	for (const int error : {-ETIMEDOUT, -ENOMEM, -ENOTCONN, -ENOSPC, -EHOSTUNREACH, -ECONNREFUSED,
+				0 /* nonsense */}) {
 		SCOPED_TRACE(error);
 		a.eng->resolve_begins();
 		a.eng->resolve_ended(r.rkey, error, {});
@@ -364,19 +365,75 @@ TEST_F(Engine, ExplicitResolveThatFailsChangesNothing)
 	}
 }
 
-TEST_F(Engine, ResolveThatFailsChangesNothingOfWhatAnotherHasSaid)
+struct LateAnswer : Engine, ::testing::WithParamInterface<int> {
+	/* A READ has asked; another answer came first. */
+	void SetUp() override
+	{
+		Engine::SetUp();
+		a.world.all_in(r, true);
+		a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+		ASSERT_EQ(a.world.resolves.size(), 1U);
+		resolve();
+	}
+
+	/* The region of that answer dies, and the READ has not begun. */
+	sim_region &die()
+	{
+		sim_region &second = a.world.replace_region(r);
+		a.world.all_in(second, true);
+		a.eng->on_event(a.world.events[0]);
+		a.world.events.clear();
+		return second;
+	}
+};
+
+TEST_P(LateAnswer, ThatFailsChangesNothingOfWhatAnotherHasSaid)
 {
-	a.world.all_in(r, true);
-	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
-	ASSERT_EQ(a.world.resolves.size(), 1U);
-	r.known = true;
-	a.eng->resolve_begins();
-	a.eng->resolve_ended(r.rkey, 0, r.info);
-	a.world.answer_resolve(0, -ETIMEDOUT);
+	a.world.answer_resolve(0, GetParam());
 	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
 	EXPECT_TRUE(a.world.resolves.empty());
+	for (const auto &q : a.world.queue)
+		EXPECT_EQ(q.wr.wr.rdma.rkey, r.info.read_key);
 	a.world.run_wire();
 	EXPECT_EQ(a.poll(), 2U);
+}
+
+TEST_P(LateAnswer, OfARegionThatHasDiedIsAskedForAgain)
+{
+	const sim_region &second = die();
+	a.world.answer_resolve(0, GetParam());
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.answer_resolve(0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	EXPECT_EQ(a.world.queue[0].wr.wr.rdma.rkey, second.info.read_key);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_P(LateAnswer, DoesNotDecideWhileALaterOneIsToCome)
+{
+	const sim_region &second = die();
+	a.eng->step();
+	ASSERT_EQ(a.world.resolves.size(), 2U);
+	a.world.answer_resolve(0, GetParam());
+	EXPECT_EQ(a.world.resolves.size(), 1U);
+	EXPECT_TRUE(a.world.queue.empty());
+	a.world.answer_resolve(0);
+	ASSERT_EQ(a.world.queue.size(), 1U);
+	EXPECT_EQ(a.world.queue[0].wr.wr.rdma.rkey, second.info.read_key);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Errors, LateAnswer,
+			 ::testing::Values(-ETIMEDOUT, -ENOMEM, -ENOTCONN, -EHOSTUNREACH, -ECONNREFUSED));
+
+TEST_F(Engine, ExplicitResolveOfAPeerThatIsNotHeardIsEnough)
+{
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(r.rkey, -EHOSTUNREACH, {});
+	a.post(IBV_WR_RDMA_WRITE, 0, 16, 8);
+	EXPECT_TRUE(a.world.resolves.empty());
 }
 
 TEST_F(Engine, UnknownKeyGoesToTheProviderAsItIs)
