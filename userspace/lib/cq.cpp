@@ -735,6 +735,13 @@ int npr_cq::detach(npr_qp *qp) noexcept
 	return 0;
 }
 
+void npr_cq::forget(std::uint32_t qp_num) noexcept
+{
+	const std::lock_guard lock(mutex);
+
+	std::erase_if(strays_, [&](const ibv_wc &wc) { return wc.qp_num == qp_num; });
+}
+
 void npr_cq::touch(npr_qp &qp) noexcept
 {
 	if (!qp.touched) {

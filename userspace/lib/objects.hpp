@@ -248,6 +248,8 @@ struct npr_cq {
 	/* Throws: ENOSPC if the CQ has no room for the budget. */
 	npr_qp *attach(ibv_qp *qp, const npr::qp_params &params, const std::uint32_t *words_lkey = nullptr);
 	int detach(npr_qp *qp) noexcept;
+	/* The QP is destroyed or RESET: what a detach has polled of it is not told any more. */
+	void forget(std::uint32_t qp_num) noexcept;
 
 	/* @whole: all of the list or nothing. */
 	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;

@@ -18,6 +18,7 @@
 #include <nprdma/nprdma.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
@@ -546,6 +547,29 @@ std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 	return ex;
 }
 
+/*
+ * The completions of a QP, ours or not, that a detach has taken out of its CQs and nobody has
+ * polled. Those in the CQs are gone with the QP, or with RESET, so these have to be.
+ */
+class completions {
+public:
+	explicit completions(const ibv_qp *qp)
+	    : cqs_{find(all().cqs, qp->send_cq).lib, find(all().cqs, qp->recv_cq).lib}, qp_num_(qp->qp_num)
+	{
+	}
+
+	void forget() const noexcept
+	{
+		for (npr_cq *const cq : cqs_)
+			if (cq)
+				cq->forget(qp_num_);
+	}
+
+private:
+	std::array<npr_cq *, 2> cqs_;
+	std::uint32_t qp_num_;
+};
+
 /* Attached, or was until that failed. */
 bool is_ours(ibv_qp *qp)
 {
@@ -939,11 +963,14 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
+	const completions unseen(qp);
 	/* Before: what is under way ends by means of the QP. */
 	auto ex = detach(qp);
 	const std::uint32_t meant = take(all().meant, qp);
 	const int rc = verbs().ibv_destroy_qp(qp);
 
+	if (!rc)
+		unseen.forget();
 	/* It is still there, which is what the caller is told. */
 	if (rc && ex && add(all().meant, qp, meant))
 		(void)attach_again(qp, std::move(ex));
@@ -952,7 +979,8 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 
 NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 {
-	const bool reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET && is_ours(qp);
+	const bool to_reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET;
+	const bool reset = to_reset && is_ours(qp);
 
 	std::unique_ptr<npr::qp_ex> ex;
 	if (reset)
@@ -969,6 +997,8 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 			a.max_rd_atomic = std::max<std::uint8_t>(a.max_rd_atomic, 1);
 	}
 	const int rc = verbs().ibv_modify_qp(qp, &a, mask);
+	if (to_reset && !rc)
+		completions(qp).forget();
 	if (!reset)
 		return rc;
 	if (const int error = attach_again(qp, std::move(ex)); error && !rc)

@@ -1073,6 +1073,31 @@ TEST_F(Objects, DetachEndsWhatIsUnderWayAndKeepsTheOthers)
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
 }
 
+/* As a CQ is without the completions of a QP that is destroyed. */
+TEST_F(Objects, NothingIsToldOfAQueuePairThatIsForgotten)
+{
+	npr_qp *a = attach(1);
+	std::array<std::byte, 8> b;
+	ASSERT_EQ(npr_resolve(a, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	dev.stall = true;
+	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	for (const std::uint32_t number : {1U, 2U, 1U, 3U}) {
+		ibv_wc recv{};
+		recv.qp_num = number;
+		recv.opcode = IBV_WC_RECV;
+		recv.wr_id = 10 + number;
+		dev.completions.push_back(recv);
+	}
+	ASSERT_EQ(npr_detach_qp(a), 0);
+	ASSERT_TRUE(dev.completions.empty()) << "they were in the way";
+	cq->forget(1);
+	EXPECT_EQ(next().wr_id, 12U);
+	EXPECT_EQ(next().wr_id, 13U);
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0) << "of wr_id " << wc.wr_id;
+}
+
 TEST_F(Objects, DetachWaitsForAKeyBeingResolved)
 {
 	npr_qp *a = attach(1);

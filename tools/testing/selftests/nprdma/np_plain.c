@@ -274,6 +274,43 @@ TEST_F(buffer, is_for_as_many_queues_as_there_is_room_for)
 	EXPECT_EQ(0, ibv_destroy_cq(init.send_cq));
 }
 
+/* --- completions ---------------------------------------------------------- */
+
+/* The peer's QP has a receive, and a SEND of which nobody tells that it is done. */
+static int post_last(struct _test_data_buffer *self)
+{
+	struct ibv_sge sge = { .addr = self->addr, .length = PAGE, .lkey = self->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 7, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_wc wc;
+	int ret;
+
+	ret = -ibv_post_recv(self->owner.qp, &wr, &bad);
+	if (ret)
+		return ret;
+	sge.addr = (uintptr_t)self->peer.buf;
+	sge.lkey = self->peer.mr->lkey;
+	ret = -ibv_post_recv(self->peer.qp, &wr, &bad);
+	if (!ret)
+		ret = np_post(&self->peer, IBV_WR_SEND, PAGE, PAGE, 0, 0, 0);
+	return ret ? ret : np_poll(&self->owner, &wc);
+}
+
+/* Its wr_id may be the address of what the program has freed. */
+TEST_F(buffer, is_not_told_of_when_its_queue_has_gone)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	struct ibv_wc wc;
+
+	ASSERT_EQ(0, post_last(self));
+	ASSERT_EQ(0, ibv_modify_qp(self->peer.qp, &reset, IBV_QP_STATE));
+	EXPECT_EQ(0, ibv_poll_cq(self->peer.cq, 1, &wc));
+	ASSERT_EQ(0, np_reconnect(&self->owner, &self->peer));
+	ASSERT_EQ(0, post_last(self));
+	ASSERT_EQ(0, ibv_destroy_qp(self->peer.qp));
+	self->peer.qp = NULL;
+	EXPECT_EQ(0, ibv_poll_cq(self->peer.cq, 1, &wc));
+}
+
 /* --- events --------------------------------------------------------------- */
 
 struct waiter {
