@@ -27,6 +27,8 @@ constexpr std::uint32_t default_cache_slots = 2048;
 template <class F>
 auto guarded(F &&f) noexcept -> decltype(f())
 {
+	const npr::uncancelled here;
+
 	try {
 		return f();
 	} catch (const std::system_error &e) {
@@ -77,6 +79,8 @@ NPR_EXPORT npr_context *npr_open(ibv_context *verbs, unsigned int flags)
 
 NPR_EXPORT int npr_close(npr_context *ctx)
 {
+	const npr::uncancelled here;
+
 	{
 		const std::lock_guard lock(ctx->cqs_mutex);
 		/* a count; the caller orders its calls */

@@ -674,6 +674,8 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 
 int npr_cq::detach(npr_qp *qp) noexcept
 {
+	const uncancelled here;
+
 	{
 		const std::lock_guard lock(mutex);
 
@@ -813,6 +815,7 @@ int npr_cq::take_ready(int n, ibv_wc *wc) noexcept
 
 void npr_cq::read_events() noexcept
 {
+	const uncancelled here;
 	np_event events[8];
 
 	for (;;) {
@@ -861,6 +864,7 @@ void npr_cq::take_results() noexcept
 
 void npr_cq::kick() noexcept
 {
+	const uncancelled here;
 	const std::uint64_t one = 1;
 
 	/* EAGAIN: it is readable, which is all that is wanted */
@@ -986,6 +990,7 @@ int npr_cq::arm(bool solicited) noexcept
 
 int npr_cq::req_notify(bool solicited) noexcept
 {
+	const uncancelled here;
 	const std::lock_guard lock(mutex);
 	std::uint64_t count;
 
@@ -1008,7 +1013,7 @@ int npr_cq::req_notify(bool solicited) noexcept
 		   std::all_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.idle(); }));
 }
 
-int npr_cq::wait(int timeout_ms) noexcept
+int npr_cq::wait(int timeout_ms)
 {
 	if (!verbs->channel)
 		return -EINVAL;
@@ -1033,6 +1038,7 @@ int npr_cq::wait(int timeout_ms) noexcept
 
 int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept
 {
+	const uncancelled here;
 	const nanoseconds begun = monotonic();
 	nanoseconds pause = resolve_pause;
 	np_region_info info;

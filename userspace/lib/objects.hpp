@@ -19,6 +19,7 @@
 #include "kernel.hpp"
 #include "optional_mutex.hpp"
 #include "receives.hpp"
+#include "uncancelled.hpp"
 
 #include <array>
 #include <atomic>
@@ -47,6 +48,8 @@ public:
 	}
 	~unique_fd()
 	{
+		const uncancelled here;
+
 		if (fd_ >= 0)
 			::close(fd_);
 	}
@@ -256,7 +259,8 @@ struct npr_cq {
 	int post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept;
 	int poll(int n, ibv_wc *wc) noexcept;
 	int req_notify(bool solicited) noexcept;
-	int wait(int timeout_ms) noexcept;
+	/* The thread may be cancelled there. */
+	int wait(int timeout_ms);
 	int resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept;
 	std::int64_t prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 			      bool write) noexcept;

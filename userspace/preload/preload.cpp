@@ -310,6 +310,7 @@ const char *advice(int error)
  */
 bool may_be_left(const ibv_context *context, const char *what, std::uint32_t number, int error)
 {
+	const npr::uncancelled here;
 	const bool left = threshold();
 
 	errno = error;

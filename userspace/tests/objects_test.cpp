@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <set>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 namespace {
@@ -222,7 +223,11 @@ struct fake_kernel final : npr::kernel {
 			send(e);
 		return 0;
 	}
-	void send(const np_event &e) { ASSERT_EQ(::send(ends.back(), &e, sizeof(e), 0), ssize_t{sizeof(e)}); }
+	void send(const np_event &e)
+	{
+		const npr::uncancelled here; /* as an ioctl */
+		ASSERT_EQ(::send(ends.back(), &e, sizeof(e), 0), ssize_t{sizeof(e)});
+	}
 	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
 	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
 	int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &info, std::uint32_t &handle) noexcept override
@@ -1352,6 +1357,74 @@ TEST_F(Sleeper, HearsOfARefusalThatWasThereWhenItArmed)
 	EXPECT_TRUE(woken(0));
 	EXPECT_EQ(next().wr_id, 2U);
 	arm();
+}
+
+/* --- threads that are to end --- */
+
+/* False: @f was not done to its end by a thread that was cancelled before it. */
+template <class F>
+bool done_by_cancelled(F &&f)
+{
+	struct job {
+		F &f;
+		bool done;
+	} j{f, false};
+	pthread_t thread;
+	void *result = nullptr;
+
+	EXPECT_EQ(pthread_create(
+			  &thread, nullptr,
+			  [](void *arg) -> void * {
+				  auto *const self = static_cast<job *>(arg);
+				  pthread_cancel(pthread_self());
+				  self->f();
+				  self->done = true;
+				  pthread_testcancel();
+				  return nullptr;
+			  },
+			  &j),
+		  0);
+	EXPECT_EQ(pthread_join(thread, &result), 0);
+	EXPECT_EQ(result, PTHREAD_CANCELED);
+	return j.done;
+}
+
+TEST_F(Objects, ThreadsAreNotCancelledInTheLibrary)
+{
+	npr_qp *qp = attach(1);
+	std::array<std::byte, 8> b{};
+	EXPECT_TRUE(done_by_cancelled([&] {
+		kernel_ptr->busy = 1;
+		EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0) << "and a pause in it";
+	}));
+	EXPECT_TRUE(done_by_cancelled([&] { EXPECT_EQ(npr_req_notify_cq(cq.get(), 0), 0); }));
+	EXPECT_TRUE(done_by_cancelled([&] {
+		EXPECT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+		EXPECT_EQ(next().wr_id, 1U) << "after an answer of the kernel";
+	}));
+	EXPECT_TRUE(done_by_cancelled([&] {
+		dev.refuse_post = EINVAL;
+		EXPECT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 2), 0) << "which wakes who sleeps";
+	}));
+	EXPECT_TRUE(done_by_cancelled([&] { EXPECT_EQ(npr_detach_qp(qp), 0); }));
+	EXPECT_TRUE(done_by_cancelled([&] {
+		npr_cq *const another = npr_attach_cq(&ctx, &dev.cq);
+		ASSERT_NE(another, nullptr);
+		EXPECT_EQ(npr_detach_cq(another), 0);
+	}));
+}
+
+TEST_F(Objects, ThreadsAreCancelledWhereTheyWait)
+{
+	ibv_comp_channel channel{&dev.context, eventfd(0, 0), 0};
+	ibv_cq verbs{};
+	verbs.context = &dev.context;
+	verbs.channel = &channel;
+	{
+		npr_cq waits(ctx, &verbs);
+		EXPECT_FALSE(done_by_cancelled([&] { (void)npr_wait_cq(&waits, -1); }));
+	}
+	close(channel.fd);
 }
 
 TEST_F(Objects, WaitNeedsACompletionChannel)

@@ -116,7 +116,7 @@ public:
 		return npr_req_notify_cq(raw_.get(), solicited_only);
 	}
 
-	[[nodiscard]] int wait(int timeout_ms = -1) noexcept { return npr_wait_cq(raw_.get(), timeout_ms); }
+	[[nodiscard]] int wait(int timeout_ms = -1) { return npr_wait_cq(raw_.get(), timeout_ms); }
 	[[nodiscard]] int fd() const noexcept { return npr_get_fd(raw_.get()); }
 	[[nodiscard]] npr_cq *get() const noexcept { return raw_.get(); }
 

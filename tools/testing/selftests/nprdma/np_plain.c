@@ -548,6 +548,32 @@ TEST_F(events, come_when_they_were_asked_for)
 	EXPECT_TRUE(events_read_done(self));
 }
 
+static void *read_cancelled(void *arg)
+{
+	struct _test_data_events *self = arg;
+
+	pthread_cancel(pthread_self());
+	self->waiter.done = !ibv_req_notify_cq(self->peer.cq, 0) && !events_post_read(self) &&
+			    events_read_done(self);
+	pthread_testcancel();
+	return NULL;
+}
+
+/* Neither asking, posting nor polling is where a thread is cancelled. */
+TEST_F(events, are_asked_for_by_a_thread_that_ends)
+{
+	struct waiter *w = &self->waiter;
+	void *result;
+
+	ASSERT_EQ(0, events_make_cq(self));
+	ASSERT_EQ(0, events_connect(self));
+	EXPECT_EQ(0, np_page_out(self->data, LEN));
+	ASSERT_EQ(0, pthread_create(&w->thread, NULL, read_cancelled, self));
+	ASSERT_EQ(0, pthread_join(w->thread, &result));
+	EXPECT_EQ(PTHREAD_CANCELED, result);
+	EXPECT_TRUE(w->done);
+}
+
 static volatile sig_atomic_t signals;
 
 static void count_signal(int number)
