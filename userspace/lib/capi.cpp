@@ -200,10 +200,11 @@ npr_qp *npr::attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uin
 		p.share = !a.sq_budget;
 		if (p.budget > depth)
 			return refuse(ENOSPC);
-		if (p.budget < 2)
+		/* Without a send queue it needs nothing, and posts receives only. */
+		if (p.budget < 2 && depth)
 			return refuse(a.sq_budget ? EINVAL : ENOSPC);
 		p.depth = a.max_send_wr ? a.max_send_wr : depth;
-		if (p.depth > 1U << 20)
+		if (p.depth > 1U << 20 || (p.depth && !depth))
 			return refuse(EINVAL);
 		p.max_sge = state.cap.max_send_sge;
 		p.max_inline = state.cap.max_inline_data;

@@ -439,7 +439,8 @@ engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &p
 	engine_config c;
 
 	c.depth = params.depth;
-	c.sq_budget = params.budget;
+	/* None if there is no send queue, but then it accepts nothing either. */
+	c.sq_budget = std::max(params.budget, 2U);
 	c.max_sge = params.max_sge;
 	c.max_inline = params.max_inline;
 	c.max_faults = cq.ctx.caps.max_outstanding;

@@ -27,6 +27,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -514,17 +515,18 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	return 0;
 }
 
-/* Twice what was asked for, as the library needs two entries for a WRITE. */
+/* Twice what was asked for, as the library needs two entries for a WRITE; with_room() has as many. */
 constexpr std::uint32_t meant_for(std::uint32_t asked)
 {
-	return std::max(2 * asked, 4U);
+	return 2 * std::min(asked, std::numeric_limits<std::uint32_t>::max() / 2);
 }
 
 /* @qp, or null and errno. */
 ibv_qp *attach_new(ibv_qp *qp, std::uint32_t asked)
 {
 	std::unique_ptr<npr::qp_ex> none;
-	const int error = add(all().meant, qp, meant_for(asked)) ? attach(qp, none) : ENOMEM;
+	/* Where the provider makes a send queue though none was asked for, it may be used. */
+	const int error = add(all().meant, qp, std::max(meant_for(asked), 2U)) ? attach(qp, none) : ENOMEM;
 
 	if (!error || may_be_left(qp->context, "QP", qp->qp_num, error))
 		return qp;

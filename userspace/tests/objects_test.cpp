@@ -434,6 +434,35 @@ TEST_F(Objects, QueuePairGetsItsSendQueueIfThereIsRoomForTwo)
 	EXPECT_EQ(attach(make_qp(2), 255, false), 255U) << "all that is left, to who asks for it";
 }
 
+/* What a CQ made for one request each has: ibv_create_cq() of preload. */
+TEST_F(Objects, SmallQueuePairsAllFindRoom)
+{
+	dev.cq.cqe = 2 * 200 + 64;
+	for (std::uint32_t i = 1; i <= 200; ++i)
+		ASSERT_EQ(attach(make_qp(i), 2, true), 2U) << i;
+}
+
+TEST_F(Objects, QueuePairWithoutASendQueueTakesNoRoomAndSendsNothing)
+{
+	npr::qp_params p = params;
+	p.depth = p.budget = 0;
+	p.share = true;
+	dev.cq.cqe = 2;
+	std::array<std::byte, 8> b{};
+	for (std::uint32_t i = 1; i <= 8; ++i) {
+		npr_qp *const qp = cq->attach(&make_qp(i), p, &lkey);
+		EXPECT_EQ(post(qp, IBV_WR_SEND, 0, b, i), -ENOMEM);
+		ibv_sge s{reinterpret_cast<std::uintptr_t>(b.data()), 8, 1};
+		ibv_recv_wr wr{}, *bad;
+		wr.wr_id = i;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		EXPECT_EQ(npr_post_recv(qp, &wr, &bad), i > device::max_receives ? -ENOMEM : 0);
+	}
+	EXPECT_TRUE(dev.posted.empty());
+	EXPECT_EQ(attach(make_qp(9), 2, true), 2U);
+}
+
 TEST_F(Objects, ThreadsThatAttachAtOnceDoNotShareEntries)
 {
 	dev.cq.cqe = 63;

@@ -251,29 +251,6 @@ TEST_F(buffer, is_for_queues_that_it_can_be_used_with)
 	EXPECT_EQ(0, np_read(&self->peer, 0, PAGE, self->addr, self->mr->rkey));
 }
 
-/* A completion queue for what they may have under way. Providers round their send queues up. */
-TEST_F(buffer, is_for_as_many_queues_as_there_is_room_for)
-{
-	struct ibv_qp_init_attr init = {
-		.recv_cq = self->peer.cq,
-		.qp_type = IBV_QPT_RC,
-	};
-	struct ibv_qp *qps[24];
-	size_t i;
-
-	init.send_cq = ibv_create_cq(self->peer.ctx, 17 * ARRAY_SIZE(qps), NULL, NULL, 0);
-	ASSERT_NE(NULL, init.send_cq);
-	for (i = 0; i < ARRAY_SIZE(qps); i++) {
-		init.cap = (struct ibv_qp_cap){ .max_send_wr = 17, .max_recv_wr = 1,
-						.max_send_sge = 1, .max_recv_sge = 1 };
-		qps[i] = ibv_create_qp(self->peer.pd, &init);
-		ASSERT_NE(NULL, qps[i]) TH_LOG("%zu: %s", i, strerror(errno));
-	}
-	while (i--)
-		EXPECT_EQ(0, ibv_destroy_qp(qps[i]));
-	EXPECT_EQ(0, ibv_destroy_cq(init.send_cq));
-}
-
 /* --- completions ---------------------------------------------------------- */
 
 /* The peer's QP has a receive, and a SEND of which nobody tells that it is done. */
@@ -309,6 +286,118 @@ TEST_F(buffer, is_not_told_of_when_its_queue_has_gone)
 	ASSERT_EQ(0, ibv_destroy_qp(self->peer.qp));
 	self->peer.qp = NULL;
 	EXPECT_EQ(0, ibv_poll_cq(self->peer.cq, 1, &wc));
+}
+
+/* --- many queues ---------------------------------------------------------- */
+
+FIXTURE(queues) {
+	struct np_end owner;
+	struct np_end peer;
+	uint8_t *data;
+	struct ibv_mr *mr;
+};
+
+FIXTURE_SETUP(queues)
+{
+	ASSERT_EQ(0, np_open(&self->owner, NP_OWNER_DEV, 0));
+	ASSERT_EQ(0, np_open(&self->peer, NP_PEER_DEV, PAGE));
+	self->data = np_map(2 * LEN);
+	ASSERT_NE(NULL, self->data);
+	self->mr = ibv_reg_mr(self->owner.pd, self->data, 2 * LEN, NP_RIGHTS);
+	ASSERT_NE(NULL, self->mr) TH_LOG("%s", strerror(errno));
+}
+
+FIXTURE_TEARDOWN(queues)
+{
+	EXPECT_EQ(0, ibv_dereg_mr(self->mr));
+	EXPECT_EQ(0, np_close(&self->peer));
+	EXPECT_EQ(0, np_close(&self->owner));
+}
+
+/* As many on one completion queue as @qps has. Providers round their send queues up. */
+static int make_queues(struct np_end *end, struct ibv_qp_init_attr *init, struct ibv_qp **qps,
+		       size_t n)
+{
+	const struct ibv_qp_cap cap = init->cap;
+	size_t i;
+
+	for (i = 0; i < n; i++) {
+		init->cap = cap;
+		qps[i] = ibv_create_qp(end->pd, init);
+		if (!qps[i]) {
+			fprintf(stderr, "# queue %zu: %s\n", i, strerror(errno));
+			return -errno;
+		}
+	}
+	return 0;
+}
+
+/* A completion queue for what they may have under way. */
+TEST_F(queues, are_as_many_as_there_is_room_for)
+{
+	static const struct { size_t queues, depth; } cases[] = { { 24, 17 }, { 90, 1 } };
+	struct ibv_qp *qps[90];
+	size_t c, i;
+
+	for (c = 0; c < ARRAY_SIZE(cases); c++) {
+		struct ibv_qp_init_attr init = {
+			.recv_cq = self->peer.cq,
+			.qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = cases[c].depth, .max_recv_wr = 1,
+				 .max_send_sge = 1, .max_recv_sge = 1 },
+		};
+
+		init.send_cq = ibv_create_cq(self->peer.ctx, cases[c].queues * cases[c].depth,
+					     NULL, NULL, 0);
+		ASSERT_NE(NULL, init.send_cq);
+		ASSERT_EQ(0, make_queues(&self->peer, &init, qps, cases[c].queues));
+		for (i = 0; i < cases[c].queues; i++)
+			EXPECT_EQ(0, ibv_destroy_qp(qps[i]));
+		EXPECT_EQ(0, ibv_destroy_cq(init.send_cq));
+	}
+}
+
+/* Those that send nothing: the completion queue is for the receives that they share. */
+TEST_F(queues, are_any_number_that_only_receive)
+{
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_qp_init_attr init = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_sge = 1 },
+	};
+	struct ibv_sge sge = { .addr = (uintptr_t)self->data + PAGE, .length = PAGE, .lkey = self->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 7, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_qp *qps[70];
+	struct ibv_wc wc;
+	size_t i;
+
+	ASSERT_EQ(0, ibv_destroy_qp(self->owner.qp));
+	ASSERT_EQ(0, ibv_destroy_cq(self->owner.cq));
+	self->owner.qp = NULL;
+	self->owner.cq = ibv_create_cq(self->owner.ctx, 4, NULL, NULL, 0);
+	ASSERT_NE(NULL, self->owner.cq);
+	init.send_cq = init.recv_cq = self->owner.cq;
+	init.srq = ibv_create_srq(self->owner.pd, &srq_init);
+	ASSERT_NE(NULL, init.srq) TH_LOG("%s", strerror(errno));
+	ASSERT_EQ(0, make_queues(&self->owner, &init, qps, ARRAY_SIZE(qps)));
+
+	self->owner.qp = qps[ARRAY_SIZE(qps) - 1];
+	ASSERT_EQ(0, np_connect(&self->owner, &self->peer));
+	EXPECT_EQ(0, np_page_out(self->data, 2 * PAGE));
+	ASSERT_EQ(0, ibv_post_srq_recv(init.srq, &wr, &bad));
+	np_fill(self->peer.buf, PAGE, 5);
+	ASSERT_EQ(0, np_post(&self->peer, IBV_WR_SEND, 0, PAGE, 0, 0, IBV_SEND_SIGNALED));
+	EXPECT_EQ(IBV_WC_SUCCESS, np_poll(&self->peer, &wc));
+	EXPECT_EQ(IBV_WC_SUCCESS, np_poll(&self->owner, &wc));
+	EXPECT_EQ(7, wc.wr_id);
+	EXPECT_EQ(-1, np_differs(self->data + PAGE, PAGE, 5));
+	EXPECT_EQ(0, np_write(&self->peer, 0, PAGE, (uintptr_t)self->data, self->mr->rkey));
+	EXPECT_EQ(-1, np_differs(self->data, PAGE, 5));
+
+	for (i = 0; i < ARRAY_SIZE(qps); i++)
+		EXPECT_EQ(0, ibv_destroy_qp(qps[i]));
+	self->owner.qp = NULL;
+	EXPECT_EQ(0, ibv_destroy_srq(init.srq));
 }
 
 /* --- events --------------------------------------------------------------- */
