@@ -578,15 +578,15 @@ static int np_ask_fault(struct kunit *test, u64 region_id, u64 cookie,
 	return np_peer_fault(&t->fake.peer, &t->channel, &req, &range, 1);
 }
 
-static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
-			 u64 hold_id)
+static void np_answer_request(struct kunit *test, const struct np_msg *request,
+			      u8 status, u64 hold_id)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_msg answer = {
-		.type = t->sent[nr].type,
+		.type = request->type,
 		.answer = true,
 		.status = status,
-		.tid = t->sent[nr].tid,
+		.tid = request->tid,
 	};
 
 	if (!status && answer.type == NP_MSG_FAULT) {
@@ -595,6 +595,12 @@ static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
 		answer.faulted.words[0] = 7;
 	}
 	np_peer_answered(&t->fake.peer, &answer);
+}
+
+static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
+			 u64 hold_id)
+{
+	np_answer_request(test, &np_ask_test(test)->sent[nr], status, hold_id);
 }
 
 static void np_fault_has_one_event(struct kunit *test)
@@ -1585,22 +1591,38 @@ static void np_peer_that_answers_no_gone_hears_of_the_next(struct kunit *test)
 		np_sent_gone(t, NP_MAX_GONE + 1, 0) < NP_TEST_SENT, 60 * HZ));
 }
 
+/* Of a FAULT under way; some may have been sent more than once. */
+static struct np_msg np_oldest_fault(struct np_peer *peer)
+{
+	struct np_msg request = { };
+	struct np_trans *trans;
+
+	spin_lock(&peer->lock);
+	list_for_each_entry(trans, &peer->trans, entry) {
+		if (trans->msg.type == NP_MSG_FAULT) {
+			request = trans->msg;
+			break;
+		}
+	}
+	spin_unlock(&peer->lock);
+	return request;
+}
+
 /* @nr holds: all are asked for, and then granted. */
 static void np_test_holds(struct kunit *test, unsigned int nr)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	static u64 id;
+	struct np_msg request;
 	struct np_event ev;
 	unsigned int i;
 
-	spin_lock(&t->lock);
-	t->nr_sent = 0;
-	spin_unlock(&t->lock);
 	for (i = 0; i < nr; i++)
 		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, NP_FAULT_HOLD),
 				0);
 	for (i = 0; i < nr; i++) {
-		np_answer_to(test, i, NP_OK, ++id);
+		request = np_oldest_fault(&t->fake.peer);
+		np_answer_request(test, &request, NP_OK, ++id);
 		KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	}
 }
