@@ -369,8 +369,11 @@ bool owner::meet()
 	}
 	main_.link->attach(device_, c_.peer_main, 0);
 	side_.link->attach(device_, c_.peer_side, 0);
-	if (int error = np_qp_connect(probe_->verbs_qp.get(), c_.peer_probe))
+	if (int error = np_qp_connect(probe_->verbs_qp.get(), c_.peer_probe)) {
+		if (c_.owner_is_gone)
+			return false;
 		fail(c_, fmt::format("connecting the probe: {}", std::strerror(-error)));
+	}
 	post_probe_receive();
 	for (unsigned i = 0; i < slots; i++)
 		post_receive(i);

@@ -909,6 +909,8 @@ void peer::reconnect_probe()
 			fail(c_, "the owner does not connect the probe again");
 		np_pause();
 	}
+	if (error && c_.owner_is_gone)
+		throw disconnected_now{};
 	if (error)
 		fail(c_, fmt::format("reset of the probe: {}", std::strerror(-error)));
 	probe_.attach(device_, c_.owner_probe, 0);
