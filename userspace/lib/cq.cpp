@@ -1060,7 +1060,7 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	}
 	{
 		const std::lock_guard lock(mutex);
-		qp.engine.resolve_ended(rkey, rc, info);
+		rc = qp.engine.resolve_ended(rkey, rc, info);
 		qp.engine.step();
 		settle(qp);
 		wake(qp);

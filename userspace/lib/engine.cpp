@@ -1772,16 +1772,21 @@ void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &in
 }
 
 /* No request waits for this answer: one that does asks for itself. */
-void engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+int engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
 {
-	if (error ? error == -EACCES : sane(info))
-		return adopt(rkey, error, info);
+	if (!error && !sane(info))
+		error = -EPROTO;
+	if (!error || error == -EACCES) {
+		adopt(rkey, error, info);
+		return error;
+	}
 	/* A peer that was never heard need not be asked again for a key of which nothing was known. */
 	if (error == -EHOSTUNREACH && !find_binding(rkey))
 		if (binding *b = make_binding(rkey))
 			b->state = binding_state::plain;
 	--resolves_;
 	forget_dead();
+	return error;
 }
 
 /* --- the send queue ---------------------------------------------------- */

@@ -186,9 +186,12 @@ public:
 	/* When step() is to be called at the latest. */
 	[[nodiscard]] std::optional<nanoseconds> deadline() const noexcept;
 
-	/* An npr_resolve() outside of the engine: between the two no region is forgotten. */
+	/*
+	 * An npr_resolve() outside of the engine: between the two no region is forgotten.
+	 * Returns error, or -EPROTO if info makes no sense.
+	 */
 	void resolve_begins() noexcept { ++resolves_; }
-	void resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	int resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
 

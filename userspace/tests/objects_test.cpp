@@ -199,6 +199,8 @@ struct fake_kernel final : npr::kernel {
 			return -EACCES;
 		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
 		     table_key, read_key, write_key, base, base, 0, signature};
+		if (nonsense)
+			i.length = -i.base + 1;
 		return 0;
 	}
 	int fault(const ibv_qp &, int, const np_fault_req &req, std::span<const np_range> r) noexcept override
@@ -297,6 +299,7 @@ struct fake_kernel final : npr::kernel {
 	std::size_t inside = 0;
 	std::set<int> interrupted_by; /* signals: threads that are not the tester's */
 	std::set<std::uint32_t> keys;
+	bool nonsense = false;
 	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
 	bool withhold = false;
@@ -1012,6 +1015,18 @@ TEST_F(Objects, BusyPeerIsAskedAgainForAKey)
 	EXPECT_EQ(attr.base, base);
 	EXPECT_EQ(npr_resolve(qp, 0x999, &attr), 0);
 	EXPECT_EQ(attr.unpinned, 0U);
+}
+
+TEST_F(Objects, RegionThatMakesNoSenseIsNoAnswer)
+{
+	npr_qp *qp = attach(1);
+	kernel_ptr->nonsense = true;
+	npr_region_attr attr = {.unpinned = 7, .access = 7, .id = 7, .base = 7, .length = 7};
+	EXPECT_EQ(npr_resolve(qp, rkey, &attr), -EPROTO);
+	EXPECT_EQ(attr.base, 7U);
+	kernel_ptr->nonsense = false;
+	EXPECT_EQ(npr_resolve(qp, rkey, &attr), 0);
+	EXPECT_EQ(attr.base, base);
 }
 
 /* Who is connected first may ask before the other end is. */

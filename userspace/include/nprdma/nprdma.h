@@ -2,8 +2,8 @@
 /*
  * libnprdma: RDMA READ and WRITE on unpinned memory regions of a peer.
  *
- * An application keeps its verbs objects. It hands the CQ and the connected RC
- * QP to this library, posts through npr_post_send() and polls through
+ * An application keeps its verbs objects. It hands its CQs and QPs to this
+ * library, posts through npr_post_send() and polls through
  * npr_poll_cq(). What it sees is what verbs would have shown with a pinned
  * region: its own wr_ids, in order, each once, with the status a pinned region
  * would have given. Page faults of the peer are resolved in between.
