@@ -85,6 +85,11 @@ enum np_query_attrs {
  * ENOSPC        this QP has resolved 65536 regions, those that are gone but
  *               not forgotten included: FORGET some; or 16 other channels use
  *               this region through it
+ * EPROTO        the peer's kernel speaks another version, or sends nonsense
+ * EOPNOTSUPP    the port has no MADs
+ * ENODEV        the device is going
+ * ENOMEM        here, or at the peer: try again
+ * EINTR         killed
  *
  * The channel gets NP_EVENT_REGION_GONE for the region from here on.
  */

@@ -821,6 +821,8 @@ static u64 np_forget_seq(struct np_peer *peer)
  * If the peer cannot be told now, it is when it asks: see np_peer_told_gone().  So if
  * too many are under way, because the peer answers none, this one is sent only once.
  *
+ * What a RESOLVE that is under way brings stays granted; who gets it has to forget it.
+ *
  * Context: process context, does not wait for the peer
  * Return: 0; -ENOENT: was not resolved, or forgotten before; -ENOMEM
  */

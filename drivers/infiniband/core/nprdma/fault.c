@@ -1479,7 +1479,7 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
  * @region: region
  * @addr: first address, in the space of the application's remote addresses
  * @len: bytes
- * @flags: NP_FAULT_WRITE, NP_FAULT_PRESENT, NP_FAULT_LOCAL
+ * @flags: NP_FAULT_WRITE, NP_FAULT_PRESENT, NP_FAULT_AROUND, NP_FAULT_LOCAL
  * @hold: pin the pages on it, too; or NULL
  * @words: receives the residency words of the first pages, or NULL
  * @nr_words: how many; those behind the range are left alone

@@ -3,8 +3,8 @@
  * nprdma: memory regions that RDMA reaches without pinning them.
  *
  * What the files of this directory share: the boundary between the regions
- * (region.c, fault.c, window.c, umem.c) and the protocol (peer.c, mad.c,
- * uverbs.c).  The regions' own structures are in np_region.h, what the rest of
+ * (region.c, fault.c, window.c, umem.c, age.c, local.c) and the protocol
+ * (np_proto.h).  The regions' own structures are in np_region.h, what the rest of
  * drivers/infiniband/core calls is in np_hooks.h.
  *
  * Vocabulary: "addr" is in the space of the application's remote addresses

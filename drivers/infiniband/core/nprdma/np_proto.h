@@ -13,8 +13,9 @@
  *   RESOLVE  rkey -> keys.           Repeating it is harmless.
  *   FAULT    ranges -> words, hold.  Executed at most once: see struct np_serve.
  *   RELEASE  of a hold.              Repeating it is harmless, ids are not reused.
- *   FORGET   of a region's keys.     Carries the tid of the RESOLVE it undoes, so
- *                                    a late copy cannot undo a newer RESOLVE.
+ *   FORGET   of a region's keys.     Carries the tid of the newest RESOLVE it
+ *                                    undoes, so a late copy cannot undo a newer one,
+ *                                    nor one that was under way.
  *   GONE     the other way, from the region's owner: forget it.  Answered BUSY
  *            for as long as somebody uses the keys; then asked again, in its turn:
  *            see struct np_pgrant.
@@ -181,7 +182,7 @@ static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
  * @tid: transaction
  * @rkey: RESOLVE
  * @region: answer to RESOLVE
- * @fault: FAULT; @fault.region_id also FORGET and GONE
+ * @fault: FAULT
  * @faulted: answer to FAULT
  * @hold_id: RELEASE
  * @forget: FORGET and GONE

@@ -208,7 +208,8 @@ static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
  * Context: process context, may sleep
  * Return: with a reference; -ENOTCONN: not RC, or not connected, or the core does
  * not find it by its number; -ENODEV: the device is going; -EBUSY: somebody modifies
- * it all the time, or the peer of a QP that had its number is still there; -ENOMEM
+ * it all the time, or the peer of a QP that had its number is still there;
+ * -EOPNOTSUPP: its port has no MAD agent; -ENOMEM; what ib_query_qp() says
  */
 struct np_peer *np_peer_make(struct ib_qp *qp)
 {

@@ -2,9 +2,8 @@
 /*
  * Trace points of nprdma.
  *
- * Each event names its objects as "rdma resource show" does: the QP by its
- * number (which is its restrack id), the MR by its restrack id, a region by its
- * own id.  Nothing here keeps state; a run with tracing off takes the same path.
+ * Events name a QP by its number, which is its restrack id, and a region by its
+ * own id, which "rdma resource show mr" has as drv_region.  Nothing here keeps state; a run with tracing off takes the same path.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM nprdma
