@@ -34,15 +34,15 @@ demo: all ## page out memory that a peer reads and writes, and show that nothing
 	@scripts/demo
 
 .PHONY: check
-check: all kernel-stock selftests ## all tests
+check: all kernel-stock selftests ## all tests but those of failing allocations, which check-debug has
 	@scripts/check
 
 .PHONY: check-debug
-check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep and kmemleak
+check-debug: all kernel-debug selftests ## the kernel tests under KASAN, lockdep, kmemleak, and with failing allocations
 	@scripts/check --kernel debug
 
 .PHONY: check-full
-check-full: all kernel-stock kernel-debug kernel-kcsan selftests ## all of check, check-debug, a search for data races, and a short soak with each kernel (hours)
+check-full: all kernel-stock kernel-debug kernel-kcsan selftests ## all of check, check-debug, a search for data races, the litmus tests, and a short soak with each kernel (hours)
 	@scripts/build-herd
 	@scripts/check --full
 
