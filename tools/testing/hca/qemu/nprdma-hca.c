@@ -450,11 +450,15 @@ static void hca_continue(HcaFabric *fabric)
     qatomic_dec(&fabric->stop_requests);
 }
 
+/*
+ * A CPU that already was on its way here when hca_exit() took the BAR away comes
+ * when that is over.
+ */
 static uint64_t hca_bar0_read(void *opaque, hwaddr addr, unsigned int size)
 {
     NprdmaHca *hca = opaque;
 
-    return nphca_mmio_read(hca->core, addr, size);
+    return hca->core ? nphca_mmio_read(hca->core, addr, size) : UINT64_MAX;
 }
 
 static void hca_bar0_write(void *opaque, hwaddr addr, uint64_t value,
@@ -462,7 +466,9 @@ static void hca_bar0_write(void *opaque, hwaddr addr, uint64_t value,
 {
     NprdmaHca *hca = opaque;
 
-    nphca_mmio_write(hca->core, addr, value, size);
+    if (hca->core) {
+        nphca_mmio_write(hca->core, addr, value, size);
+    }
 }
 
 static const MemoryRegionOps hca_bar0_ops = {
