@@ -397,10 +397,12 @@ void host::remove_device(kind how, void (*between)(void *), void *arg)
 	char function[NP_FUNCTION_LEN];
 
 	count_.tried(how);
-	if (int error = np_device_remove(dev, how == kind::unplug, function))
+	const np_removal removal = how == kind::unplug ? NP_REMOVE : NP_UNBIND;
+
+	if (int error = np_device_remove(dev, removal, function))
 		throw std::runtime_error(fmt::format("{}: {}: {}", what, dev, std::strerror(-error)));
 	between(arg);
-	if (int error = np_device_return(dev, function))
+	if (int error = np_device_return(dev, removal, function))
 		throw std::runtime_error(
 		    fmt::format("return after {}: {}: {}", what, dev, std::strerror(-error)));
 	count_.done(how);

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A device is taken away from its driver, or from the host, under everybody who uses
- * it: regions, holds, connected queue pairs, READs, WRITEs and FAULTs under way. When the
- * driver has let go, nothing of it is left; memory is as it was; the other end hears of
- * it; and the device can come back.
+ * A device is taken away from its driver, from the bus, or from its slot, under everybody
+ * who uses it: regions, holds, connected queue pairs, READs, WRITEs and FAULTs under way.
+ * When the driver has let go, nothing of it is left; memory is as it was; the other end
+ * hears of it; and the device can come back.
  */
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 
 #include "np_harness.h"
 
@@ -21,11 +26,12 @@ FIXTURE(remove) {
 };
 
 FIXTURE_VARIANT(remove) {
-	bool unplug;
+	enum np_removal how;
 };
 
-FIXTURE_VARIANT_ADD(remove, from_its_driver) { .unplug = false };
-FIXTURE_VARIANT_ADD(remove, from_the_host) { .unplug = true };
+FIXTURE_VARIANT_ADD(remove, from_its_driver) { .how = NP_UNBIND };
+FIXTURE_VARIANT_ADD(remove, from_the_bus) { .how = NP_REMOVE };
+FIXTURE_VARIANT_ADD(remove, from_its_slot) { .how = NP_UNPLUG };
 
 static int join_pair(struct np_pair *pair)
 {
@@ -67,9 +73,9 @@ FIXTURE_TEARDOWN_PARENT(remove)
 {
 	/* The next test wants both. */
 	if (self->function[0] && access("/sys/class/infiniband/" NP_OWNER_DEV, F_OK))
-		EXPECT_EQ(0, np_device_return(NP_OWNER_DEV, self->function));
+		EXPECT_EQ(0, np_device_return(NP_OWNER_DEV, variant->how, self->function));
 	if (self->function[0] && access("/sys/class/infiniband/" NP_PEER_DEV, F_OK))
-		EXPECT_EQ(0, np_device_return(NP_PEER_DEV, self->function));
+		EXPECT_EQ(0, np_device_return(NP_PEER_DEV, variant->how, self->function));
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
@@ -144,6 +150,20 @@ static int start_traffic(struct traffic *t, struct np_pair *pair)
 	return -pthread_create(&t->thread, NULL, traffic_thread, t);
 }
 
+/* Whoever has the device open is told, too. */
+static bool told_of_the_end(struct ibv_context *ctx)
+{
+	struct pollfd p = { .fd = ctx->async_fd, .events = POLLIN };
+	struct ibv_async_event event;
+
+	while (poll(&p, 1, NP_WAIT_MS) == 1 && !ibv_get_async_event(ctx, &event)) {
+		ibv_ack_async_event(&event);
+		if (event.event_type == IBV_EVENT_DEVICE_FATAL)
+			return true;
+	}
+	return false;
+}
+
 /* What was the owner's memory is the owner's memory. */
 static bool memory_is_intact(struct np_pair *pair)
 {
@@ -164,10 +184,11 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 	ASSERT_EQ(0, start_traffic(&traffic, pair));
 	ASSERT_TRUE(np_wait_until(atomic_load(&traffic.done) >= 2 * CHAIN));
 	ASSERT_EQ(0, start_faults(pair));
-	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, variant->unplug, self->function));
+	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, variant->how, self->function));
 	/* At once: the driver is gone, so nobody is left who could give back later. */
 	EXPECT_EQ(self->pinned + self->peer_pinned, np_pinned());
 	EXPECT_TRUE(memory_is_intact(pair));
+	EXPECT_TRUE(told_of_the_end(pair->owner.ctx));
 	EXPECT_EQ(-EIO, np_query_mr(pair->mr, &info));
 	EXPECT_EQ(NULL, ibv_reg_mr(pair->owner.pd, pair->data, PAGE, NP_RIGHTS | NP_UNPINNED));
 
@@ -185,7 +206,7 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 	ret = np_pair_read(pair, 0, PAGE);
 	EXPECT_LT(0, ret) TH_LOG("%d", ret);
 
-	ASSERT_EQ(0, np_device_return(NP_OWNER_DEV, self->function));
+	ASSERT_EQ(0, np_device_return(NP_OWNER_DEV, variant->how, self->function));
 	ASSERT_EQ(0, open_pair(&again));
 	ASSERT_EQ(0, np_read_proven(&again.peer, &again.info, 0, 0, HUGE_PAGE));
 	EXPECT_EQ(-1, np_differs(again.peer.buf + PAGE, PAGE, 1));
@@ -200,7 +221,7 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 	ASSERT_EQ(0, start_traffic(&traffic, pair));
 	ASSERT_TRUE(np_wait_until(atomic_load(&traffic.done) >= 2 * CHAIN));
 	ASSERT_EQ(0, start_faults(pair));
-	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->unplug, self->function));
+	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->how, self->function));
 	/*
 	 * Nobody tells it: its queues are memory that no device looks at any more. But keys go
 	 * before the queue pairs, so what was posted last may have met one that is not there.
@@ -211,12 +232,13 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 	TH_LOG("%lu READs and WRITEs before", atomic_load(&traffic.done));
 	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned + self->owner_pinned));
 	EXPECT_TRUE(memory_is_intact(pair));
+	EXPECT_TRUE(told_of_the_end(pair->peer.ctx));
 	EXPECT_EQ(-EIO, np_pair_fault(pair, 0, PAGE, 0, &event));
 	/* The owner's end works on, and can be closed with keys that nobody forgot. */
 	EXPECT_EQ(0, ibv_dereg_mr(pair->mr));
 	EXPECT_EQ(0, np_close(&pair->owner));
 
-	ASSERT_EQ(0, np_device_return(NP_PEER_DEV, self->function));
+	ASSERT_EQ(0, np_device_return(NP_PEER_DEV, variant->how, self->function));
 	ASSERT_EQ(0, open_pair(&again));
 	ASSERT_EQ(0, np_read_proven(&again.peer, &again.info, 0, 0, HUGE_PAGE));
 	EXPECT_EQ(-1, np_differs(again.peer.buf + PAGE, PAGE, 1));
@@ -228,11 +250,68 @@ TEST_F(remove, device_can_come_and_go)
 		const char *dev = i % 2 ? NP_PEER_DEV : NP_OWNER_DEV;
 		struct np_pair again = {};
 
-		ASSERT_EQ(0, np_device_remove(dev, variant->unplug, self->function));
-		ASSERT_EQ(0, np_device_return(dev, self->function));
+		ASSERT_EQ(0, np_device_remove(dev, variant->how, self->function));
+		ASSERT_EQ(0, np_device_return(dev, variant->how, self->function));
 		ASSERT_EQ(0, open_pair(&again));
 		ASSERT_EQ(NP_OK, np_pair_fault(&again, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,
 					       NULL));
+	}
+}
+
+#define TIMES	10
+
+/* Doorbells without end: the mapping stays, whether there is an HCA behind it or not. */
+static void ring_doorbells(const char *function, atomic_int *ringing)
+{
+	volatile uint64_t *uar;
+	char path[128];
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource0", function);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		_exit(1);
+	uar = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, PAGE * 256);
+	if (uar == MAP_FAILED)
+		_exit(2);
+	for (unsigned long n = 0;; n++) {
+		uar[0x800 / 8] = 0;
+		if (n == 1000)
+			atomic_fetch_add(ringing, 1);
+	}
+}
+
+/*
+ * For the HCA only. The driver of 6.12 does not survive this: it waits forever for the
+ * last work requests of its own, those that end memory keys, pinned or not.
+ */
+TEST(slot_can_lose_a_device_whose_registers_are_written)
+{
+	atomic_int *ringing = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+				   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	char function[NP_FUNCTION_LEN];
+
+	ASSERT_NE(MAP_FAILED, ringing);
+	for (int i = 0; i < TIMES; i++) {
+		pid_t children[2];
+
+		atomic_store(ringing, 0);
+		ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, NP_UNBIND, function));
+		ASSERT_EQ(0, np_device_enable(function));
+		for (int c = 0; c < 2; c++) {
+			children[c] = np_fork();
+			if (!children[c])
+				ring_doorbells(function, ringing);
+		}
+		ASSERT_TRUE(np_wait_until(atomic_load(ringing) == 2));
+		ASSERT_EQ(0, np_slot_tear_out(function));
+		for (int c = 0; c < 2; c++) {
+			/* They still were at it. */
+			EXPECT_EQ(0, waitpid(children[c], NULL, WNOHANG));
+			kill(children[c], SIGKILL);
+			ASSERT_EQ(children[c], waitpid(children[c], NULL, 0));
+		}
+		ASSERT_EQ(0, np_device_return(NP_PEER_DEV, NP_UNPLUG, function));
 	}
 }
 

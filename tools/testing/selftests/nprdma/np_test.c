@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
+#include <linux/pci_regs.h>
 #include <poll.h>
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
@@ -17,7 +18,9 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1041,18 +1044,90 @@ static void np_warm_up(void)
 
 #define NP_PCI "/sys/bus/pci"
 
-int np_device_remove(const char *dev, bool unplug, char function[NP_FUNCTION_LEN])
+/* What "scripts/vm" says to a request: 0 if that is "ok". */
+static int np_ask_host(const char *action, const char *dev)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	const char *path = getenv("NPRDMA_CTL");
+	char text[256] = {};
+	int fd, ret = -EIO;
+
+	if (!path)
+		return -ENXIO;
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+	snprintf(text, sizeof(text), "%s %s", action, dev);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	if (!connect(fd, (struct sockaddr *)&addr, sizeof(addr)) &&
+	    send(fd, text, strlen(text), MSG_NOSIGNAL) > 0 &&
+	    recv(fd, text, sizeof(text) - 1, 0) >= 2 && !strncmp(text, "ok", 2))
+		ret = 0;
+	close(fd);
+	return ret;
+}
+
+/*
+ * Cuts the power of the function's slot behind its driver's back, which is the end of the HCA,
+ * and turns it on again: what is left is an empty slot. Its interrupt waits for that, because
+ * the kernel takes a slot without power for one that it has emptied itself.
+ */
+int np_slot_tear_out(const char *function)
+{
+	char path[128];
+	const uint16_t all_off = PCI_EXP_SLTCTL_PWR_IND_OFF | PCI_EXP_SLTCTL_PWR_OFF;
+	uint16_t control, off;
+	uint8_t at = 0, head[2];
+	int fd, ret = -ENXIO;
+
+	/* A link, whose parent is the port of the slot. */
+	snprintf(path, sizeof(path), NP_PCI "/devices/%s/../config", function);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (pread(fd, &at, 1, PCI_CAPABILITY_LIST) != 1)
+		at = 0;
+	while (at && pread(fd, head, 2, at) == 2 && head[0] != PCI_CAP_ID_EXP)
+		at = head[1];
+	if (at && pread(fd, &control, 2, at + PCI_EXP_SLTCTL) == 2) {
+		off = (control & ~PCI_EXP_SLTCTL_HPIE) | all_off;
+		ret = pwrite(fd, &off, 2, at + PCI_EXP_SLTCTL) == 2 &&
+		      pwrite(fd, &control, 2, at + PCI_EXP_SLTCTL) == 2 ? 0 : -EIO;
+		/* The last that the kernel does with it, to whatever is there by then. */
+		if (!ret && !np_wait_until(pread(fd, &off, 2, at + PCI_EXP_SLTCTL) == 2 &&
+					   (off & all_off) == all_off))
+			ret = -ETIMEDOUT;
+	}
+	close(fd);
+	return ret;
+}
+
+int np_device_enable(const char *function)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), NP_PCI "/devices/%s", function);
+	return np_write_file(path, "enable", "1");
+}
+
+int np_device_remove(const char *dev, enum np_removal how, char function[NP_FUNCTION_LEN])
 {
 	char path[128], target[PATH_MAX] = {};
+	int ret;
 
 	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/device", dev);
 	if (readlink(path, target, sizeof(target) - 1) < 0)
 		return -errno;
 	snprintf(function, NP_FUNCTION_LEN, "%s", basename(target));
-	if (!unplug)
+	if (how == NP_UNBIND)
 		return np_write_file(NP_DRIVER, "unbind", function);
 	snprintf(path, sizeof(path), NP_PCI "/devices/%s", function);
-	return np_write_file(path, "remove", "1");
+	if (how == NP_REMOVE)
+		return np_write_file(path, "remove", "1");
+	ret = np_ask_host("unplug", dev);
+	if (ret)
+		return ret;
+	return np_wait_until(access(path, F_OK)) ? 0 : -ETIMEDOUT;
 }
 
 static bool np_port_active(const char *dev)
@@ -1068,14 +1143,17 @@ static bool np_port_active(const char *dev)
 	return port.state == IBV_PORT_ACTIVE;
 }
 
-int np_device_return(const char *dev, const char *function)
+int np_device_return(const char *dev, enum np_removal how, const char *function)
 {
-	char path[128];
-	int ret;
+	int ret = 0;
 
-	snprintf(path, sizeof(path), NP_PCI "/devices/%s", function);
-	ret = access(path, F_OK) ? np_write_file(NP_PCI, "rescan", "1") :
-				   np_write_file(NP_DRIVER, "bind", function);
+	if (how == NP_UNBIND)
+		ret = np_write_file(NP_DRIVER, "bind", function);
+	else if (how == NP_REMOVE)
+		ret = np_write_file(NP_PCI, "rescan", "1");
+	else if (!np_wait_until(!np_ask_host("plug", dev)))
+		/* Not before the slot has let go of what was in it. */
+		ret = -ETIMEDOUT;
 	if (ret)
 		return ret;
 	if (!np_wait_until(np_port_active(dev)))

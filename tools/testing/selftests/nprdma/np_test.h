@@ -219,13 +219,22 @@ int np_hca_get(const char *dev, unsigned int reg, uint64_t *value);
 int np_hca_set(const char *dev, unsigned int reg, uint64_t value);
 
 /*
- * Takes a device away, under all who use it, and says which PCI function it was: from
- * its driver, or from the host, as a hot-unplug does, with its IOMMU domain. Gives it
- * back and waits for its port.
+ * Takes a device away, under all who use it, and says which PCI function it was. Gives it
+ * back and waits for its port. The last one needs "scripts/vm run --hotplug".
  */
+enum np_removal {
+	NP_UNBIND,	/* from its driver */
+	NP_REMOVE,	/* and from the bus, with its IOMMU domain; the HCA stays */
+	NP_UNPLUG,	/* by the host: the guest lets go of it first */
+};
+
 #define NP_FUNCTION_LEN 32
-int np_device_remove(const char *dev, bool unplug, char function[NP_FUNCTION_LEN]);
-int np_device_return(const char *dev, const char *function);
+int np_device_remove(const char *dev, enum np_removal how, char function[NP_FUNCTION_LEN]);
+int np_device_return(const char *dev, enum np_removal how, const char *function);
+/* Registers of a function without a driver. */
+int np_device_enable(const char *function);
+/* The HCA is gone before the kernel hears of it; waits until the kernel has. */
+int np_slot_tear_out(const char *function);
 
 /*
  * How long the kernel lets a peer keep a hold: longer than any test takes, except
