@@ -2,8 +2,8 @@
 /*
  * Every verb against its like on pinned memory: one program is run twice, with plain
  * verbs on pinned regions and with libnprdma on unpinned ones whose pages are paged out
- * all the time. Memory, completions and their order, and the states of the QPs have to
- * be equal.
+ * all the time. Memory, completions and their order, the states of the QPs and what is said
+ * of them and their SRQs in asynchronous events have to be equal.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -23,6 +23,7 @@
 #define UD_MAX	1024U
 #define QKEY	0x1234
 #define MAX_WC	(4 * OPS * ROUNDS)
+#define EVENTS	(IBV_EVENT_WQ_FATAL + 1)
 
 enum local { PINNED, UNPINNED, MIXED, INLINED, LOCALS };
 enum signals { EVERY, FOURTH, LAST, SIGNALS };
@@ -49,6 +50,7 @@ struct side {
 	struct ibv_pd *pd;
 	uint16_t lid;
 	struct npr_context *lib;
+	struct ibv_qp *fence;		/* see take_events() */
 	/* of one run */
 	bool pinned;			/* plain verbs */
 	struct ibv_comp_channel *channel[2];
@@ -77,6 +79,7 @@ struct result {
 	unsigned int count[2];
 	unsigned int solicited;		/* times that b was woken for such */
 	int state[2];
+	unsigned int events[2][EVENTS];	/* asynchronous ones, of a side's QP and SRQ */
 	uint8_t *mem[6];
 };
 
@@ -84,6 +87,11 @@ struct result {
 
 static int side_open(struct side *s, const char *dev)
 {
+	struct ibv_qp_init_attr fence = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_send_sge = 1 },
+	};
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
 	struct ibv_port_attr port;
 
 	memset(s, 0, sizeof(*s));
@@ -93,7 +101,15 @@ static int side_open(struct side *s, const char *dev)
 	s->lid = port.lid;
 	s->pd = ibv_alloc_pd(s->ctx);
 	s->lib = npr_open(s->ctx, 0);
-	return s->pd && s->lib ? 0 : -errno;
+	if (!s->pd || !s->lib)
+		return -errno;
+	fence.srq = ibv_create_srq(s->pd, &srq);
+	fence.send_cq = ibv_create_cq(s->ctx, 1, NULL, NULL, 0);
+	fence.recv_cq = fence.send_cq;
+	if (!fence.srq || !fence.send_cq)
+		return -errno;
+	s->fence = ibv_create_qp(s->pd, &fence);
+	return s->fence ? 0 : -errno;
 }
 
 static int area_open(struct area *area, struct side *s, bool pinned, int access)
@@ -430,6 +446,63 @@ static int collect(struct world *w, struct result *r, const struct variant *v, i
 	return 0;
 }
 
+/* 1: the last one, of the fence. */
+static int take_event(struct side *s, unsigned int *events)
+{
+	struct pollfd p = { .fd = s->ctx->async_fd, .events = POLLIN };
+	struct ibv_async_event event;
+	bool fence, ours;
+
+	if (poll(&p, 1, NP_WAIT_MS) != 1)
+		return -ETIME;
+	if (ibv_get_async_event(s->ctx, &event))
+		return -errno;
+	switch (event.event_type) {
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+		fence = event.element.qp == s->fence;
+		ours = event.element.qp == s->qp;
+		break;
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+	case IBV_EVENT_SRQ_ERR:
+		fence = false;
+		ours = event.element.srq == s->srq;
+		break;
+	default:
+		fence = false;
+		ours = false;
+	}
+	events[event.event_type] += ours;
+	ibv_ack_async_event(&event);
+	return fence ? 1 : ours ? 0 : -EBADMSG;
+}
+
+/*
+ * All events of a side up to now. They come in their order, so they were all when one has come
+ * that is asked for: a QP that fails is done with its SRQ.
+ */
+static int take_events(struct side *s, struct result *r, int k)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	int ret;
+
+	memset(r->events[k], 0, sizeof(r->events[k]));
+	ret = -ibv_modify_qp(s->fence, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			     IBV_QP_ACCESS_FLAGS);
+	if (ret)
+		return ret;
+	attr.qp_state = IBV_QPS_ERR;
+	ret = -ibv_modify_qp(s->fence, &attr, IBV_QP_STATE);
+	while (!ret)
+		ret = take_event(s, r->events[k]);
+	if (ret < 0)
+		return ret;
+	attr.qp_state = IBV_QPS_RESET;
+	return -ibv_modify_qp(s->fence, &attr, IBV_QP_STATE);
+}
+
 /* --- the program ---------------------------------------------------------------------- */
 
 static const enum ibv_wr_opcode rc_ops[] = {
@@ -618,6 +691,7 @@ static int run(struct world *w, const struct variant *v, bool pinned, struct res
 	struct ibv_ah_attr av = { .dlid = w->b.lid, .port_num = 1 };
 	struct ibv_ah *ah = ibv_create_ah(w->a.pd, &av);
 	struct area *areas[] = { &w->here, &w->there, &w->sink };
+	struct ibv_srq_attr limit = { .srq_limit = 2 };
 	struct receiver receiver = { w, v, r };
 	struct chain chain;
 	unsigned int n = 0;
@@ -635,6 +709,9 @@ static int run(struct world *w, const struct variant *v, bool pinned, struct res
 	for (unsigned int round = 0; round < ROUNDS; round++) {
 		build(&chain, w, v, round, ah);
 		TRY(post_receives(w, v, round, chain.n[1]));
+		/* Until one is left of them. */
+		if (v->srq)
+			TRY(-ibv_modify_srq(w->b.srq, &limit, IBV_SRQ_LIMIT));
 		n += chain.n[0];
 		receiver.n += chain.n[1];
 		TRY(pthread_create(&thread, NULL, receive, &receiver));
@@ -653,6 +730,8 @@ static int run(struct world *w, const struct variant *v, bool pinned, struct res
 		TRY(note(r, k ? &w->b : &w->a, k ? &w->a : &w->b, k, false));
 	r->state[0] = np_qp_state(w->a.qp);
 	r->state[1] = np_qp_state(w->b.qp);
+	TRY(take_events(&w->a, r, 0));
+	TRY(take_events(&w->b, r, 1));
 	TRY(side_end(&w->a));
 	TRY(side_end(&w->b));
 	TRY(ibv_destroy_ah(ah));
@@ -759,6 +838,14 @@ static const char *difference(const struct result *want, const struct result *go
 				 k ? "asked" : "asking", got->state[k], want->state[k]);
 			return text;
 		}
+		for (int i = 0; i < EVENTS; i++) {
+			if (want->events[k][i] == got->events[k][i])
+				continue;
+			snprintf(text, sizeof(text), "%u events \"%s\" on the %s side, not %u",
+				 got->events[k][i], ibv_event_type_str(i),
+				 k ? "asked" : "asking", want->events[k][i]);
+			return text;
+		}
 	}
 	for (int i = 0; i < 6; i++) {
 		for (size_t at = 0; at < AREA; at++) {
@@ -807,6 +894,7 @@ static void run_all(struct __test_metadata *_metadata, FIXTURE_DATA(verbs) *self
 				pairs[x][y] |= 1U << (4 * value[x] + value[y]);
 		ret = run(self->pinned, &v, true, self->expected, &line);
 		ASSERT_EQ(0, ret) TH_LOG("pinned, line %d: %s", line, strerror(-ret));
+		EXPECT_EQ(srq ? ROUNDS : 0, self->expected->events[1][IBV_EVENT_SRQ_LIMIT_REACHED]);
 		ret = run(self->unpinned, &v, false, self->result, &line);
 		ASSERT_EQ(0, ret)
 			TH_LOG("local %u remote %u srq %u signals %u ex %u wait %u, line %d: %s", v.local,
@@ -952,6 +1040,7 @@ static int fail(struct world *w, const struct fault *f, enum ibv_wr_opcode first
 	};
 	const unsigned int receives = f->wrong == NO_RECEIVE ? 0 : 3;
 	const bool taken = f->wrong >= TOO_LONG && f->wrong != NO_RECEIVE;
+	struct ibv_srq_attr limit = { .srq_limit = receives };
 	struct area *areas[] = { &w->here, &w->there, &w->sink };
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
 	struct ibv_send_wr wr[4] = {}, after;
@@ -979,6 +1068,8 @@ static int fail(struct world *w, const struct fault *f, enum ibv_wr_opcode first
 			rsge.addr = (uintptr_t)w->sink.mem[1] + AREA - 8;
 		TRY(post_recv(&w->b, &recv));
 	}
+	if (srq && receives)
+		TRY(-ibv_modify_srq(w->b.srq, &limit, IBV_SRQ_LIMIT));
 	for (unsigned int i = 0; i < 4; i++) {
 		wr[i].wr_id = 100 + i;
 		wr[i].opcode = i == 2 ? IBV_WR_SEND : i ? IBV_WR_RDMA_WRITE : first;
@@ -1082,6 +1173,8 @@ static int fail(struct world *w, const struct fault *f, enum ibv_wr_opcode first
 	TRY(collect(w, r, &v, 1, srq ? taken : receives));
 	for (int k = 0; k < 2; k++)
 		TRY(note(r, k ? &w->b : &w->a, k ? &w->a : &w->b, k, false));
+	TRY(take_events(&w->a, r, 0));
+	TRY(take_events(&w->b, r, 1));
 	TRY(side_end(&w->a));
 	TRY(side_end(&w->b));
 	if (extra)
@@ -1143,6 +1236,7 @@ TEST_F_TIMEOUT(verbs, errors, 1200)
 	for (unsigned int i = 0; i < 4 * ARRAY_SIZE(faults); i++) {
 		const struct fault *f = &faults[i / 4];
 		const struct seen *wc = self->expected->wc[0];
+		unsigned int *events = self->expected->events[1];
 		const bool srq = i / 2 % 2;
 		int line = 0, ret;
 
@@ -1154,6 +1248,21 @@ TEST_F_TIMEOUT(verbs, errors, 1200)
 		wc += (f->wrong == REMOTE_DIED) + i % 2;
 		EXPECT_EQ(f->status, wc->status) TH_LOG("wrong %u op %u", f->wrong, f->op);
 		EXPECT_EQ(101UL, wc->wr_id);
+		/* The other side hears of it, and both that the QP needs its SRQ no more. */
+		EXPECT_EQ(f->status == IBV_WC_REM_ACCESS_ERR, events[IBV_EVENT_QP_ACCESS_ERR]);
+		EXPECT_EQ(f->wrong == MISALIGNED, events[IBV_EVENT_QP_REQ_ERR]);
+		EXPECT_EQ(srq && f->wrong >= TOO_LONG && f->wrong != NO_RECEIVE,
+			  events[IBV_EVENT_SRQ_LIMIT_REACHED]);
+		EXPECT_EQ(srq, events[IBV_EVENT_QP_LAST_WQE_REACHED]);
+		EXPECT_EQ(srq, self->expected->events[0][IBV_EVENT_QP_LAST_WQE_REACHED]);
+		/*
+		 * FIXME: libnprdma refuses it itself, and to end the other side's QP has the HCA
+		 * refuse something else, by its key.
+		 */
+		if (f->wrong == MISALIGNED) {
+			events[IBV_EVENT_QP_REQ_ERR]--;
+			events[IBV_EVENT_QP_ACCESS_ERR]++;
+		}
 		ret = fail(self->unpinned, f, IBV_WR_RDMA_WRITE, i % 2, srq, false, self->result,
 			   &line);
 		if (f->wrong == NO_RECEIVE)
@@ -1265,6 +1374,8 @@ static int fail_unanswered(struct world *w, const struct fault *f, enum ibv_qp_t
 	TRY(collect(w, r, &v, 1, sender ? 2 : 3));
 	for (int k = 0; k < 2; k++)
 		TRY(note(r, k ? &w->b : &w->a, k ? &w->a : &w->b, k, false));
+	TRY(take_events(&w->a, r, 0));
+	TRY(take_events(&w->b, r, 1));
 	TRY(side_end(&w->a));
 	TRY(side_end(&w->b));
 	TRY(ibv_destroy_ah(ah));
@@ -1441,6 +1552,8 @@ static int late(struct world *w, unsigned int i, bool pinned, struct result *r, 
 	TRY(collect(w, r, &v, 1, lates[i].receives));
 	r->state[0] = np_qp_state(w->a.qp);
 	r->state[1] = np_qp_state(w->b.qp);
+	TRY(take_events(&w->a, r, 0));
+	TRY(take_events(&w->b, r, 1));
 	TRY(side_end(&w->a));
 	TRY(side_end(&w->b));
 	for (int k = 0; k < 6; k++)
@@ -1535,6 +1648,8 @@ TEST_F(verbs, address_that_is_gone)
 		EXPECT_EQ(IBV_QPS_ERR, np_qp_state(w->a.qp));
 		EXPECT_EQ(IBV_QPS_ERR, np_qp_state(w->b.qp));
 		EXPECT_EQ(-1, np_differs(data, 2 * PAGE, i));
+		ASSERT_EQ(0, take_events(&w->b, r, 1));
+		EXPECT_EQ(1U, r->events[1][IBV_EVENT_QP_ACCESS_ERR]);
 		ASSERT_EQ(0, side_end(&w->a));
 		ASSERT_EQ(0, side_end(&w->b));
 		ASSERT_EQ(0, npr_dereg_mr(mr));
