@@ -138,15 +138,19 @@ static void operate(struct np_load *load, unsigned int number, bool write)
 	unsigned int step = atomic_load(&page->step), lost = atomic_load(&page->lost);
 	unsigned int phase = step % NP_LOAD_PHASES;
 	uint64_t version = atomic_load(&page->version);
-	bool steady, there, gone;
+	bool steady, there, gone, right;
 	int ret, promised;
 
 	if (lost != page->seen_lost) {
 		page->seen_lost = lost;
 		page->unsure = true;
+		page->zeros = atomic_load(&page->zeroed) == lost;
 	}
-	/* Nothing is known of its content: make it known. */
-	write |= page->unsure && load->writes_of_8;
+	/* Nothing is known of its content: make it known. What is new is READ first. */
+	if (page->zeros)
+		write &= phase != NP_LOAD_THERE;
+	else
+		write |= page->unsure && load->writes_of_8;
 	ret = write ? write_page(load, number, version + 1) : read_page(load, number);
 	if (ret < 0) {
 		FAIL(load, number, ret);
@@ -165,14 +169,21 @@ static void operate(struct np_load *load, unsigned int number, bool write)
 		FAIL(load, number, ret);
 	if (write) {
 		/*
-		 * One that was refused may have landed all the same. If the page was
-		 * lost after this one, the next operation finds out.
+		 * One that was refused may have landed all the same, unless there was nothing
+		 * where it could. If the page was lost meanwhile, nobody knows in which of the
+		 * two it landed; if after this one, the next operation finds out.
 		 */
-		page->unsure = ret;
+		page->seen_lost = atomic_load(&page->lost);
+		page->unsure = ret || page->seen_lost != lost;
+		page->zeros &= gone && ret;
 		atomic_store(&page->version, version + 1);
-	} else if (!ret && !page->unsure && (there || gone) &&
-		   !page_is(load, load->peer->buf, number, version)) {
-		FAIL(load, number, *(long *)load->peer->buf);
+	} else if (!ret && (there || gone)) {
+		right = page->zeros ? np_all(load->peer->buf, PAGE, 0) :
+			page->unsure || page_is(load, load->peer->buf, number, version);
+		if (!right)
+			FAIL(load, number, *(long *)load->peer->buf);
+		load->zeros += page->zeros;
+		page->zeros = false;
 	}
 	if (ret) {
 		atomic_fetch_add(&load->refused, 1);
@@ -261,8 +272,11 @@ bool np_load_page_is_right(struct np_load *load, unsigned int number, const void
 {
 	struct np_load_page *page = &load->page[number];
 
-	return page->unsure || atomic_load(&page->lost) != page->seen_lost ||
-	       page_is(load, data, number, atomic_load(&page->version));
+	if (atomic_load(&page->lost) != page->seen_lost)
+		return true;
+	if (page->zeros)
+		return np_all(data, PAGE, 0);
+	return page->unsure || page_is(load, data, number, atomic_load(&page->version));
 }
 
 int np_load_differs(struct np_load *load)
@@ -293,6 +307,13 @@ void np_load_lose(struct np_load *load, unsigned int first, unsigned int n)
 {
 	for (unsigned int i = first; i < first + n; i++)
 		atomic_fetch_add(&load->page[i].lost, 1);
+}
+
+void np_load_lose_for_zeros(struct np_load *load, unsigned int first, unsigned int n)
+{
+	for (unsigned int i = first; i < first + n; i++)
+		atomic_store(&load->page[i].zeroed, atomic_load(&load->page[i].lost) + 1);
+	np_load_lose(load, first, n);
 }
 
 void np_load_store(struct np_load *load, unsigned int page)

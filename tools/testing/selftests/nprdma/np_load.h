@@ -38,11 +38,13 @@ enum np_load_phase {
 struct np_load_page {
 	atomic_uint step;		/* % NP_LOAD_PHASES is the phase */
 	atomic_uint lost;		/* how often its content was given up */
+	atomic_uint zeroed;		/* the last of them for zeros */
 	atomic_int read_status;		/* what is promised while it is gone */
 	atomic_int write_status;
 	atomic_ulong version;
 	unsigned int seen_lost;
 	bool unsure;			/* until the next proven WRITE */
+	bool zeros;			/* and this until a READ has seen it */
 };
 
 struct np_load {
@@ -67,6 +69,7 @@ struct np_load {
 	atomic_ulong suspicious;	/* READs that met the signature */
 	atomic_ulong faults;
 	unsigned long reads, writes;
+	unsigned long zeros;		/* READs of pages that are new */
 };
 
 /* All pages of @pair's region from @first on; the owner fills them. */
@@ -91,6 +94,11 @@ void np_load_gone(struct np_load *load, unsigned int first, unsigned int n, int 
 		  int write_status);
 /* What was in them does not come back: in NP_LOAD_GOING or NP_LOAD_COMING. */
 void np_load_lose(struct np_load *load, unsigned int first, unsigned int n);
+/*
+ * The same, and zeros come instead: whoever READs them before he WRITEs has to see that. While
+ * nobody can reach what was there nor what comes.
+ */
+void np_load_lose_for_zeros(struct np_load *load, unsigned int first, unsigned int n);
 /* The owner writes a page itself: nobody else may just then. */
 void np_load_store(struct np_load *load, unsigned int page);
 

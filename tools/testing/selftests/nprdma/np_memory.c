@@ -382,7 +382,7 @@ TEST_F(memory, unmapped_pages_are_address_errors_until_others_are_there)
 		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, munmap(p, 8 * PAGE));
-		np_load_lose(load, first, 8);
+		np_load_lose_for_zeros(load, first, 8);
 		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
@@ -392,6 +392,7 @@ TEST_F(memory, unmapped_pages_are_address_errors_until_others_are_there)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	EXPECT_LT(0, load->zeros);
 }
 
 TEST_F(memory, moved_pages_are_reached_when_they_are_back)
@@ -434,7 +435,7 @@ TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, n);
 		ASSERT_EQ(start, mremap(start, PAGES * PAGE, first * PAGE, 0));
-		np_load_lose(load, first, n);
+		np_load_lose_for_zeros(load, first, n);
 		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, n);
@@ -443,6 +444,7 @@ TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	EXPECT_LT(0, load->zeros);
 	/* Nobody writes now: what was cut off does not come back when the mapping grows. */
 	for (int write = 0; write < 2; write++) {
 		memset(pair->data + off, 1, n * PAGE);
@@ -600,7 +602,7 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 		ASSERT_TRUE(np_wait_until(!madvise(p, PAGE, MADV_HWPOISON) || errno != EBUSY));
 		EXPECT_EQ(i + 1, poisoned);
 		ASSERT_FALSE(np_present(p));
-		np_load_lose(load, page, 1);
+		np_load_lose_for_zeros(load, page, 1);
 		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, page, 1);
@@ -610,6 +612,7 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	EXPECT_LT(0, load->zeros);
 }
 
 /*
@@ -957,7 +960,7 @@ TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
 		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, madvise(self->data + page * PAGE, PAGE, MADV_DONTNEED));
-		np_load_lose(load, page, 1);
+		np_load_lose_for_zeros(load, page, 1);
 		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, page, 1);
@@ -966,6 +969,7 @@ TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	EXPECT_LT(0, load->zeros);
 }
 
 TEST_F(memory, page_that_userfaultfd_protects_is_read_only)
@@ -1114,7 +1118,7 @@ TEST_F(uffd, page_of_a_file_that_it_has_to_bring_is_an_address_error)
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, uffd_take(self, variant->minor, off, unit));
 		if (!variant->minor)
-			np_load_lose(load, first, n);
+			np_load_lose_for_zeros(load, first, n);
 		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, first, n);
@@ -1123,6 +1127,7 @@ TEST_F(uffd, page_of_a_file_that_it_has_to_bring_is_an_address_error)
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
+	EXPECT_EQ(!variant->minor, load->zeros > 0);
 }
 
 /* --- what peers do not notice -------------------------------------------------------------- */
