@@ -6,6 +6,7 @@
  * Documentation/infiniband/nprdma-memory.rst for what is promised.
  */
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
@@ -481,6 +482,189 @@ TEST_F(file, hold_is_refused_where_pages_cannot_be_pinned_for_long)
 	if (event.hold_id) {
 		EXPECT_EQ(0, np_release(&self->pair.peer, event.hold_id));
 	}
+}
+
+/* --- bad memory ---------------------------------------------------------------------------- */
+
+static atomic_int poisoned;
+
+static void on_poison(int number, siginfo_t *info, void *context)
+{
+	poisoned += info->si_code == BUS_MCEERR_AR;
+}
+
+static int poison(uint8_t *page)
+{
+	struct sigaction action = { .sa_sigaction = on_poison, .sa_flags = SA_SIGINFO };
+
+	if (sigaction(SIGBUS, &action, NULL))
+		return -errno;
+	/* Not while somebody else has the page in his hands for a moment. */
+	if (!np_wait_until(!madvise(page, PAGE, MADV_HWPOISON) || errno != EBUSY))
+		return -EBUSY;
+	return np_present(page) ? -errno : 0;
+}
+
+/* WRITE all pages in use as a peer: 0 or an error. */
+static int write_pages(struct np_pair *pair, uint64_t seed)
+{
+	for (unsigned int i = 0; i < PAGES; i++) {
+		int ret;
+
+		np_fill(pair->peer.buf, PAGE, seed + i);
+		ret = np_write_proven(&pair->peer, &pair->info, 0, (FIRST_PAGE + i) * PAGE, PAGE);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* The first page in use outside of [@off, @off + @len) that peer or owner finds wrong, or -1. */
+static int wrong_outside(FIXTURE_DATA(file) *self, size_t off, size_t len, uint64_t seed)
+{
+	struct np_pair *pair = &self->pair;
+
+	for (unsigned int i = 0; i < PAGES; i++) {
+		const size_t at = (FIRST_PAGE + i) * PAGE;
+
+		if (at >= off && at < off + len)
+			continue;
+		memset(pair->peer.buf, 0xff, PAGE);
+		if (np_read_proven(&pair->peer, &pair->info, 0, at, PAGE) ||
+		    np_differs(pair->peer.buf, PAGE, seed + i) != -1 ||
+		    np_differs(pair->data + at, PAGE, seed + i) != -1)
+			return i;
+	}
+	return -1;
+}
+
+static void expect_address_errors(struct __test_metadata *_metadata, struct np_pair *pair,
+				  size_t off)
+{
+	for (int i = 0; i < 4; i++) {
+		struct np_event event = {};
+
+		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off, PAGE,
+						    (i & 1 ? NP_FAULT_WRITE : 0) |
+						    (i & 2 ? NP_FAULT_HOLD : 0), &event));
+	}
+	EXPECT_FALSE(np_readable(np_pair_word(pair, off)));
+	EXPECT_FALSE(np_writable(np_pair_word(pair, off)));
+	/* Who does not ask brings nothing, and changes nothing. */
+	memset(pair->peer.buf, 0xff, PAGE);
+	EXPECT_EQ(0, np_pair_write(pair, off, PAGE));
+	EXPECT_EQ(0, np_pair_read(pair, off, PAGE));
+	EXPECT_TRUE(np_all(pair->peer.buf, PAGE, pair->info.signature));
+}
+
+/* Another one in its place, of the file again if there is one. */
+static int map_page_again(FIXTURE_DATA(file) *self, size_t off, size_t len)
+{
+	uint8_t *p = self->pair.data + off;
+
+	return mmap(p, len, PROT_READ | PROT_WRITE, self->flags | MAP_FIXED, self->fd,
+		    self->fd < 0 ? 0 : off) == p && !madvise(p, len, MADV_RANDOM) ? 0 : -errno;
+}
+
+TEST_F(file, poisoned_page_is_an_address_error_until_it_is_replaced)
+{
+	const bool huge = variant->kind == HUGETLB || variant->kind == HUGETLB_PRIVATE;
+	const bool shmem = variant->kind == TMPFS || variant->kind == MEMFD;
+	/* It cannot be had from anywhere else, so it stays in the file, as what it is. */
+	const bool stays = shmem || variant->kind == HUGETLB;
+	const size_t unit = huge ? HUGE_PAGE : PAGE;
+	struct np_pair *pair = &self->pair;
+	struct np_end *peer = &pair->peer;
+	int signals = 0;
+
+	if (variant->dax)
+		SKIP(return, "what is bad of it only the device could say");
+	/* xfs would have several pages in one folio, which is not split while it is dirty. */
+	ASSERT_EQ(0, madvise(pair->data, NP_DATA_LEN, MADV_RANDOM));
+	for (int i = 0; i < 4; i++) {
+		const uint64_t old = 1000 * (i + 1), seed = old + 500;
+		const size_t at = (FIRST_PAGE + PAGES / 2 + 5 * i + 1) * PAGE;
+		/* A huge page of hugetlbfs is one page. */
+		const size_t off = huge ? HUGE_PAGE : at;
+		const unsigned int page = at / PAGE - FIRST_PAGE;
+		const bool split = shmem && i % 2;
+
+		ASSERT_EQ(0, write_pages(pair, old));
+		if (variant->kind == DISK) {
+			ASSERT_EQ(0, fsync(self->fd));
+		}
+		ASSERT_EQ(0, write_pages(pair, seed));
+		/*
+		 * A huge page of tmpfs is split, and reached by one leaf until then. That unmaps all
+		 * of it, and then nobody is sent a signal before he uses what is bad.
+		 */
+		if (split) {
+			struct np_mr_info info;
+
+			ASSERT_EQ(0, madvise(pair->data + HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE))
+				TH_LOG("%s", strerror(errno));
+			ASSERT_EQ(NP_OK, np_pair_fault(pair, at, PAGE, NP_FAULT_WRITE, NULL));
+			ASSERT_EQ(0, np_query_mr(pair->mr, &info));
+			ASSERT_EQ(1, info.huge_leaves);
+		}
+		ASSERT_EQ(-1, wrong_outside(self, 0, 0, seed));
+
+		ASSERT_EQ(0, poison(pair->data + at)) TH_LOG("%s", strerror(errno));
+		signals += !split;
+		EXPECT_EQ(signals, poisoned);
+		expect_address_errors(_metadata, pair, at);
+		if (huge) {
+			expect_address_errors(_metadata, pair, HUGE_PAGE);
+			expect_address_errors(_metadata, pair, NP_DATA_LEN - PAGE);
+		}
+		EXPECT_EQ(-1, wrong_outside(self, off, unit, seed));
+
+		ASSERT_EQ(0, map_page_again(self, off, unit));
+		if (stays) {
+			expect_address_errors(_metadata, pair, at);
+			ASSERT_EQ(0, fallocate(self->fd, FALLOC_FL_PUNCH_HOLE |
+					       FALLOC_FL_KEEP_SIZE, off, unit));
+			ASSERT_EQ(0, map_page_again(self, off, unit));
+		}
+		memset(peer->buf, 0xff, PAGE);
+		ASSERT_EQ(0, np_read_proven(peer, &pair->info, 0, at, PAGE));
+		/* What the device has is older than what was lost, of which the owner is told. */
+		if (variant->kind == DISK) {
+			EXPECT_EQ(-1, np_differs(peer->buf, PAGE, old + page));
+			EXPECT_EQ(-1, fsync(self->fd));
+			EXPECT_EQ(EIO, errno);
+		} else {
+			EXPECT_TRUE(np_all(peer->buf, PAGE, 0));
+		}
+		EXPECT_EQ(-1, wrong_outside(self, off, unit, seed));
+	}
+	ASSERT_EQ(0, write_pages(pair, 1));
+	EXPECT_EQ(-1, wrong_outside(self, 0, 0, 1));
+}
+
+/* What was written back is read once more, into another frame. */
+TEST_F(file, poisoned_page_that_the_device_still_has_comes_back)
+{
+	struct np_pair *pair = &self->pair;
+
+	if (variant->kind != DISK || variant->dax)
+		SKIP(return, "nothing is written back, or there is no frame to replace");
+	for (int i = 0; i < ROUNDS; i++) {
+		const size_t at = (FIRST_PAGE + 5 * i + 1) * PAGE;
+		const uint64_t seed = 1000 * (i + 1);
+
+		ASSERT_EQ(0, write_pages(pair, seed));
+		ASSERT_EQ(0, fsync(self->fd));
+		ASSERT_EQ(-1, wrong_outside(self, 0, 0, seed));
+		ASSERT_TRUE(np_readable(np_pair_word(pair, at)));
+		ASSERT_EQ(0, poison(pair->data + at)) TH_LOG("%s", strerror(errno));
+		EXPECT_FALSE(np_readable(np_pair_word(pair, at)));
+		EXPECT_EQ(-1, wrong_outside(self, 0, 0, seed));
+		EXPECT_EQ(0, fsync(self->fd));
+	}
+	EXPECT_EQ(0, poisoned);
+	ASSERT_EQ(0, write_pages(pair, 1));
+	EXPECT_EQ(-1, wrong_outside(self, 0, 0, 1));
 }
 
 /* How the owner loses the right to write a page, or the page. */

@@ -693,6 +693,54 @@ TEST_F(memory, poisoned_page_stays_while_its_huge_page_is_held)
 	EXPECT_EQ(-1, np_differs(peer->buf, HUGE_PAGE, 1));
 }
 
+/*
+ * Nothing is pinned here, so a huge page is split, and only the bad one of its pages is lost.
+ * Peers reach all of it by one leaf just before.
+ */
+TEST_F(slot, poisoned_page_goes_alone)
+{
+	const unsigned int n = PAGES / 2, want = variant->huge ? NP_DATA_LEN / HUGE_PAGE : 0;
+	const uint64_t bits = 1ULL << KPF_LRU | (variant->huge ? 1ULL << KPF_THP : 0);
+	struct sigaction action = { .sa_sigaction = on_poison, .sa_flags = SA_SIGINFO };
+	struct np_load *load = &self->load;
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, sigaction(SIGBUS, &action, NULL));
+	/* A hold would split a leaf, and keep a huge page from being split. */
+	load->no_holds = true;
+	ASSERT_EQ(0, np_load_start(load));
+	for (int i = 0; i < ROUNDS; i++) {
+		const unsigned int page = i % 2 * n + random_of(i, n);
+		uint8_t *p = self->data + page * PAGE;
+
+		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
+		ASSERT_TRUE(np_wait_until(leaves(pair->mr) == want));
+		/* Nobody has it in his hands, nor is it on a list of a CPU. */
+		ASSERT_TRUE(np_wait_until((frame_flags(p) & bits) == bits));
+		np_load_step(load, page, 1);
+		ASSERT_EQ(0, madvise(p, PAGE, MADV_HWPOISON)) TH_LOG("%s", strerror(errno));
+		EXPECT_EQ(i + 1, poisoned);
+		ASSERT_FALSE(np_present(p));
+		ASSERT_TRUE(np_present(p - PAGE));
+		ASSERT_TRUE(np_present(p + PAGE));
+		np_load_lose_for_zeros(load, page, 1);
+		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
+		ASSERT_LOAD(np_load_is_refused(load, 2));
+		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
+		np_load_step(load, page, 1);
+		/* Another mapping in its place would not be part of a huge page any more. */
+		ASSERT_EQ(0, madvise(p, PAGE, MADV_DONTNEED));
+		np_load_step(load, page, 1);
+		if (variant->huge) {
+			ASSERT_TRUE(np_wait_until(!madvise(pair->data, NP_DATA_LEN,
+							   MADV_COLLAPSE)));
+		}
+	}
+	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
+	EXPECT_RIGHT(load);
+	EXPECT_LT(0, load->zeros);
+}
+
 /* --- holds in movable memory ------------------------------------------------------------ */
 
 #define HOLDERS		3
