@@ -595,8 +595,8 @@ TEST_F(file, poisoned_page_is_an_address_error_until_it_is_replaced)
 		}
 		ASSERT_EQ(0, write_pages(pair, seed));
 		/*
-		 * A huge page of tmpfs is split, and reached by one leaf until then. That unmaps all
-		 * of it, and then nobody is sent a signal before he uses what is bad.
+		 * A huge page of tmpfs is split, and reached by one leaf until then. That unmaps
+		 * all of it, and then nobody is sent a signal before he uses what is bad.
 		 */
 		if (split) {
 			struct np_mr_info info;
