@@ -1871,16 +1871,24 @@ void engine::push_words(piece &p, bool signaled, unsigned flags) noexcept
 	++stats_.word_reads;
 }
 
-/* For op @i, in its place: a WRITE that every HCA refuses. */
+/* For op @i, in its place: what every HCA refuses, with the event that the peer would have had for it. */
 void engine::push_refused(std::uint64_t i) noexcept
 {
+	const op &o = op_at(i);
+	/* Of no whole word; its key comes second. */
+	const bool misaligned = is_atomic(o.wr.opcode) && o.status == IBV_WC_REM_INV_REQ_ERR;
 	ibv_send_wr &w = push(i, nullptr, true);
 
-	w.opcode = IBV_WR_RDMA_WRITE;
-	w.wr.rdma.remote_addr = refused_addr;
-	w.wr.rdma.rkey = refused_key;
-	w.sg_list[0] = {reinterpret_cast<std::uintptr_t>(config_.words.data()), 1, config_.words_lkey};
+	w.sg_list[0] = {reinterpret_cast<std::uintptr_t>(config_.words.data()), misaligned ? atomic_size : 1,
+			config_.words_lkey};
 	w.num_sge = 1;
+	if (misaligned) {
+		w.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		w.wr.atomic = {refused_addr, 0, 0, refused_key};
+	} else {
+		w.opcode = IBV_WR_RDMA_WRITE;
+		w.wr.rdma = {refused_addr, refused_key};
+	}
 }
 
 /*

@@ -244,6 +244,7 @@ TEST_F(Engine, AtomicWithoutTheRightIsARemoteAccessError)
 	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
 	EXPECT_EQ(a.world.hold_requests, 0U);
 	EXPECT_EQ(a.world.writes, 0U);
+	EXPECT_EQ(a.world.refused, IBV_WC_REM_ACCESS_ERR);
 }
 
 TEST_F(Engine, MisalignedAtomicIsARemoteInvalidRequest)
@@ -257,6 +258,7 @@ TEST_F(Engine, MisalignedAtomicIsARemoteInvalidRequest)
 	EXPECT_EQ(a.world.hold_requests, 0U);
 	EXPECT_EQ(a.world.writes, 0U);
 	EXPECT_TRUE(a.world.peer_error);
+	EXPECT_EQ(a.world.refused, IBV_WC_REM_INV_REQ_ERR);
 }
 
 TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)

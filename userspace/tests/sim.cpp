@@ -148,6 +148,8 @@ namespace {
 
 bool is_refused(const ibv_send_wr &wr)
 {
+	if (is_atomic(wr.opcode))
+		return wr.wr.atomic.rkey == engine::refused_key && wr.wr.atomic.remote_addr == engine::refused_addr;
 	return wr.opcode == IBV_WR_RDMA_WRITE && wr.wr.rdma.rkey == engine::refused_key &&
 	       wr.wr.rdma.remote_addr == engine::refused_addr;
 }
@@ -420,8 +422,8 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 		}
 		w.finished = w.todo.empty() || w.status != IBV_WC_SUCCESS;
 	} else if (is_refused(w.wr)) {
-		EXPECT_EQ(w.length, 1U) << "nothing is not refused";
-		w.status = IBV_WC_REM_ACCESS_ERR;
+		EXPECT_EQ(w.length, is_atomic(w.wr.opcode) ? 8U : 1U) << "nothing is not refused";
+		w.status = refused = is_atomic(w.wr.opcode) ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR;
 		w.finished = peer_error = true;
 	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, &np_region_info::write_key)) {
 		execute_atomic(w);

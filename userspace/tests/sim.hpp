@@ -191,6 +191,7 @@ public:
 	nanoseconds clock = 1;
 	bool qp_error = false;
 	bool peer_error = false; /* the peer's QP has ended, too */
+	ibv_wc_status refused = IBV_WC_SUCCESS; /* with what the HCA refused what had to be */
 
 	/* faults of the dice */
 	unsigned chance_page_out = 0; /* percent of ticks */
