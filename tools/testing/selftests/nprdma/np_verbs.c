@@ -1631,7 +1631,7 @@ TEST_F(verbs, address_that_is_gone)
 			wr.wr.atomic.rkey = mr->rkey;
 		ASSERT_EQ(0, post_send(&w->a, &wr, false));
 		ASSERT_EQ(0, collect(w, r, &v, 0, 2));
-		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, r->wc[0][1].status) 
+		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, r->wc[0][1].status)
 			TH_LOG("op %u registers %d", op, registers);
 		wr.opcode = IBV_WR_SEND;
 		ASSERT_EQ(0, post_send(&w->a, &wr, false));
