@@ -1669,7 +1669,7 @@ FIXTURE_TEARDOWN_PARENT(kept)
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
-TEST_F_TIMEOUT(kept, loses_nothing, 600)
+TEST_F(kept, loses_nothing)
 {
 	struct np_load *load = &self->load;
 	uint64_t last = np_now_ms() + NP_WAIT_MS;
@@ -1719,7 +1719,7 @@ FIXTURE_TEARDOWN_PARENT(kept_readers)
  * A trap for the CPU is no change of the page: readers keep their leaves, and writers lose
  * theirs, which tells that it was these pages. The owner's CPU does not touch them.
  */
-TEST_F_TIMEOUT(kept_readers, do_not_notice_traps_of_numa_balancing, 600)
+TEST_F(kept_readers, do_not_notice_traps_of_numa_balancing)
 {
 	struct np_load *load = &self->load;
 	struct np_mr_info info;
@@ -1951,7 +1951,7 @@ static int read_used(struct np_pair *pair, uint8_t *data)
  * All pages were used once, by CPU or peer. Then the peer goes on to READ the oldest of
  * them, between any two calls of reclaim, and nobody uses another one.
  */
-TEST_F_TIMEOUT(in_use, pages_that_peers_use_are_not_taken_first, 600)
+TEST_F(in_use, pages_that_peers_use_are_not_taken_first)
 {
 	struct np_pair *pair = &self->pair;
 	const size_t first = FIRST_PAGE * PAGE;

@@ -514,7 +514,7 @@ static void __attribute__((constructor)) counted_make(void)
 }
 
 /* The first, the second, and so on, until one of all that was asked for is not refused. */
-TEST_F_TIMEOUT(worker, peers_hear_of_each_allocation_that_fails, 900)
+TEST_F(worker, peers_hear_of_each_allocation_that_fails)
 {
 	struct np_pair *pair = &self->pair;
 	unsigned int failed = 0, hits = 0;

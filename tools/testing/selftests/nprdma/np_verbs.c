@@ -932,7 +932,7 @@ static void run_all(struct __test_metadata *_metadata, FIXTURE_DATA(verbs) *self
 }
 
 /* Hundreds of queue pairs: minutes on the debug kernel. */
-TEST_F_TIMEOUT(verbs, reliable_connection, 1200)
+TEST_F(verbs, reliable_connection)
 {
 	run_all(_metadata, self, IBV_QPT_RC);
 }
@@ -1231,7 +1231,7 @@ TEST_F(verbs, errors_behind_a_read)
 	ASSERT_EQ(0, pthread_join(self->pager, NULL));
 }
 
-TEST_F_TIMEOUT(verbs, errors, 1200)
+TEST_F(verbs, errors)
 {
 	for (unsigned int i = 0; i < 4 * ARRAY_SIZE(faults); i++) {
 		const struct fault *f = &faults[i / 4];
