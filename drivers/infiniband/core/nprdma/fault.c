@@ -28,7 +28,9 @@
  * residency table, hold counters and batches are allocated before.  What a fault
  * found out without the lock is checked under it, against the notifier's sequence
  * and np_slot.merges, and if it is out of date the fault looks again, until a
- * deadline.
+ * deadline.  Memory may be taken away as fast as it can be brought: then the fault
+ * soon asks for fewer pages at once, at last for one as the owner's CPU would, and
+ * keeps what it has got.
  *
  * Pages under a hold are pinned, so an invalidation may leave their leaves as they
  * are, and does: who holds a page relies on the leaf and not on the word.  The word
@@ -65,6 +67,9 @@
 /* After this long a fault is not tried again, and the peer hears "busy" */
 #define NP_FAULT_DEADLINE	msecs_to_jiffies(1000)
 
+/* After this long it tries with fewer pages at once */
+#define NP_FAULT_PATIENCE	msecs_to_jiffies(100)
+
 /* Who waits for a hold to end looks again after this long, doubled each time */
 #define NP_FAULT_MIN_PAUSE	32
 #define NP_FAULT_MAX_PAUSE	8192	/* us */
@@ -96,10 +101,12 @@ struct np_pin {
  * @va: of the first page
  * @first: number of the first page in the slot
  * @npages: number of pages
+ * @most: at once, as memory changes too fast for more
  * @flags: NP_FAULT_*
  * @hold: or NULL
  * @pin: pages pinned for @hold, not yet on it
  * @no_memory: said the last attempt to pin
+ * @changed: said the last attempt: what it saw
  * @must_wait: said the last attempt: for somebody's hold
  * @split_write: the write window's slot was split
  * @huge: what the CPU maps with one entry becomes one leaf
@@ -117,10 +124,12 @@ struct np_fault {
 	unsigned long va;
 	unsigned int first;
 	unsigned int npages;
+	unsigned int most;
 	unsigned int flags;
 	struct np_hold *hold;
 	struct np_pin *pin;
 	bool no_memory;
+	bool changed;
 	bool must_wait;
 	bool split_write;
 	bool huge;
@@ -1227,6 +1236,14 @@ static void np_fault_unpin(struct np_fault *f)
 	f->pin = NULL;
 }
 
+/* Memory changes faster than so many pages can be looked at */
+static void np_fault_shrink(struct np_fault *f)
+{
+	np_fault_unpin(f);
+	f->npages /= 2;
+	f->most = f->npages;
+}
+
 /* Under the lock: the slot has tables and no large leaf now. False: the split was undone */
 static bool np_fault_take_tables(struct np_fault *f, unsigned int merges)
 {
@@ -1255,6 +1272,7 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 	}
 	seq = mmu_interval_read_begin(&f->chunk->notifier);
 	ret = np_fault_look(f, seq);
+	f->changed = ret == -EBUSY;
 	if (ret)
 		return ret;
 
@@ -1268,9 +1286,10 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 	}
 
 	mutex_lock(&f->chunk->lock);
+	f->changed = mmu_interval_read_retry(&f->chunk->notifier, seq);
 	if (f->chunk->dead)
 		ret = -ENXIO;
-	else if (mmu_interval_read_retry(&f->chunk->notifier, seq))
+	else if (f->changed)
 		ret = -EBUSY;
 	else if (f->huge)
 		ret = np_fault_plan_huge(f, &undirty);
@@ -1283,7 +1302,7 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 	if (ret >= 0) {
 		if (f->pin)
 			np_fault_take_hold(f);
-		for (i = 0; i < nr_words; i++)
+		for (i = 0; i < min(nr_words, f->npages); i++)
 			words[i] = slot->words[f->first + i];
 	}
 	mutex_unlock(&f->chunk->lock);
@@ -1297,16 +1316,21 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 	return ret;
 }
 
-/* Returns how many pages became resident, or had rights added */
+/*
+ * Returns how many pages became resident, or had rights added. Those that @f is left
+ * with are what was asked for, or, if memory changes too fast, the first of them.
+ */
 static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 {
 	unsigned long deadline = jiffies + NP_FAULT_DEADLINE;
+	unsigned long patience = jiffies + NP_FAULT_PATIENCE;
 	unsigned int pause = NP_FAULT_MIN_PAUSE;
 	int ret;
 
 	f->no_memory = false;
 	for (;;) {
 		f->must_wait = false;
+		f->changed = false;
 		ret = np_fault_try(f, words, nr_words);
 		if (ret != -EBUSY)
 			break;
@@ -1315,7 +1339,12 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			ret = -EINTR;
 			break;
 		}
-		if (time_after(jiffies, deadline)) {
+		/* Even if one look at all of them takes longer than the deadline */
+		if (f->changed && f->npages > 1 &&
+		    (f->most < NP_SLOT_PAGES || time_after(jiffies, patience))) {
+			np_fault_shrink(f);
+			deadline = jiffies + NP_FAULT_DEADLINE;
+		} else if (time_after(jiffies, deadline)) {
 			ret = f->no_memory ? -ENOMEM : -EAGAIN;
 			break;
 		}
@@ -1326,6 +1355,7 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			cond_resched();
 		}
 	}
+	f->most = min(2 * f->most, NP_SLOT_PAGES);
 	/* It was kept for the next attempt if memory changed while we looked */
 	np_fault_unpin(f);
 	return ret;
@@ -1349,7 +1379,7 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 		if (np_slot_lacks(slot, f->first + i,
 				  f->flags & NP_FAULT_WRITE))
 			return false;
-	for (i = 0; i < nr_words; i++)
+	for (i = 0; i < min(nr_words, f->npages); i++)
 		words[i] = READ_ONCE(slot->words[f->first + i]);
 	return true;
 }
@@ -1487,12 +1517,15 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
  * What is resident with enough rights already is left as it is, so that two peers
  * do not invalidate each other's proofs.
  *
+ * If memory changes all the time the pages come in parts, and without a hold the first
+ * may have gone when the last ones are there.
+ *
  * Context: process context, without mmap lock.
  * Return: 0, -ERANGE outside of the region, -EPERM not with the rights of the
  * region or of the mapping, -EFAULT nothing is mapped there, or nothing that can
  * be mapped for a device, -ENXIO region or owner are gone, -ENOMEM for a hold or the
- * owner, -EAGAIN memory changed faster than we could look, or a peer has to wait for
- * some, -EINTR killed.
+ * owner, -EAGAIN memory changed faster than we could look at one page, or a peer has
+ * to wait for some, -EINTR killed.
  */
 int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold, u64 *words,
@@ -1502,9 +1535,10 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		.region = region,
 		.flags = flags,
 		.hold = hold,
+		.most = NP_SLOT_PAGES,
 	};
-	unsigned long end, next;
 	unsigned int n, max_pages;
+	unsigned long end;
 	int ret;
 
 	if (hold && hold->write)
@@ -1518,15 +1552,15 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 	f.va &= PAGE_MASK;
 	max_pages = min(NP_SLOT_PAGES, (end - f.va) >> PAGE_SHIFT);
 	while (f.va < end) {
-		next = min(end, ALIGN(f.va + 1, NP_SLOT_SIZE));
-		f.npages = (next - f.va) >> PAGE_SHIFT;
-		n = min(nr_words, f.npages);
-		ret = np_fault_pages(&f, max_pages, words, n);
+		f.npages = min((min(end, ALIGN(f.va + 1, NP_SLOT_SIZE)) - f.va) >>
+			       PAGE_SHIFT, f.most);
+		ret = np_fault_pages(&f, max_pages, words, nr_words);
 		if (ret)
 			break;
+		n = min(nr_words, f.npages);
 		words += n;
 		nr_words -= n;
-		f.va = next;
+		f.va += (unsigned long)f.npages << PAGE_SHIFT;
 		if (fatal_signal_pending(current)) {
 			ret = -EINTR;
 			break;

@@ -4,6 +4,9 @@
  * bit said. Needs swap on a disk: zram keeps no copy behind that a clean page
  * could be dropped in favour of, so there the bug would not show.
  */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "np_harness.h"
 
 #ifndef MADV_PAGEOUT
@@ -217,6 +220,65 @@ TEST_F(swap, proven_write_before_madv_free_may_go_but_never_half)
 	TH_LOG("%u of %u pages went", gone, PAGES);
 	EXPECT_LE(PAGES * 3 / 4, gone);
 	EXPECT_LE(gone, freed);
+}
+
+struct thief {
+	void *addr;
+	size_t len;
+	atomic_bool stop;
+};
+
+static void *steal(void *arg)
+{
+	struct thief *thief = arg;
+	unsigned int cpu = 0;
+	cpu_set_t all, one;
+
+	/* On each CPU in its turn, or those that it has on a list of its own would stay. */
+	sched_getaffinity(0, sizeof(all), &all);
+	while (!atomic_load(&thief->stop)) {
+		do {
+			cpu = (cpu + 1) % CPU_SETSIZE;
+		} while (!CPU_ISSET(cpu, &all));
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		sched_setaffinity(0, sizeof(one), &one);
+		madvise(thief->addr, thief->len, MADV_PAGEOUT);
+	}
+	return NULL;
+}
+
+/* They may never be there all at once, but each has its turn. */
+TEST_F(swap, fault_ends_although_pages_go_as_fast_as_they_come)
+{
+	static const uint32_t flags[] = {
+		0, NP_FAULT_WRITE, NP_FAULT_HOLD, NP_FAULT_HOLD | NP_FAULT_WRITE,
+	};
+	struct np_pair *pair = &self->pair;
+	struct thief thief = { .addr = pair->data, .len = NP_DATA_LEN };
+	struct np_mr_info before, after;
+	struct np_event event = {};
+	pthread_t thread;
+
+	for (size_t i = PAGES; i < HUGE_PAGE / PAGE; i++)
+		np_fill(pair->data + i * PAGE, PAGE, i);
+	ASSERT_EQ(0, np_page_out(pair->data, HUGE_PAGE));
+	ASSERT_EQ(0, np_query_mr(pair->mr, &before));
+	ASSERT_EQ(0, pthread_create(&thread, NULL, steal, &thief));
+	for (size_t i = 0; i < ARRAY_SIZE(flags); i++) {
+		EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, flags[i], &event))
+			TH_LOG("flags %u", flags[i]);
+		if (event.hold_id)
+			EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
+	}
+	/* He was not idle, nor is he now. */
+	EXPECT_TRUE(np_wait_until(!np_query_mr(pair->mr, &after) &&
+				  after.pages_invalidated - before.pages_invalidated >= PAGES));
+	atomic_store(&thief.stop, true);
+	ASSERT_EQ(0, pthread_join(thread, NULL));
+	TH_LOG("%llu pages went", after.pages_invalidated - before.pages_invalidated);
+	for (size_t i = 0; i < HUGE_PAGE / PAGE; i++)
+		EXPECT_EQ(-1, np_differs(pair->data + i * PAGE, PAGE, i));
 }
 
 /* More than its control group may have: everything is paged out and in by need. */

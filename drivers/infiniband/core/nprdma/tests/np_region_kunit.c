@@ -18,6 +18,7 @@
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
 #include <linux/cred.h>
+#include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu.h>
 #include <linux/mman.h>
@@ -54,6 +55,7 @@ struct fake_iommu {
 	int split_error;
 	int read_pages_error;
 	void (*on_split)(struct fake_iommu *fake);
+	unsigned int taken_away;	/* so often, by on_split */
 	void (*on_merge)(struct fake_iommu *fake);
 };
 
@@ -1554,6 +1556,97 @@ static void np_fault_looks_again_after_an_invalidation(struct kunit *test)
 	np_test_settled(test);
 	put_page(old);
 	np_hold_release(hold);
+}
+
+/*
+ * Runs in each attempt, after it has looked: as if somebody took away pages of the
+ * mapping faster than two of them can be brought.
+ */
+static void np_take_away_what_is_not_alone(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+	unsigned int i, present = 0;
+	struct page *page;
+
+	for (i = 0; i < 16; i++) {
+		if (get_user_pages_fast_only(t->va + i * PAGE_SIZE, 1, 0,
+					     &page) != 1)
+			continue;
+		put_page(page);
+		present++;
+	}
+	if (present < 2)
+		return;
+	KUNIT_EXPECT_EQ(fake->test, t->va,
+			vm_mmap(NULL, t->va, 16 * PAGE_SIZE,
+				PROT_READ | PROT_WRITE, MAP_FIXED |
+				MAP_ANONYMOUS | MAP_PRIVATE, 0));
+	fake->taken_away++;
+}
+
+/* The owner's CPU needs one page at a time, and so does a fault if it must */
+static void np_fault_goes_on_while_memory_changes(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test *t = test->priv;
+	struct np_stats stats;
+	u64 words[16] = {};
+	unsigned int i;
+
+	t->fake.on_split = np_take_away_what_is_not_alone;
+	KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base,
+					      16 * PAGE_SIZE, NP_FAULT_WRITE,
+					      NULL, words, ARRAY_SIZE(words)), 0);
+	t->fake.on_split = NULL;
+	for (i = 0; i < ARRAY_SIZE(words); i++)
+		KUNIT_EXPECT_EQ_MSG(test, words[i] & NP_WORD_RIGHTS,
+				    NP_WORD_RIGHTS, "page %u", i);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 15), NP_WORD_RIGHTS);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_GE(test, stats.faults_minor, 16);
+	np_test_settled(test);
+}
+
+/* The first attempt takes longer than the deadline */
+static void np_take_away_slowly(struct fake_iommu *fake)
+{
+	np_take_away_what_is_not_alone(fake);
+	if (!fake->taken_away)
+		return;
+	fake->on_split = NULL;
+	msleep(1100);
+}
+
+static void np_fault_asks_for_less_before_it_gives_up(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test *t = test->priv;
+
+	t->fake.on_split = np_take_away_slowly;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.taken_away, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
+	np_test_settled(test);
+}
+
+static void np_hold_gets_its_pages_while_memory_changes(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test *t = test->priv;
+	struct np_hold *hold;
+	struct np_stats stats;
+
+	t->fake.on_split = np_take_away_what_is_not_alone;
+	hold = np_test_hold(test, region, 0, 16, NP_FAULT_WRITE);
+	t->fake.on_split = NULL;
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, 16);
+	KUNIT_EXPECT_EQ(test, stats.holds, 1);
+	np_hold_release(hold);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, 0);
+	np_test_settled(test);
 }
 
 static void np_page_stays_until_its_last_hold(struct kunit *test)
@@ -3080,6 +3173,9 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_hold_for_reading_is_no_leave_to_write),
 	KUNIT_CASE(np_fault_waits_for_holds_of_another_page),
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
+	KUNIT_CASE(np_fault_goes_on_while_memory_changes),
+	KUNIT_CASE(np_fault_asks_for_less_before_it_gives_up),
+	KUNIT_CASE(np_hold_gets_its_pages_while_memory_changes),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_page_is_in_use_as_long_as_it_is_held),
 	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
