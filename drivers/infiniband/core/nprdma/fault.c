@@ -953,8 +953,10 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		f->read[i] = IOMMU_LEAF_KEEP;
 		f->write[i] = IOMMU_LEAF_KEEP;
 		/* A hold comes with the pages that HMM sees now, or is made anew */
-		if (f->pin && (!ok || pfn_to_page(pfn) != f->pin->pages[i]))
+		if (f->pin && (!ok || pfn_to_page(pfn) != f->pin->pages[i])) {
+			f->changed = true;
 			return -EBUSY;
+		}
 		/* Most holds are of pages that are resident, and there is no more to do */
 		if (np_fault_is_one_too_many(f, i)) {
 			f->must_wait = true;
@@ -1322,9 +1324,10 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
  */
 static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 {
-	unsigned long deadline = jiffies + NP_FAULT_DEADLINE;
+	unsigned long deadline = jiffies;
 	unsigned long patience = jiffies + NP_FAULT_PATIENCE;
 	unsigned int pause = NP_FAULT_MIN_PAUSE;
+	bool first = true;
 	int ret;
 
 	f->no_memory = false;
@@ -1339,11 +1342,14 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			ret = -EINTR;
 			break;
 		}
-		/* Even if one look at all of them takes longer than the deadline */
+		/* The first look may have to wait for a disk, the next ones find it read */
+		if (first)
+			deadline = jiffies + NP_FAULT_DEADLINE;
+		first = false;
 		if (f->changed && f->npages > 1 &&
 		    (f->most < NP_SLOT_PAGES || time_after(jiffies, patience))) {
 			np_fault_shrink(f);
-			deadline = jiffies + NP_FAULT_DEADLINE;
+			first = true;
 		} else if (time_after(jiffies, deadline)) {
 			ret = f->no_memory ? -ENOMEM : -EAGAIN;
 			break;

@@ -152,7 +152,7 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out);
  * Make the pages of [addr, addr + len) resident.  With @hold they are pinned on it
  * as well, for write if the hold was allocated so (NP_FAULT_WRITE).  @words (or NULL)
  * receives the residency words of the first @nr_words pages, as they were when the
- * pages of their slot became resident.
+ * pages of their part became resident: a slot's, or less if memory changes.
  * -EFAULT no such mapping, -EPERM rights of the region or of the mapping,
  * -ENXIO region or owner gone, -ENOMEM, -EAGAIN memory changed faster than we
  * could look (BUSY), -ERANGE outside the region, -EINTR killed.

@@ -1630,6 +1630,31 @@ static void np_fault_asks_for_less_before_it_gives_up(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* One page can not be made less: it is there when the first attempt ends too late */
+static void np_replace_page_slowly(struct fake_iommu *fake)
+{
+	struct np_test *t = container_of(fake, struct np_test, fake);
+
+	fake->on_split = NULL;
+	fake->taken_away++;
+	msleep(1100);
+	KUNIT_EXPECT_EQ(fake->test, t->va,
+			vm_mmap(NULL, t->va, PAGE_SIZE, PROT_READ | PROT_WRITE,
+				MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE, 0));
+}
+
+static void np_fault_looks_twice_at_a_slow_page(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test *t = test->priv;
+
+	t->fake.on_split = np_replace_page_slowly;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.taken_away, 1);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
+	np_test_settled(test);
+}
+
 static void np_hold_gets_its_pages_while_memory_changes(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 16);
@@ -3175,6 +3200,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
 	KUNIT_CASE(np_fault_goes_on_while_memory_changes),
 	KUNIT_CASE(np_fault_asks_for_less_before_it_gives_up),
+	KUNIT_CASE(np_fault_looks_twice_at_a_slow_page),
 	KUNIT_CASE(np_hold_gets_its_pages_while_memory_changes),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_page_is_in_use_as_long_as_it_is_held),
