@@ -31,6 +31,10 @@
  *   read_only  peers can READ, and not WRITE; the same
  *   settling   the owner waits for the probe's WRITEs, then fills memory and shadow anew
  *
+ * A hold keeps a page where peers reach it, all of them, until the owner's kernel has been
+ * told that it is given back, which may be after the request has completed. So the owner
+ * waits until there is no hold before it expects that what was there is gone.
+ *
  * Pages are counted in (`main_users`, `probe_writers`) before their state is looked at, and
  * the state is set before the counts are looked at; both are sequentially consistent.
  */
@@ -207,6 +211,7 @@ struct cell {
 	std::atomic<std::uint32_t> worksite, worksite_pages;
 	std::atomic<std::uint64_t> refusals;
 	std::atomic<std::uint32_t> doing; /* enum kind: what the owner is at */
+	std::atomic<bool> rest;           /* nothing new begins that could ask for a hold */
 	std::atomic<std::uint64_t> finished; /* requests of the main connection */
 	/* Pages of the one that failed, and how many: for the owner to look at */
 	std::atomic<std::uint32_t> failed_first, failed_pages;

@@ -209,6 +209,7 @@ private:
 	bool move_to_other_node(range r);
 	bool advise(range r, ibv_advise_mr_advice advice);
 	void become(range r, state s);
+	void await_no_hold();
 	void let_probe(range r, state s);
 	[[nodiscard]] std::string access(range r) const;
 	void note_region();
@@ -645,12 +646,30 @@ void owner::become(range r, state s)
 		c_.page[i].become(s);
 }
 
+/* Whatever was taken away is out of reach then. */
+void owner::await_no_hold()
+{
+	npr_mr_attr now{};
+	deadline end;
+
+	while (!broken() && !npr_query_mr(mr_.get(), &now) && now.held_pages) {
+		if (end.over())
+			fail(c_, fmt::format("{} pages stay under a hold", std::uint64_t{now.held_pages}));
+		c_.rest = true;
+		receive();
+		serve_probe();
+	}
+	c_.rest = false;
+}
+
 /*
  * Memory is now as s says: let the probe find out, for a while. Nothing depends on whether
  * it comes.
  */
 void owner::let_probe(range r, state s)
 {
+	await_no_hold();
+
 	const std::uint64_t refusals = c_.refusals, until = np_now_ms() + random_.below(150);
 
 	become(r, s);
@@ -1083,6 +1102,7 @@ bool owner::lossy_event(kind k)
 				     kind_names[static_cast<unsigned>(k)]));
 	}
 	check();
+	await_no_hold();
 	if (emptied)
 		empty(r);
 	pause();

@@ -831,7 +831,7 @@ void peer::main_loop()
 	std::size_t before = 0;
 
 	while (!c_.stop || !under_way_.empty() || !side_under_way_.empty()) {
-		if (!c_.stop && under_way_.size() < window && !random_.one_in(4))
+		if (!c_.stop && !c_.rest && under_way_.size() < window && !random_.one_in(4))
 			post_chain();
 		if (!c_.stop && random_.one_in(2))
 			post_side();
@@ -1078,8 +1078,12 @@ void peer::probe_once()
 void peer::probe_loop()
 {
 	try {
-		while (!probe_stop_)
-			probe_once();
+		while (!probe_stop_) {
+			if (c_.rest)
+				np_pause();
+			else
+				probe_once();
+		}
 	} catch (const disconnected_now &) {
 	} catch (const std::exception &e) {
 		if (!c_.owner_is_gone)
