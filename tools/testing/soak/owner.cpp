@@ -340,6 +340,7 @@ bool owner::offer()
 	}
 	posted_ = {};
 	c_.window = 0;
+	c_.rest = false; /* it may have been killed while the peer had to rest */
 	if (c_.shared_receives)
 		shared_.emplace(device_, slots);
 	connection_options o{.send = window,
