@@ -48,6 +48,7 @@
  * whole entry before it changes a part.  Under a hold pages part, so it splits the slot
  * first, and as long as there is one no slot is huge.
  */
+#include <kunit/static_stub.h>
 #include <kunit/visibility.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
@@ -825,6 +826,14 @@ static bool np_fault_is_forbidden(const struct np_fault *f)
 	return false;
 }
 
+/* Unit tests let memory change meanwhile */
+VISIBLE_IF_KUNIT int np_hmm_range_fault(struct hmm_range *range)
+{
+	KUNIT_STATIC_STUB_REDIRECT(np_hmm_range_fault, range);
+	return hmm_range_fault(range);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_hmm_range_fault);
+
 /*
  * Ask the CPU's page tables, faulting what is asked for and not there. Pages that
  * the peers have already are not asked for, except for a hold, which needs to know
@@ -855,7 +864,7 @@ static int np_fault_look(struct np_fault *f, unsigned long seq)
 
 	mmap_read_lock(f->mm);
 	if (!np_fault_is_forbidden(f)) {
-		ret = hmm_range_fault(&range);
+		ret = np_hmm_range_fault(&range);
 	} else if (want) {
 		ret = -EFAULT;
 	} else {

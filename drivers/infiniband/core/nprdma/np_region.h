@@ -36,6 +36,7 @@
 
 #include "np.h"
 
+struct hmm_range;
 struct np_owner;
 
 #define NP_SLOT_SHIFT		21
@@ -369,6 +370,9 @@ void np_region_close(struct np_region *region);
 void np_region_orphan(struct np_region *region);
 
 /* fault.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+int np_hmm_range_fault(struct hmm_range *range);
+#endif
 void np_region_absent(struct np_region *region);
 int np_region_check_range(struct np_region *region, u64 addr, u64 len,
 			  unsigned int flags);

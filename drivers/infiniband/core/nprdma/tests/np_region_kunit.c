@@ -20,6 +20,7 @@
 #include <linux/cred.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
+#include <linux/hmm.h>
 #include <linux/iommu.h>
 #include <linux/mman.h>
 #include <linux/module.h>
@@ -1608,29 +1609,7 @@ static void np_fault_goes_on_while_memory_changes(struct kunit *test)
 	np_test_settled(test);
 }
 
-/* The first attempt takes longer than the deadline */
-static void np_take_away_slowly(struct fake_iommu *fake)
-{
-	np_take_away_what_is_not_alone(fake);
-	if (!fake->taken_away)
-		return;
-	fake->on_split = NULL;
-	msleep(1100);
-}
-
-static void np_fault_asks_for_less_before_it_gives_up(struct kunit *test)
-{
-	struct np_region *region = np_test_region(test, 16);
-	struct np_test *t = test->priv;
-
-	t->fake.on_split = np_take_away_slowly;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
-	KUNIT_EXPECT_EQ(test, t->fake.taken_away, 1);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
-	np_test_settled(test);
-}
-
-/* One page can not be made less: it is there when the first attempt ends too late */
+/* One page can not be made less: it is there when the first look at it ends too late */
 static void np_replace_page_slowly(struct fake_iommu *fake)
 {
 	struct np_test *t = container_of(fake, struct np_test, fake);
@@ -1641,6 +1620,34 @@ static void np_replace_page_slowly(struct fake_iommu *fake)
 	KUNIT_EXPECT_EQ(fake->test, t->va,
 			vm_mmap(NULL, t->va, PAGE_SIZE, PROT_READ | PROT_WRITE,
 				MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE, 0));
+}
+
+static void np_replace_page_next_time(struct fake_iommu *fake)
+{
+	fake->on_split = np_replace_page_slowly;
+}
+
+/* The first look at two, and then the one at one, takes longer than the deadline */
+static void np_take_away_slowly(struct fake_iommu *fake)
+{
+	np_take_away_what_is_not_alone(fake);
+	if (!fake->taken_away)
+		return;
+	/* The other window is split in the same attempt */
+	fake->on_split = np_replace_page_next_time;
+	msleep(1100);
+}
+
+static void np_fault_asks_for_less_before_it_gives_up(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test *t = test->priv;
+
+	t->fake.on_split = np_take_away_slowly;
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, t->fake.taken_away, 2);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
+	np_test_settled(test);
 }
 
 static void np_fault_looks_twice_at_a_slow_page(struct kunit *test)
@@ -1671,6 +1678,37 @@ static void np_hold_gets_its_pages_while_memory_changes(struct kunit *test)
 	np_hold_release(hold);
 	np_region_stats(region, &stats);
 	KUNIT_EXPECT_EQ(test, stats.held, 0);
+	np_test_settled(test);
+}
+
+/* Memory changes while more than one page is looked at */
+static int np_look_at_one_page(struct hmm_range *range)
+{
+	if (range->end - range->start > PAGE_SIZE)
+		return -EBUSY;
+	return hmm_range_fault(range);
+}
+
+static void np_hold_in_parts_pins_what_it_counts(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_hold *hold;
+	struct np_stats stats;
+	unsigned int i;
+
+	kunit_activate_static_stub(test, np_hmm_range_fault,
+				   np_look_at_one_page);
+	/* What one takes too much, or gives back too often, the next one meets */
+	for (i = 1; i <= 2; i++) {
+		hold = np_test_hold(test, region, 0, 16, NP_FAULT_WRITE);
+		np_region_stats(region, &stats);
+		KUNIT_EXPECT_EQ(test, stats.held, 16);
+		KUNIT_EXPECT_EQ(test, stats.holds, i);
+		np_hold_release(hold);
+		np_region_stats(region, &stats);
+		KUNIT_EXPECT_EQ(test, stats.held, 0);
+	}
+	kunit_deactivate_static_stub(test, np_hmm_range_fault);
 	np_test_settled(test);
 }
 
@@ -3202,6 +3240,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_fault_asks_for_less_before_it_gives_up),
 	KUNIT_CASE(np_fault_looks_twice_at_a_slow_page),
 	KUNIT_CASE(np_hold_gets_its_pages_while_memory_changes),
+	KUNIT_CASE(np_hold_in_parts_pins_what_it_counts),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_page_is_in_use_as_long_as_it_is_held),
 	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
