@@ -1650,18 +1650,6 @@ static void np_fault_asks_for_less_before_it_gives_up(struct kunit *test)
 	np_test_settled(test);
 }
 
-static void np_fault_looks_twice_at_a_slow_page(struct kunit *test)
-{
-	struct np_region *region = np_test_region(test, 16);
-	struct np_test *t = test->priv;
-
-	t->fake.on_split = np_replace_page_slowly;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
-	KUNIT_EXPECT_EQ(test, t->fake.taken_away, 1);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
-	np_test_settled(test);
-}
-
 static void np_hold_gets_its_pages_while_memory_changes(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 16);
@@ -3238,7 +3226,6 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
 	KUNIT_CASE(np_fault_goes_on_while_memory_changes),
 	KUNIT_CASE(np_fault_asks_for_less_before_it_gives_up),
-	KUNIT_CASE(np_fault_looks_twice_at_a_slow_page),
 	KUNIT_CASE(np_hold_gets_its_pages_while_memory_changes),
 	KUNIT_CASE(np_hold_in_parts_pins_what_it_counts),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
