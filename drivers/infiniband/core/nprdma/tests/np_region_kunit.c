@@ -1700,6 +1700,31 @@ static void np_hold_in_parts_pins_what_it_counts(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* What is seen of more than one page is not what was pinned */
+static int np_look_at_others(struct hmm_range *range)
+{
+	int ret = hmm_range_fault(range);
+
+	if (!ret && range->end - range->start > PAGE_SIZE)
+		swap(range->hmm_pfns[0], range->hmm_pfns[1]);
+	return ret;
+}
+
+static void np_hold_asks_for_less_while_pages_are_replaced(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_hold *hold;
+	struct np_stats stats;
+
+	kunit_activate_static_stub(test, np_hmm_range_fault, np_look_at_others);
+	hold = np_test_hold(test, region, 0, 4, NP_FAULT_WRITE);
+	kunit_deactivate_static_stub(test, np_hmm_range_fault);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.held, 4);
+	np_hold_release(hold);
+	np_test_settled(test);
+}
+
 static void np_page_stays_until_its_last_hold(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -3228,6 +3253,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_fault_asks_for_less_before_it_gives_up),
 	KUNIT_CASE(np_hold_gets_its_pages_while_memory_changes),
 	KUNIT_CASE(np_hold_in_parts_pins_what_it_counts),
+	KUNIT_CASE(np_hold_asks_for_less_while_pages_are_replaced),
 	KUNIT_CASE(np_page_stays_until_its_last_hold),
 	KUNIT_CASE(np_page_is_in_use_as_long_as_it_is_held),
 	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
