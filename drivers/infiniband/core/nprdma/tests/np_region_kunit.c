@@ -219,14 +219,17 @@ static int fake_split(struct iommu_domain *domain, unsigned long iova, gfp_t gfp
 		return -ENOENT;
 	if (fake->split_error)
 		return fake->split_error;
-	if (!slot->leaf) {
+	if (!READ_ONCE(slot->leaf)) {
 		leaf = kcalloc(NP_SLOT_PAGES, sizeof(u64), GFP_KERNEL);
 		if (!leaf)
 			return -ENOMEM;
 		for (i = 0; i < NP_SLOT_PAGES; i++)
 			leaf[i] = slot->whole + ((u64)i << PAGE_SHIFT);
-		slot->leaf = leaf;
-		fake->splits++;
+		/* As with a real one, nothing keeps two faults from doing it at once */
+		if (cmpxchg(&slot->leaf, NULL, leaf))
+			kfree(leaf);
+		else
+			fake->splits++;
 	}
 	if (fake->on_split)
 		fake->on_split(fake);
