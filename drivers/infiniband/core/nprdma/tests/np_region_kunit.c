@@ -208,32 +208,41 @@ static void fake_set_whole(struct fake_iommu *fake, unsigned long iova,
 	slot->whole = new;
 }
 
+/* What is a table and what is not: nothing else keeps two faults from asking at once */
+static DEFINE_MUTEX(fake_tables);
+
+static int fake_split_slot(struct fake_iommu *fake, struct fake_slot *slot)
+{
+	u64 *leaf;
+	int i;
+
+	guard(mutex)(&fake_tables);
+	if (slot->leaf)
+		return 0;
+	leaf = kcalloc(NP_SLOT_PAGES, sizeof(u64), GFP_KERNEL);
+	if (!leaf)
+		return -ENOMEM;
+	for (i = 0; i < NP_SLOT_PAGES; i++)
+		leaf[i] = slot->whole + ((u64)i << PAGE_SHIFT);
+	slot->leaf = leaf;
+	fake->splits++;
+	return 0;
+}
+
 static int fake_split(struct iommu_domain *domain, unsigned long iova, gfp_t gfp)
 {
 	struct fake_iommu *fake = to_fake(domain);
 	struct fake_slot *slot = fake_slot(fake, iova);
-	u64 *leaf;
-	int i;
+	int ret;
 
 	if (!slot)
 		return -ENOENT;
 	if (fake->split_error)
 		return fake->split_error;
-	if (!READ_ONCE(slot->leaf)) {
-		leaf = kcalloc(NP_SLOT_PAGES, sizeof(u64), GFP_KERNEL);
-		if (!leaf)
-			return -ENOMEM;
-		for (i = 0; i < NP_SLOT_PAGES; i++)
-			leaf[i] = slot->whole + ((u64)i << PAGE_SHIFT);
-		/* As with a real one, nothing keeps two faults from doing it at once */
-		if (cmpxchg(&slot->leaf, NULL, leaf))
-			kfree(leaf);
-		else
-			fake->splits++;
-	}
-	if (fake->on_split)
+	ret = fake_split_slot(fake, slot);
+	if (!ret && fake->on_split)
 		fake->on_split(fake);
-	return 0;
+	return ret;
 }
 
 static int fake_merge(struct iommu_domain *domain, unsigned long iova,
@@ -250,6 +259,7 @@ static int fake_merge(struct iommu_domain *domain, unsigned long iova,
 	if (fake->read_pages_error && !(prot & IOMMU_WRITE) &&
 	    fake->region && paddr != fake->region->read.absent)
 		return fake->read_pages_error;
+	guard(mutex)(&fake_tables);
 	if (!slot->leaf) {
 		fake_set_whole(fake, iova, slot, fake_make(paddr, prot));
 		iommu_inval_add(inval, iova, NP_SLOT_SIZE, false);
