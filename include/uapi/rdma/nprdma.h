@@ -105,8 +105,11 @@ enum np_resolve_attrs {
  * once the request is under way; then exactly one NP_EVENT_FAULT follows on the
  * channel. EBUSY: max_outstanding requests of this QP, or unread events of
  * this channel, or with NP_FAULT_HOLD 256 holds of this QP exist already, those
- * included whose RELEASE the peer did not answer yet. ENOENT: this QP did not
- * resolve that region.
+ * included whose RELEASE the peer did not answer yet; or the peer had too many
+ * FAULTs to look at one of this QP's, which got NP_BUSY, and as many are under way
+ * as were left then, maybe none: one more may be for each time-out (40 ms to 1 s)
+ * that passes. So there may be no event to wait for: ask again by the clock.
+ * ENOENT: this QP did not resolve that region.
  */
 enum np_fault_attrs {
 	NP_ATTR_FAULT_QP,		/* handle of a QP */

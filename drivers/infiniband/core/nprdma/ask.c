@@ -453,6 +453,42 @@ EXPORT_SYMBOL_GPL(np_peer_release);
 
 /* --- FAULT ------------------------------------------------------------------------ */
 
+/* As if it had been sent in vain */
+static unsigned long np_lanes_pause(struct np_peer *peer)
+{
+	return usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 2));
+}
+
+/*
+ * Under the peer's lock: there are too many FAULTs at the other end.  To ask again at
+ * once would take CPUs of both ends from those that are served there, for one more
+ * refusal.  So there are no more under way than are left now, until more are wanted: one
+ * for each time-out of a second try that has passed by then.
+ */
+static void np_lanes_close(struct np_peer *peer)
+{
+	lockdep_assert_held(&peer->lock);
+	peer->lanes_closed = NP_LANES - bitmap_weight(peer->lanes, NP_LANES);
+	peer->lanes_since = jiffies;
+}
+
+/* Under the peer's lock: the lane for one more FAULT, or NP_LANES. */
+static unsigned int np_lanes_find(struct np_peer *peer)
+{
+	unsigned int free = NP_LANES - bitmap_weight(peer->lanes, NP_LANES);
+	unsigned long opened;
+
+	lockdep_assert_held(&peer->lock);
+	if (peer->lanes_closed && peer->lanes_closed >= free) {
+		opened = (jiffies - peer->lanes_since) / np_lanes_pause(peer);
+		if (!opened)
+			return NP_LANES;
+		peer->lanes_closed = free - min_t(unsigned long, opened, free);
+		peer->lanes_since = jiffies;
+	}
+	return find_first_zero_bit(peer->lanes, NP_LANES);
+}
+
 static void np_fault_free(struct np_trans *trans)
 {
 	struct np_fault *fault = container_of(trans, struct np_fault, trans);
@@ -472,13 +508,16 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	struct np_fault *fault = container_of(trans, struct np_fault, trans);
 	struct np_peer *peer = trans->peer;
 	struct np_event *ev = &fault->ev.ev;
+	bool full = status == NP_WIRE_FULL;
 
 	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid,
 				status, trans->tries,
 				ktime_get_ns() - trans->sent);
 
 	spin_lock(&peer->lock);
-	clear_bit(trans->msg.fault.lane, peer->lanes);
+	__clear_bit(trans->msg.fault.lane, peer->lanes);
+	if (full)
+		np_lanes_close(peer);
 	/* A hold dies with the QP pair, also one that was kept just now */
 	if (!status && peer->dead && trans->msg.fault.flags & NP_FAULT_HOLD)
 		status = NP_QP;
@@ -493,7 +532,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	if (answer && !fault->hold_id)
 		np_answer_late(peer, answer);
 
-	ev->status = status;
+	ev->status = full ? NP_BUSY : status;
 	kref_get(&trans->ref);
 	if (!np_channel_post(fault->channel, &fault->ev)) {
 		/* Nobody will ever learn of the hold */
@@ -519,7 +558,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 		  unsigned int nr)
 {
 	struct np_fault *fault;
-	unsigned long lane;
+	unsigned int lane = NP_LANES;
 	bool bound;
 	int err;
 
@@ -549,13 +588,13 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 
 	spin_lock(&peer->lock);
 	bound = np_binding_first(peer, req->region_id);
-	lane = find_first_zero_bit(peer->lanes, NP_LANES);
 	if (peer->dead)
 		err = -ENOTCONN;
 	else if (!bound)
 		err = -ENOENT;
-	else if (lane == NP_LANES || (req->flags & NP_FAULT_HOLD &&
-				      peer->nr_kept >= NP_MAX_KEPT))
+	else if (!(req->flags & NP_FAULT_HOLD) || peer->nr_kept < NP_MAX_KEPT)
+		lane = np_lanes_find(peer);
+	if (!err && lane == NP_LANES)
 		err = -EBUSY;
 	if (err) {
 		spin_unlock(&peer->lock);

@@ -63,9 +63,11 @@ enum np_msg_type {
 
 /*
  * np_wire_hdr.status, beside enum np_status: the request arrived and is being
- * served, which is said when it arrives again.
+ * served, which is said when it arrives again; there are too many FAULTs here,
+ * and this one was not even looked at, which user space hears of as NP_BUSY.
  */
 #define NP_WIRE_WORKING		0x80
+#define NP_WIRE_FULL		0x81
 
 /**
  * struct np_wire_hdr - begins each message
@@ -490,6 +492,8 @@ struct np_channel;
  * @forgetting: FORGETs of ours under way
  * @trans: struct np_trans under way
  * @lanes: those in which a FAULT of ours is under way
+ * @lanes_closed: how many are not used, because the other end was full
+ * @lanes_since: jiffies: since when it is so many
  * @bindings: struct np_binding by region id, which the other end chose: keys we were
  *            given
  * @nr_bindings: their number
@@ -543,6 +547,8 @@ struct np_peer {
 	unsigned int forgetting;
 	struct list_head trans;
 	DECLARE_BITMAP(lanes, NP_LANES);
+	unsigned int lanes_closed;
+	unsigned long lanes_since;
 	struct rb_root bindings;
 	unsigned int nr_bindings;
 	struct list_head kept;

@@ -251,7 +251,8 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	    length > sizeof(wire->body))
 		return -EBADMSG;
 	if (msg->answer && msg->status > NP_PROTO &&
-	    msg->status != NP_WIRE_WORKING)
+	    msg->status != NP_WIRE_WORKING &&
+	    (msg->status != NP_WIRE_FULL || msg->type != NP_MSG_FAULT))
 		return -EBADMSG;
 
 	return msg->answer ? np_decode_answer(wire, length, msg) :

@@ -626,7 +626,7 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 		np_region_serve(sl->region, &sl->job, depth);
 		return;
 	}
-	np_answer_init(&answer, msg, sl->region ? NP_BUSY : NP_GONE);
+	np_answer_init(&answer, msg, sl->region ? NP_WIRE_FULL : NP_GONE);
 	if (sl->region)
 		np_region_put(sl->region);
 	np_fault_served(sl, &answer, false);

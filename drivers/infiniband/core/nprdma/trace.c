@@ -2,5 +2,7 @@
 /*
  * Where the trace points of nprdma are instantiated.
  */
+#include "np_proto.h"
+
 #define CREATE_TRACE_POINTS
 #include "trace.h"

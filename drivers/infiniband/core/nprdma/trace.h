@@ -35,7 +35,8 @@ TRACE_DEFINE_ENUM(NP_PROTO);
 		{ NP_TIMEOUT,	"TIMEOUT" },				\
 		{ NP_NOMEM,	"NOMEM" },				\
 		{ NP_QP,	"QP" },					\
-		{ NP_PROTO,	"PROTO" })
+		{ NP_PROTO,	"PROTO" },				\
+		{ NP_WIRE_FULL,	"FULL" })
 
 #define np_show_fault_flags(flags)					\
 	__print_flags(flags, "|",					\

@@ -377,13 +377,13 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 
 	ASSERT_EQ(0, port_open(&to_peer, NP_OWNER_DEV, pair->peer.lid));
 	for (unsigned int type = 0; type <= GONE + 1; type++) {
-		for (unsigned int status = 0; status < 12; status++) {
+		for (unsigned int status = 0; status < 13; status++) {
 			for (unsigned int length = 0; length <= BODY; length += 8) {
 				struct message m = {
 					.version = 1,
 					.type = type,
 					.flags = ANSWER,
-					.status = status == 11 ? 0x80 : status,
+					.status = status < 11 ? status : 0x80 + status - 11,
 					.length = htobe16(length),
 					.src_qpn = htobe32(pair->owner.qp->qp_num),
 					.dst_qpn = htobe32(pair->peer.qp->qp_num),

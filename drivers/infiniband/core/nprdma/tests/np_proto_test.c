@@ -146,6 +146,14 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(0, (wire.hdr.flags = NP_WIRE_ANSWER,
 			  wire.hdr.length = 0,
 			  wire.hdr.status = NP_WIRE_WORKING));
+	/* Only FAULTs are told that there are too many */
+	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.flags = NP_WIRE_ANSWER,
+				 wire.hdr.length = 0,
+				 wire.hdr.status = NP_WIRE_FULL));
+	NP_EXPECT_BAD(0, (wire.hdr.type = NP_MSG_FAULT,
+			  wire.hdr.flags = NP_WIRE_ANSWER,
+			  wire.hdr.length = 0,
+			  wire.hdr.status = NP_WIRE_FULL));
 
 	msg = np_sample(NP_MSG_FAULT, false);
 	np_msg_encode(&msg, &good);
@@ -661,6 +669,64 @@ static void np_fault_lanes_are_bounded(struct kunit *test)
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.status, NP_BUSY);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 3);
+}
+
+#define NP_TEST_TIMEOUT	usecs_to_jiffies(NP_RTO_MAX_US)
+
+/* A peer that is full is asked for no more at once than it has left under way */
+static void np_fault_lanes_close_while_the_peer_is_full(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	unsigned int i;
+
+	/* Time-outs of a second, of which none passes but those that are said to */
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	np_bind(test, 7);
+	for (i = 0; i < 8; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, i, 0), 0);
+	for (i = 0; i < 3; i++)
+		np_answer_to(test, i, NP_WIRE_FULL, 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 8, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 8, NP_FAULT_HOLD), -EBUSY);
+
+	/* One that was served makes room for another */
+	np_answer_to(test, 3, NP_OK, 0);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 8, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 9, 0), -EBUSY);
+
+	/* And each time-out that passes for one more, until there are as many as ever */
+	peer->lanes_since -= NP_TEST_TIMEOUT;
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 9, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 10, 0), -EBUSY);
+	peer->lanes_since -= 3 * NP_TEST_TIMEOUT;
+	for (i = 10; i < 13; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, i, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, i, 0), -EBUSY);
+	peer->lanes_since -= NP_LANES * NP_TEST_TIMEOUT;
+	for (; i < NP_LANES + 4; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, i, 0), 0);
+	KUNIT_EXPECT_TRUE(test, bitmap_full(peer->lanes, NP_LANES));
+	KUNIT_EXPECT_EQ(test, peer->lanes_closed, 0);
+}
+
+/* Also if that was the only one: its QP does not ask without end */
+static void np_fault_alone_waits_for_a_full_peer(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_event ev;
+
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	np_bind(test, 7);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	np_answer_to(test, 0, NP_WIRE_FULL, 0);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, NP_BUSY);
+	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -EBUSY);
+	peer->lanes_since -= NP_TEST_TIMEOUT;
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), 0);
 }
 
 static void np_fault_dies_with_the_qp(struct kunit *test)
@@ -1982,6 +2048,8 @@ static struct kunit_suite np_proto_suite = {
 static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_fault_has_one_event),
 	KUNIT_CASE(np_fault_lanes_are_bounded),
+	KUNIT_CASE(np_fault_lanes_close_while_the_peer_is_full),
+	KUNIT_CASE(np_fault_alone_waits_for_a_full_peer),
 	KUNIT_CASE(np_fault_dies_with_the_qp),
 	KUNIT_CASE_SLOW(np_fault_is_repeated_then_given_up),
 	KUNIT_CASE_SLOW(np_fault_working_is_not_given_up),

@@ -2996,7 +2996,7 @@ static int np_order_send(struct np_port *port, struct ib_ah *ah,
 	unsigned int nr = NP_TEST_ANSWERS;
 
 	spin_lock(&order->lock);
-	if (msg->status == NP_BUSY)
+	if (msg->status == NP_WIRE_FULL)
 		order->nr_busy++;
 	else if (order->nr < NP_TEST_ANSWERS)
 		nr = order->nr++;
