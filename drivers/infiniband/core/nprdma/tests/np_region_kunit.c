@@ -213,15 +213,17 @@ static DEFINE_MUTEX(fake_tables);
 
 static int fake_split_slot(struct fake_iommu *fake, struct fake_slot *slot)
 {
-	u64 *leaf;
+	/* Not under the lock, which invalidations that reclaim waits for take */
+	u64 *leaf = kcalloc(NP_SLOT_PAGES, sizeof(u64), GFP_KERNEL);
 	int i;
 
-	guard(mutex)(&fake_tables);
-	if (slot->leaf)
-		return 0;
-	leaf = kcalloc(NP_SLOT_PAGES, sizeof(u64), GFP_KERNEL);
 	if (!leaf)
 		return -ENOMEM;
+	guard(mutex)(&fake_tables);
+	if (slot->leaf) {
+		kfree(leaf);
+		return 0;
+	}
 	for (i = 0; i < NP_SLOT_PAGES; i++)
 		leaf[i] = slot->whole + ((u64)i << PAGE_SHIFT);
 	slot->leaf = leaf;
