@@ -453,7 +453,7 @@ EXPORT_SYMBOL_GPL(np_peer_release);
 
 /* --- FAULT ------------------------------------------------------------------------ */
 
-/* As if it had been sent in vain */
+/* In jiffies: what one that was sent twice waits for its answer */
 static unsigned long np_lanes_pause(struct np_peer *peer)
 {
 	return usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 2));
