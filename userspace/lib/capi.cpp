@@ -52,7 +52,7 @@ bool all_zero(const T &reserved) noexcept
 NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 {
 	npr::uverbs_kernel k(*verbs);
-	np_query q;
+	rdma_np_query q;
 
 	if (const int rc = k.query(q))
 		return rc;
@@ -124,8 +124,8 @@ NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
 NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)
 {
 	npr::uverbs_kernel k(*mr->context);
-	np_query q;
-	np_mr_info i;
+	rdma_np_query q;
+	rdma_np_mr_info i;
 
 	int rc = k.query(q);
 	if (!rc)

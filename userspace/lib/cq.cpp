@@ -229,7 +229,7 @@ void resolver::run(std::size_t self) noexcept
 			wake_.notify_one();
 		lock.unlock();
 
-		np_region_info info;
+		rdma_np_region_info info;
 		const nanoseconds asked = monotonic();
 		int rc = kernel_.resolve(*j.qp->verbs, j.qp->cq.channel.get(), j.rkey, info);
 		const nanoseconds after = monotonic();
@@ -289,15 +289,15 @@ bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
 {
 	const local_key key = local_regions::all().find(verbs, sge.lkey);
-	np_hold_req req{};
-	np_hold_info info;
+	rdma_np_hold_req req{};
+	rdma_np_hold_info info;
 
 	view = {key.offset, key.opaque};
 	if (!key.handle)
 		return backend::no_hold;
 	req.addr = sge.addr;
 	req.length = sge.length;
-	req.flags = write ? NP_FAULT_WRITE : 0;
+	req.flags = write ? RDMA_NP_FAULT_WRITE : 0;
 	switch (const int rc = kernel->hold(*key.handle, req, info, hold); rc) {
 	case 0:
 		sge.addr = info.addr;
@@ -492,7 +492,7 @@ int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 	return ibv_post_send(verbs, chain, bad);
 }
 
-int npr_qp::fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept
+int npr_qp::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept
 {
 	return cq.ctx.kernel->fault(*verbs, cq.channel.get(), req, ranges);
 }
@@ -817,17 +817,17 @@ int npr_cq::take_ready(int n, ibv_wc *wc) noexcept
 void npr_cq::read_events() noexcept
 {
 	const uncancelled here;
-	np_event events[8];
+	rdma_np_event events[8];
 
 	for (;;) {
 		const ssize_t n = ::read(channel.get(), events, sizeof(events));
-		if (n < static_cast<ssize_t>(sizeof(np_event)))
+		if (n < static_cast<ssize_t>(sizeof(rdma_np_event)))
 			return;
-		const std::size_t count = static_cast<std::size_t>(n) / sizeof(np_event);
+		const std::size_t count = static_cast<std::size_t>(n) / sizeof(rdma_np_event);
 		for (std::size_t i = 0; i < count; ++i) {
 			for (auto &q : qps) {
 				/* a region may be known to any QP, a fault is one QP's */
-				if (events[i].type == NP_EVENT_FAULT && q->cookie != events[i].cookie >> 48)
+				if (events[i].type == RDMA_NP_EVENT_FAULT && q->cookie != events[i].cookie >> 48)
 					continue;
 				q->engine.on_event(events[i]);
 				touch(*q);
@@ -839,7 +839,7 @@ void npr_cq::read_events() noexcept
 }
 
 /* From the resolver's thread. */
-void npr_cq::resolved(npr_qp &qp, std::uint32_t rkey, int error, const np_region_info &info) noexcept
+void npr_cq::resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
 {
 	{
 		const std::lock_guard lock(results_mutex_);
@@ -1042,7 +1042,7 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	const uncancelled here;
 	const nanoseconds begun = monotonic();
 	nanoseconds pause = resolve_pause;
-	np_region_info info;
+	rdma_np_region_info info;
 	int rc;
 
 	{

@@ -112,19 +112,19 @@ bool is_answer(int error) noexcept
 ibv_wc_status fault_status(std::uint32_t status) noexcept
 {
 	switch (status) {
-	case NP_ACCESS:
-	case NP_ADDRESS:
+	case RDMA_NP_ACCESS:
+	case RDMA_NP_ADDRESS:
 		return IBV_WC_REM_ACCESS_ERR;
-	case NP_TIMEOUT:
+	case RDMA_NP_TIMEOUT:
 		return IBV_WC_RETRY_EXC_ERR;
-	case NP_NOMEM:
+	case RDMA_NP_NOMEM:
 		return IBV_WC_REM_OP_ERR;
 	default:
 		return IBV_WC_REM_INV_REQ_ERR;
 	}
 }
 
-bool sane(const np_region_info &i) noexcept
+bool sane(const rdma_np_region_info &i) noexcept
 {
 	const std::uint64_t in_page = page_size - 1;
 
@@ -149,7 +149,7 @@ std::uint64_t split(std::uint64_t raddr, std::uint64_t length) noexcept
 	return length > min_mtu ? -raddr % unit_size : 0;
 }
 
-std::uint64_t region_pages(const np_region_info &i) noexcept
+std::uint64_t region_pages(const rdma_np_region_info &i) noexcept
 {
 	return ((i.base + (i.length - 1)) >> page_shift) - (i.base >> page_shift) + 1;
 }
@@ -181,7 +181,7 @@ engine::engine(const engine_config &config, backend &world)
 	/* What drains a dead queue is a WRITE, which not every type of QP has. */
 	signal_every_ = config_.local_only ? 1U : std::max(std::min(budget, config_.depth) / 4, 1U);
 	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
-	max_runs_ = std::min<unsigned>(NP_MAX_RANGES, budget - 1);
+	max_runs_ = std::min<unsigned>(RDMA_NP_MAX_RANGES, budget - 1);
 
 	snap_.resize(config_.words.size());
 	ring_.resize(records);
@@ -357,7 +357,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 		return false;
 
 	region &r = *b->to;
-	const np_region_info &info = r.info;
+	const rdma_np_region_info &info = r.info;
 	const std::uint64_t addr = wr.wr.rdma.remote_addr;
 	const std::uint32_t length = wr.sg_list[0].length;
 
@@ -378,7 +378,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 		if (!known)
 			return false;
 		for (std::uint32_t k = 0; k < pages; ++k)
-			if (known[k] == unknown_word || !(known[k] & NP_WORD_WRITABLE))
+			if (known[k] == unknown_word || !(known[k] & RDMA_NP_WORD_WRITABLE))
 				return false;
 		if (!take_ring(p, page, pages))
 			return false;
@@ -507,7 +507,7 @@ int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 
 bool engine::allowed(const op &o, const region &r) const noexcept
 {
-	const np_region_info &i = r.info;
+	const rdma_np_region_info &i = r.info;
 	const std::uint64_t addr = o.wr.wr.rdma.remote_addr;
 
 	if (addr < i.base || o.length > i.length || addr - i.base > i.length - o.length)
@@ -1000,7 +1000,7 @@ bool engine::post_read(piece &p) noexcept
 		pages = p.pages;
 		for (std::uint32_t i = 0; i < pages && p.by_words; ++i) {
 			const std::uint64_t w = cache_.get(p.reg->uid, page + i);
-			p.by_words = w != unknown_word && w & NP_WORD_READABLE;
+			p.by_words = w != unknown_word && w & RDMA_NP_WORD_READABLE;
 		}
 		if (!p.by_words) {
 			/* Not this time: but learn the words, for the next READ here, if ever there is room. */
@@ -1040,7 +1040,7 @@ void engine::read_arrived(piece &p) noexcept
 {
 	if (p.quick) {
 		const op &o = op_at(p.op);
-		const np_region_info &i = p.reg->info;
+		const rdma_np_region_info &i = p.reg->info;
 		const std::uint64_t raddr = o.wr.wr.rdma.remote_addr - i.base + i.read_addr;
 
 		if ((raddr | p.length) % unit_size == 0 &&
@@ -1078,7 +1078,7 @@ void engine::read_words_arrived(piece &p) noexcept
 		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
 		const std::uint64_t word = config_.words[k];
 
-		if (!(word & NP_WORD_READABLE))
+		if (!(word & RDMA_NP_WORD_READABLE))
 			readable = false;
 		else if (p.hold || word == snap_[k])
 			p.todo.clear(i);
@@ -1120,7 +1120,7 @@ void engine::read_words_arrived(piece &p) noexcept
 bool engine::decide_write(piece &p) noexcept
 {
 	const bool read = op_at(p.op).kind == op_kind::read;
-	const std::uint64_t right = read ? NP_WORD_READABLE : NP_WORD_WRITABLE;
+	const std::uint64_t right = read ? RDMA_NP_WORD_READABLE : RDMA_NP_WORD_WRITABLE;
 	bool unknown = false;
 
 	p.todo.merge_runs(max_runs_);
@@ -1234,7 +1234,7 @@ void engine::write_words_arrived(piece &p) noexcept
 	was.for_each([&](unsigned i) {
 		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
 
-		if (config_.words[k] & NP_WORD_WRITABLE && (p.hold || config_.words[k] == snap_[k]))
+		if (config_.words[k] & RDMA_NP_WORD_WRITABLE && (p.hold || config_.words[k] == snap_[k]))
 			p.todo.clear(i);
 	});
 	learn_words(p);
@@ -1273,7 +1273,7 @@ void engine::ask(piece &p, bool hold) noexcept
 		p.todo.merge_runs(max_runs_);
 		p.ask = p.todo;
 	} else {
-		p.ask.merge_runs(NP_MAX_RANGES);
+		p.ask.merge_runs(RDMA_NP_MAX_RANGES);
 	}
 	p.at = stage::fault;
 	if (hold || p.done_held || o.kind != op_kind::read)
@@ -1292,7 +1292,7 @@ void engine::ask(piece &p, bool hold) noexcept
 /* A READ has missed the pages [first, end). */
 void engine::read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept
 {
-	const np_region_info &i = r.info;
+	const rdma_np_region_info &i = r.info;
 	const bool goes_on = first - r.ahead < sequential_gap;
 
 	/* It has overtaken what was asked for before, which is on its way */
@@ -1304,7 +1304,7 @@ void engine::read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std:
 		return;
 	}
 	r.window = std::min<std::uint32_t>(2 * std::max<std::uint32_t>(r.window, static_cast<std::uint32_t>(end - first)),
-					   NP_MAX_PAGES);
+					   RDMA_NP_MAX_PAGES);
 	const std::uint64_t pages = std::min<std::uint64_t>(r.window, region_pages(i) - end);
 	if (!pages)
 		return;
@@ -1320,12 +1320,12 @@ void engine::read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std:
 
 void engine::send_fault(piece &p) noexcept
 {
-	const np_region_info &i = p.reg->info;
-	std::array<np_range, NP_MAX_RANGES> ranges;
+	const rdma_np_region_info &i = p.reg->info;
+	std::array<rdma_np_range, RDMA_NP_MAX_RANGES> ranges;
 	std::size_t n = 0;
 
 	if (p.reg->gone)
-		return p.done_held ? hold_answered(p, NP_GONE) : rebind(p);
+		return p.done_held ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
 	if (faults_ >= config_.max_faults)
 		return put(asking_, p);
 
@@ -1337,10 +1337,10 @@ void engine::send_fault(piece &p) noexcept
 		ranges[n++] = {start, last - start + 1};
 	});
 
-	np_fault_req req{};
+	rdma_np_fault_req req{};
 	req.region_id = i.region_id;
 	req.cookie = std::uint64_t{config_.cookie} << 48 | std::uint64_t{p.generation} << 16 | index(p);
-	req.flags = (op_at(p.op).kind != op_kind::read ? NP_FAULT_WRITE : 0) | (p.ask_hold ? NP_FAULT_HOLD : 0);
+	req.flags = (op_at(p.op).kind != op_kind::read ? RDMA_NP_FAULT_WRITE : 0) | (p.ask_hold ? RDMA_NP_FAULT_HOLD : 0);
 	const int rc = world_.fault(req, {ranges.data(), n});
 	switch (rc) {
 	case 0:
@@ -1355,7 +1355,7 @@ void engine::send_fault(piece &p) noexcept
 		return back_off(p);
 	case -ENOENT:
 		region_dies(*p.reg);
-		return p.done_held ? hold_answered(p, NP_GONE) : rebind(p);
+		return p.done_held ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
 	case -ENOTCONN:
 		return fail_op(p.op, not_connected());
 	default:
@@ -1364,9 +1364,9 @@ void engine::send_fault(piece &p) noexcept
 }
 
 /* The peer's word for the first pages; of the others only that they were worse before. */
-void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const np_event &e) noexcept
+void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept
 {
-	const std::uint32_t n = std::min({pages, e.nr_words, std::uint32_t{NP_EVENT_WORDS}});
+	const std::uint32_t n = std::min({pages, e.nr_words, std::uint32_t{RDMA_NP_EVENT_WORDS}});
 
 	for (std::uint32_t k = 0; k < n; ++k)
 		cache_.set(uid, first + k, e.words[k]);
@@ -1393,26 +1393,26 @@ void engine::doubt_hold(piece &p) noexcept
 void engine::hold_answered(piece &p, std::uint32_t status) noexcept
 {
 	switch (status) {
-	case NP_OK:
-	case NP_ACCESS:
-	case NP_ADDRESS:
-	case NP_NOMEM:
+	case RDMA_NP_OK:
+	case RDMA_NP_ACCESS:
+	case RDMA_NP_ADDRESS:
+	case RDMA_NP_NOMEM:
 		return end_piece(p);
-	case NP_GONE:
+	case RDMA_NP_GONE:
 		region_dies(*p.reg);
 		if (op_at(p.op).kind != op_kind::once)
 			return rebind(p);
 		/* nobody knows whether it happened */
 		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
-	case NP_BUSY:
+	case RDMA_NP_BUSY:
 		++stats_.busy;
 		return back_off(p);
 	default:
-		return fail_op(p.op, status == NP_QP ? not_connected() : fault_status(status));
+		return fail_op(p.op, status == RDMA_NP_QP ? not_connected() : fault_status(status));
 	}
 }
 
-void engine::fault_served(piece &p, const np_event &event) noexcept
+void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 {
 	bool first = true;
 
@@ -1423,7 +1423,7 @@ void engine::fault_served(piece &p, const np_event &event) noexcept
 	else
 		p.hold = event.hold_id;
 	p.ask.for_each_run([&](page_bits::run r) {
-		np_event e = event;
+		rdma_np_event e = event;
 		if (!first)
 			e.nr_words = 0;
 		first = false;
@@ -1472,29 +1472,29 @@ bool engine::waits_for_memory(piece &p) noexcept
 	return now - p.short_since < hold_patience;
 }
 
-void engine::on_event(const np_event &e) noexcept
+void engine::on_event(const rdma_np_event &e) noexcept
 {
-	if (e.type == NP_EVENT_REGION_GONE) {
+	if (e.type == RDMA_NP_EVENT_REGION_GONE) {
 		if (region *r = find_region(e.region_id)) {
 			region_dies(*r);
 			forget_dead();
 		} else if (resolves_) {
 			/* An answer that names it may be on its way: it must not be believed. */
-			np_region_info info{};
+			rdma_np_region_info info{};
 			info.region_id = e.region_id;
 			if (region *z = make_region(info))
 				z->gone = true;
 		}
 		return;
 	}
-	if (e.type != NP_EVENT_FAULT || !faults_)
+	if (e.type != RDMA_NP_EVENT_FAULT || !faults_)
 		return;
 	--faults_;
 
 	const std::uint32_t i = e.cookie & 0xffff;
 	if (i >= 0x10000 - max_prefetches) {
 		prefetch_slot &f = prefetches_[0xffff - i];
-		if (e.status == NP_OK)
+		if (e.status == RDMA_NP_OK)
 			event_words(f.uid, f.page, f.pages, e);
 		f.uid = 0;
 		return;
@@ -1511,28 +1511,28 @@ void engine::on_event(const np_event &e) noexcept
 		return hold_answered(*p, e.status);
 	const bool repeatable_hold = p->ask_hold && op_at(p->op).kind != op_kind::once;
 	switch (e.status) {
-	case NP_OK:
+	case RDMA_NP_OK:
 		return fault_served(*p, e);
-	case NP_GONE:
+	case RDMA_NP_GONE:
 		region_dies(*p->reg);
 		return rebind(*p);
-	case NP_BUSY:
+	case RDMA_NP_BUSY:
 		++stats_.busy;
 		if (repeatable_hold)
 			return go_without_hold(*p);
 		return back_off(*p);
-	case NP_ADDRESS:
-	case NP_NOMEM:
+	case RDMA_NP_ADDRESS:
+	case RDMA_NP_NOMEM:
 		/* Nothing is mapped there, or nothing that can be pinned for long, or not now. */
 		if (repeatable_hold) {
-			p->no_hold = e.status == NP_ADDRESS;
+			p->no_hold = e.status == RDMA_NP_ADDRESS;
 			return go_without_hold(*p);
 		}
-		if (e.status == NP_NOMEM && waits_for_memory(*p))
+		if (e.status == RDMA_NP_NOMEM && waits_for_memory(*p))
 			return back_off(*p);
 		[[fallthrough]];
 	default:
-		return fail_op(p->op, e.status == NP_QP ? not_connected() : fault_status(e.status));
+		return fail_op(p->op, e.status == RDMA_NP_QP ? not_connected() : fault_status(e.status));
 	}
 }
 
@@ -1543,7 +1543,7 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 
 	if (!b || b->state != binding_state::bound)
 		return -ENOENT;
-	const np_region_info &i = b->to->info;
+	const rdma_np_region_info &i = b->to->info;
 	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
 		return -EFAULT;
 	if (write && !i.write_key)
@@ -1556,12 +1556,12 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 		if (f.uid)
 			continue;
 		const std::uint64_t start = addr + done;
-		const std::uint64_t n = std::min(length - done, NP_MAX_PAGES * page_size - start % page_size);
-		const np_range range{start, n};
-		np_fault_req req{};
+		const std::uint64_t n = std::min(length - done, RDMA_NP_MAX_PAGES * page_size - start % page_size);
+		const rdma_np_range range{start, n};
+		rdma_np_fault_req req{};
 		req.region_id = i.region_id;
 		req.cookie = std::uint64_t{config_.cookie} << 48 | (0xffff - k);
-		req.flags = write ? NP_FAULT_WRITE : 0;
+		req.flags = write ? RDMA_NP_FAULT_WRITE : 0;
 		if (world_.fault(req, {&range, 1}))
 			break;
 		++faults_;
@@ -1638,7 +1638,7 @@ engine::region *engine::find_region(std::uint64_t id) noexcept
 	return nullptr;
 }
 
-engine::region *engine::make_region(const np_region_info &info) noexcept
+engine::region *engine::make_region(const rdma_np_region_info &info) noexcept
 {
 	try {
 		regions_.push_back(std::make_unique<region>());
@@ -1703,7 +1703,7 @@ void engine::rebind(piece &p) noexcept
 	ask_resolve(*b);
 }
 
-void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
 {
 	binding *b = make_binding(rkey);
 	/* Another answer may have come first, and its region have died; or a later one is to come. */
@@ -1764,7 +1764,7 @@ void engine::adopt(std::uint32_t rkey, int error, const np_region_info &info) no
 	forget_dead();
 }
 
-void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+void engine::on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
 {
 	if (binding *b = find_binding(rkey); b && b->asks)
 		--b->asks;
@@ -1772,7 +1772,7 @@ void engine::on_resolved(std::uint32_t rkey, int error, const np_region_info &in
 }
 
 /* No request waits for this answer: one that does asks for itself. */
-int engine::resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept
+int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
 {
 	if (!error && !sane(info))
 		error = -EPROTO;
@@ -1818,7 +1818,7 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept
 {
 	const op &o = op_at(p.op);
-	const np_region_info &i = p.reg->info;
+	const rdma_np_region_info &i = p.reg->info;
 	const bool read = o.kind == op_kind::read;
 	ibv_send_wr &w = push(p.op, &p, signaled);
 
@@ -1843,7 +1843,7 @@ void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool
 void engine::push_once(piece &p, bool signaled) noexcept
 {
 	const op &o = op_at(p.op);
-	const np_region_info &i = p.reg->info;
+	const rdma_np_region_info &i = p.reg->info;
 	ibv_send_wr &w = push(p.op, &p, signaled);
 
 	w.opcode = o.wr.opcode;

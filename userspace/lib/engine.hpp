@@ -90,7 +90,7 @@ public:
 	/* ibv_post_send(): 0 or an errno, then *bad is the first not posted. */
 	[[nodiscard]] virtual int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept = 0;
 	/* 0: exactly one event with this cookie follows. Or a negative errno. */
-	[[nodiscard]] virtual int fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept = 0;
+	[[nodiscard]] virtual int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept = 0;
 	virtual void release(std::uint64_t hold) noexcept = 0;
 	virtual void forget(std::uint64_t region) noexcept = 0;
 	/* Exactly one engine::on_resolved() follows, never from inside this call. */
@@ -162,9 +162,9 @@ public:
 	}
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
-	void on_event(const np_event &event) noexcept;
+	void on_event(const rdma_np_event &event) noexcept;
 	/* @error: 0 or a negative errno. */
-	void on_resolved(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	void on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	/* Run what has become possible, timers too. */
 	void step() noexcept;
 
@@ -191,7 +191,7 @@ public:
 	 * Returns error, or -EPROTO if info makes no sense.
 	 */
 	void resolve_begins() noexcept { ++resolves_; }
-	int resolve_ended(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	int resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
 
@@ -209,7 +209,7 @@ private:
 	static constexpr nanoseconds hold_patience = 10'000'000'000;
 
 	struct region {
-		np_region_info info;
+		rdma_np_region_info info;
 		std::uint32_t uid;	 /* for the word cache */
 		std::uint32_t refs = 0; /* pieces */
 		bool gone = false;
@@ -372,7 +372,7 @@ private:
 	void ask(piece &p, bool hold) noexcept;
 	void read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept;
 	void send_fault(piece &p) noexcept;
-	void fault_served(piece &p, const np_event &event) noexcept;
+	void fault_served(piece &p, const rdma_np_event &event) noexcept;
 	void doubt_hold(piece &p) noexcept;
 	void go_without_hold(piece &p) noexcept;
 	void hold_answered(piece &p, std::uint32_t status) noexcept;
@@ -385,13 +385,13 @@ private:
 	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept;
 	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
 	void ask_resolve(binding &b) noexcept;
-	void adopt(std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
-	[[nodiscard]] region *make_region(const np_region_info &info) noexcept;
+	[[nodiscard]] region *make_region(const rdma_np_region_info &info) noexcept;
 	void region_dies(region &r) noexcept;
 	void forget_dead() noexcept;
 	void unref(piece &p) noexcept;
-	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const np_event &e) noexcept;
+	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept;
 
 	/* the send queue */
 	[[nodiscard]] bool room(std::uint32_t n) const noexcept

@@ -19,7 +19,7 @@ int uverbs_kernel::run(Cmd &cmd) noexcept
 	return ioctl(fd_, RDMA_VERBS_IOCTL, cmd.header()) ? -errno : 0;
 }
 
-int uverbs_kernel::query(np_query &out) noexcept
+int uverbs_kernel::query(rdma_np_query &out) noexcept
 {
 	/*
 	 * The kernel answers EINVAL to a call with another driver's number before
@@ -28,9 +28,9 @@ int uverbs_kernel::query(np_query &out) noexcept
 	int rc = -EINVAL;
 
 	for (driver_ = RDMA_DRIVER_MLX5; driver_ < 64; ++driver_) {
-		uverbs_cmd<1> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY);
+		uverbs_cmd<1> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY);
 		out = {};
-		cmd.out(NP_ATTR_QUERY_RESP, out);
+		cmd.out(RDMA_NP_ATTR_QUERY_RESP, out);
 		rc = run(cmd);
 		if (rc != -EINVAL)
 			break;
@@ -38,19 +38,19 @@ int uverbs_kernel::query(np_query &out) noexcept
 	/* no such object, or no ioctl interface at all */
 	if (rc == -EPROTONOSUPPORT || rc == -ENOTTY || rc == -EINVAL)
 		return -EOPNOTSUPP;
-	if (!rc && out.abi_version != NP_ABI_VERSION)
+	if (!rc && out.abi_version != RDMA_NP_ABI_VERSION)
 		return -EOPNOTSUPP;
 	return rc;
 }
 
 int uverbs_kernel::channel(int &fd) noexcept
 {
-	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_CHANNEL, NP_METHOD_CHANNEL_ALLOC);
+	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC);
 
-	cmd.fd_out(NP_ATTR_CHANNEL_FD);
+	cmd.fd_out(RDMA_NP_ATTR_CHANNEL_FD);
 	if (const int rc = run(cmd))
 		return rc;
-	fd = cmd.new_fd(NP_ATTR_CHANNEL_FD);
+	fd = cmd.new_fd(RDMA_NP_ATTR_CHANNEL_FD);
 	const int flags = fcntl(fd, F_GETFL);
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC)) {
 		const int rc = -errno;
@@ -60,78 +60,78 @@ int uverbs_kernel::channel(int &fd) noexcept
 	return 0;
 }
 
-int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, np_region_info &out) noexcept
+int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, rdma_np_region_info &out) noexcept
 {
-	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_RESOLVE);
+	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE);
 
 	out = {};
-	cmd.idr(NP_ATTR_RESOLVE_QP, qp.handle);
-	cmd.fd(NP_ATTR_RESOLVE_CHANNEL, channel);
-	cmd.in(NP_ATTR_RESOLVE_RKEY, rkey);
-	cmd.out(NP_ATTR_RESOLVE_RESP, out);
+	cmd.idr(RDMA_NP_ATTR_RESOLVE_QP, qp.handle);
+	cmd.fd(RDMA_NP_ATTR_RESOLVE_CHANNEL, channel);
+	cmd.in(RDMA_NP_ATTR_RESOLVE_RKEY, rkey);
+	cmd.out(RDMA_NP_ATTR_RESOLVE_RESP, out);
 	return run(cmd);
 }
 
-int uverbs_kernel::fault(const ibv_qp &qp, int channel, const np_fault_req &req,
-			 std::span<const np_range> ranges) noexcept
+int uverbs_kernel::fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req,
+			 std::span<const rdma_np_range> ranges) noexcept
 {
-	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_FAULT);
+	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FAULT);
 
-	cmd.idr(NP_ATTR_FAULT_QP, qp.handle);
-	cmd.fd(NP_ATTR_FAULT_CHANNEL, channel);
-	cmd.in(NP_ATTR_FAULT_REQ, req);
-	cmd.in(NP_ATTR_FAULT_RANGES, std::as_bytes(ranges));
+	cmd.idr(RDMA_NP_ATTR_FAULT_QP, qp.handle);
+	cmd.fd(RDMA_NP_ATTR_FAULT_CHANNEL, channel);
+	cmd.in(RDMA_NP_ATTR_FAULT_REQ, req);
+	cmd.in(RDMA_NP_ATTR_FAULT_RANGES, std::as_bytes(ranges));
 	return run(cmd);
 }
 
 int uverbs_kernel::release(const ibv_qp &qp, std::uint64_t hold) noexcept
 {
-	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_RELEASE);
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RELEASE);
 
-	cmd.idr(NP_ATTR_RELEASE_QP, qp.handle);
-	cmd.in(NP_ATTR_RELEASE_HOLD, hold);
+	cmd.idr(RDMA_NP_ATTR_RELEASE_QP, qp.handle);
+	cmd.in(RDMA_NP_ATTR_RELEASE_HOLD, hold);
 	return run(cmd);
 }
 
 int uverbs_kernel::forget(const ibv_qp &qp, std::uint64_t region) noexcept
 {
-	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_FORGET);
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FORGET);
 
-	cmd.idr(NP_ATTR_FORGET_QP, qp.handle);
-	cmd.in(NP_ATTR_FORGET_REGION, region);
+	cmd.idr(RDMA_NP_ATTR_FORGET_QP, qp.handle);
+	cmd.in(RDMA_NP_ATTR_FORGET_REGION, region);
 	return run(cmd);
 }
 
-int uverbs_kernel::hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &out, std::uint32_t &handle) noexcept
+int uverbs_kernel::hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out, std::uint32_t &handle) noexcept
 {
-	uverbs_cmd<4> cmd(UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_ALLOC);
+	uverbs_cmd<4> cmd(UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC);
 
 	out = {};
-	cmd.idr(NP_ATTR_HOLD_ALLOC_HANDLE, 0);
-	cmd.idr(NP_ATTR_HOLD_ALLOC_MR, mr);
-	cmd.in(NP_ATTR_HOLD_ALLOC_REQ, req);
-	cmd.out(NP_ATTR_HOLD_ALLOC_RESP, out);
+	cmd.idr(RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, 0);
+	cmd.idr(RDMA_NP_ATTR_HOLD_ALLOC_MR, mr);
+	cmd.in(RDMA_NP_ATTR_HOLD_ALLOC_REQ, req);
+	cmd.out(RDMA_NP_ATTR_HOLD_ALLOC_RESP, out);
 	if (const int rc = run(cmd))
 		return rc;
-	handle = cmd.new_handle(NP_ATTR_HOLD_ALLOC_HANDLE);
+	handle = cmd.new_handle(RDMA_NP_ATTR_HOLD_ALLOC_HANDLE);
 	return 0;
 }
 
 int uverbs_kernel::hold_free(std::uint32_t handle) noexcept
 {
-	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_FREE);
+	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_FREE);
 
-	cmd.idr(NP_ATTR_HOLD_FREE_HANDLE, handle);
+	cmd.idr(RDMA_NP_ATTR_HOLD_FREE_HANDLE, handle);
 	return run(cmd);
 }
 
-int uverbs_kernel::query_mr(const ibv_mr &mr, np_mr_info &out) noexcept
+int uverbs_kernel::query_mr(const ibv_mr &mr, rdma_np_mr_info &out) noexcept
 {
-	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY_MR);
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_MR);
 
 	out = {};
-	cmd.idr(NP_ATTR_QUERY_MR_HANDLE, mr.handle);
-	cmd.out(NP_ATTR_QUERY_MR_RESP, out);
+	cmd.idr(RDMA_NP_ATTR_QUERY_MR_HANDLE, mr.handle);
+	cmd.out(RDMA_NP_ATTR_QUERY_MR_RESP, out);
 	return run(cmd);
 }
 

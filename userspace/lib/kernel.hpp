@@ -17,21 +17,21 @@ class kernel {
 public:
 	virtual ~kernel() = default;
 
-	[[nodiscard]] virtual int query(np_query &out) noexcept = 0;
+	[[nodiscard]] virtual int query(rdma_np_query &out) noexcept = 0;
 	/* A new event channel, non-blocking and close-on-exec. */
 	[[nodiscard]] virtual int channel(int &fd) noexcept = 0;
 	/* Blocks. */
 	[[nodiscard]] virtual int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
-					  np_region_info &out) noexcept = 0;
-	[[nodiscard]] virtual int fault(const ibv_qp &qp, int channel, const np_fault_req &req,
-					std::span<const np_range> ranges) noexcept = 0;
+					  rdma_np_region_info &out) noexcept = 0;
+	[[nodiscard]] virtual int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req,
+					std::span<const rdma_np_range> ranges) noexcept = 0;
 	virtual int release(const ibv_qp &qp, std::uint64_t hold) noexcept = 0;
 	virtual int forget(const ibv_qp &qp, std::uint64_t region) noexcept = 0;
 	/* Pins; for @mr only the number of its handle counts. */
-	[[nodiscard]] virtual int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &out,
+	[[nodiscard]] virtual int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out,
 				       std::uint32_t &handle) noexcept = 0;
 	virtual int hold_free(std::uint32_t handle) noexcept = 0;
-	[[nodiscard]] virtual int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept = 0;
+	[[nodiscard]] virtual int query_mr(const ibv_mr &mr, rdma_np_mr_info &out) noexcept = 0;
 	[[nodiscard]] virtual int set_error(ibv_qp &qp) noexcept = 0;
 	/* Can it send? */
 	[[nodiscard]] virtual bool connected(ibv_qp &qp) noexcept = 0;
@@ -44,18 +44,18 @@ public:
 	explicit uverbs_kernel(const ibv_context &verbs) noexcept : fd_(verbs.cmd_fd) {}
 
 	/* Also finds out the driver's number, which every call carries. */
-	[[nodiscard]] int query(np_query &out) noexcept override;
+	[[nodiscard]] int query(rdma_np_query &out) noexcept override;
 	[[nodiscard]] int channel(int &fd) noexcept override;
 	[[nodiscard]] int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
-				  np_region_info &out) noexcept override;
-	[[nodiscard]] int fault(const ibv_qp &qp, int channel, const np_fault_req &req,
-				std::span<const np_range> ranges) noexcept override;
+				  rdma_np_region_info &out) noexcept override;
+	[[nodiscard]] int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req,
+				std::span<const rdma_np_range> ranges) noexcept override;
 	int release(const ibv_qp &qp, std::uint64_t hold) noexcept override;
 	int forget(const ibv_qp &qp, std::uint64_t region) noexcept override;
-	[[nodiscard]] int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &out,
+	[[nodiscard]] int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out,
 			       std::uint32_t &handle) noexcept override;
 	int hold_free(std::uint32_t handle) noexcept override;
-	[[nodiscard]] int query_mr(const ibv_mr &mr, np_mr_info &out) noexcept override;
+	[[nodiscard]] int query_mr(const ibv_mr &mr, rdma_np_mr_info &out) noexcept override;
 	[[nodiscard]] int set_error(ibv_qp &qp) noexcept override;
 	[[nodiscard]] bool connected(ibv_qp &qp) noexcept override;
 	[[nodiscard]] std::uint64_t tries_for(ibv_qp &qp) noexcept override;

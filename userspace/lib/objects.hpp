@@ -133,7 +133,7 @@ struct npr_context {
 	ibv_context *verbs;
 	std::unique_ptr<npr::kernel> kernel;
 	bool threads;
-	np_query caps{};
+	rdma_np_query caps{};
 	npr::resolver resolver;
 	npr::receives receives;
 	std::atomic<unsigned> srqs{0};
@@ -170,7 +170,7 @@ struct npr_qp final : npr::backend {
 	~npr_qp() override = default;
 
 	int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept override;
-	int fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept override;
+	int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept override;
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override;
@@ -264,7 +264,7 @@ struct npr_cq {
 	int resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept;
 	std::int64_t prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 			      bool write) noexcept;
-	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const np_region_info &info) noexcept;
+	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	void kick() noexcept;
 
 	npr_context &ctx;
@@ -279,7 +279,7 @@ private:
 		npr_qp *qp;
 		std::uint32_t rkey;
 		int error;
-		np_region_info info;
+		rdma_np_region_info info;
 	};
 	static constexpr int batch = 32;
 	static constexpr unsigned busy_interval = 8;

@@ -63,7 +63,7 @@ struct Engine : ::testing::Test {
 	}
 
 	/* Post, let the peer's kernel answer @status, drain. @dead: our QP has failed by then. */
-	ibv_wc_status fault_answered(np_status status, bool dead = false)
+	ibv_wc_status fault_answered(rdma_np_status status, bool dead = false)
 	{
 		a.expect_success = false;
 		resolve();
@@ -267,7 +267,7 @@ TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)
 		app b(small_config());
 		b.expect_success = false;
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
-		np_region_info i = q.info;
+		rdma_np_region_info i = q.info;
 		if (what == 0)
 			i.length = 0;
 		else if (what == 1)
@@ -290,34 +290,34 @@ TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)
 
 TEST_F(Engine, FaultAnsweredAddressIsARemoteAccessError)
 {
-	EXPECT_EQ(fault_answered(NP_ADDRESS), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_ADDRESS), IBV_WC_REM_ACCESS_ERR);
 	EXPECT_TRUE(a.world.qp_error);
 	EXPECT_TRUE(a.world.peer_error);
 }
 TEST_F(Engine, FaultAnsweredAccessIsARemoteAccessError)
 {
-	EXPECT_EQ(fault_answered(NP_ACCESS), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_ACCESS), IBV_WC_REM_ACCESS_ERR);
 }
 TEST_F(Engine, FaultThatTimesOutIsARetryExceededError)
 {
-	EXPECT_EQ(fault_answered(NP_TIMEOUT), IBV_WC_RETRY_EXC_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_TIMEOUT), IBV_WC_RETRY_EXC_ERR);
 }
 TEST_F(Engine, FaultAnsweredNoMemoryIsARemoteOperationError)
 {
-	EXPECT_EQ(fault_answered(NP_NOMEM), IBV_WC_REM_OP_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_NOMEM), IBV_WC_REM_OP_ERR);
 	EXPECT_FALSE(a.world.peer_error);
 }
 TEST_F(Engine, FaultOnADeadQueuePairIsAFlush)
 {
-	EXPECT_EQ(fault_answered(NP_QP, true), IBV_WC_WR_FLUSH_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_QP, true), IBV_WC_WR_FLUSH_ERR);
 }
 TEST_F(Engine, FaultThatThePeerKnowsNoConnectionForIsARetryExceededError)
 {
-	EXPECT_EQ(fault_answered(NP_QP), IBV_WC_RETRY_EXC_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_QP), IBV_WC_RETRY_EXC_ERR);
 }
 TEST_F(Engine, FaultAnsweredNonsenseIsAnError)
 {
-	EXPECT_EQ(fault_answered(NP_PROTO), IBV_WC_REM_INV_REQ_ERR);
+	EXPECT_EQ(fault_answered(RDMA_NP_PROTO), IBV_WC_REM_INV_REQ_ERR);
 }
 TEST_F(Engine, ResolveThatTimesOutIsARetryExceededError)
 {
@@ -472,7 +472,7 @@ TEST_F(Engine, BusyIsAskedAgainLaterAndLaterAndNeverLost)
 	nanoseconds last = 0;
 	for (int i = 0; i < 40; ++i) {
 		ASSERT_EQ(a.world.faults.size(), 1U) << i;
-		a.world.serve_fault(0, NP_BUSY);
+		a.world.serve_fault(0, RDMA_NP_BUSY);
 		a.world.deliver(0);
 		EXPECT_TRUE(a.world.faults.empty()) << "asked again at once";
 		const auto d = a.eng->deadline();
@@ -495,13 +495,13 @@ TEST_F(Engine, BusyIsAskedAgainLaterAndLaterAndNeverLost)
 TEST_F(Engine, EventsOutOfTheBlueDoNoHarm)
 {
 	resolve();
-	np_event e{};
-	e.type = NP_EVENT_FAULT;
+	rdma_np_event e{};
+	e.type = RDMA_NP_EVENT_FAULT;
 	e.cookie = ~0ULL;
 	a.eng->on_event(e);
 	e.type = 77;
 	a.eng->on_event(e);
-	e.type = NP_EVENT_REGION_GONE;
+	e.type = RDMA_NP_EVENT_REGION_GONE;
 	e.region_id = 4711;
 	a.eng->on_event(e);
 	a.world.all_in(r, false);
@@ -939,7 +939,7 @@ TEST_F(Engine, WriteToAbsentMemoryAsksFirst)
 	a.world.run_wire();
 	EXPECT_EQ(a.world.writes, 0U);
 	ASSERT_EQ(a.world.faults.size(), 1U);
-	EXPECT_EQ(a.world.faults[0].req.flags, std::uint32_t{NP_FAULT_WRITE});
+	EXPECT_EQ(a.world.faults[0].req.flags, std::uint32_t{RDMA_NP_FAULT_WRITE});
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
 	a.check_memory();
@@ -1107,7 +1107,7 @@ TEST_F(Engine, MemoryThatCannotBeHeldIsReadAndWrittenWithoutAHold)
 {
 	resolve();
 	for (const auto op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
-		for (const np_status answer : {NP_ADDRESS, NP_NOMEM, NP_BUSY}) {
+		for (const rdma_np_status answer : {RDMA_NP_ADDRESS, RDMA_NP_NOMEM, RDMA_NP_BUSY}) {
 			SCOPED_TRACE(testing::Message() << op << ' ' << answer);
 			nanoseconds last = 0, pause = 0;
 			unsigned pauses = 0;
@@ -1132,7 +1132,7 @@ TEST_F(Engine, MemoryThatCannotBeHeldIsReadAndWrittenWithoutAHold)
 			EXPECT_EQ(a.poll(), 0U);
 			EXPECT_EQ(pause, 20'000'000U);
 			EXPECT_GT(8 * pauses, a.world.fault_requests) << "pauses are few";
-			if (answer == NP_ADDRESS)
+			if (answer == RDMA_NP_ADDRESS)
 				EXPECT_EQ(a.world.hold_requests, 1U) << "it will not be held ever";
 			else
 				EXPECT_GT(a.world.hold_requests, 10U) << "it could be held again";
@@ -1147,12 +1147,12 @@ TEST_F(Engine, MemoryThatCannotBeHeldIsReadAndWrittenWithoutAHold)
 TEST_F(Engine, HoldThatIsRefusedForAWhileEndsTheMatterLater)
 {
 	resolve();
-	a.world.hold_answer = NP_NOMEM;
+	a.world.hold_answer = RDMA_NP_NOMEM;
 	a.post(IBV_WR_RDMA_READ, 0, 0, 2 * page_size);
 	a.post(IBV_WR_RDMA_WRITE, 0, 4 * page_size, 2 * page_size);
 	for (int i = 0; i < 1000 && !a.world.ops.empty(); ++i) {
 		if (a.world.hold_requests >= 5)
-			a.world.hold_answer = NP_OK;
+			a.world.hold_answer = RDMA_NP_OK;
 		lose_all();
 		a.world.run_control();
 		if (const auto d = a.eng->deadline()) {
@@ -1169,8 +1169,8 @@ TEST_F(Engine, HoldThatIsRefusedForAWhileEndsTheMatterLater)
 
 TEST_F(Engine, WhatHappensOnceFailsWithoutAHold)
 {
-	for (const auto &[answer, status] : {std::pair{NP_ADDRESS, IBV_WC_REM_ACCESS_ERR},
-					     std::pair{NP_NOMEM, IBV_WC_REM_OP_ERR}}) {
+	for (const auto &[answer, status] : {std::pair{RDMA_NP_ADDRESS, IBV_WC_REM_ACCESS_ERR},
+					     std::pair{RDMA_NP_NOMEM, IBV_WC_REM_OP_ERR}}) {
 		app b(small_config());
 		b.world.add_region(0x100000, 16 * page_size, 0x100);
 		b.world.hold_answer = answer;
@@ -1181,14 +1181,14 @@ TEST_F(Engine, WhatHappensOnceFailsWithoutAHold)
 		ASSERT_EQ(b.poll(), 1U);
 		EXPECT_EQ(b.completions.back().status, status);
 		/* Where there is no memory there may be some soon. */
-		EXPECT_EQ(b.world.clock - begun >= 10'000'000'000, answer == NP_NOMEM);
+		EXPECT_EQ(b.world.clock - begun >= 10'000'000'000, answer == RDMA_NP_NOMEM);
 	}
 }
 
 TEST_F(Engine, WhatHappensOnceWaitsForMemory)
 {
 	resolve();
-	a.world.hold_answer = NP_NOMEM;
+	a.world.hold_answer = RDMA_NP_NOMEM;
 	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
 	while (a.world.clock < 9'000'000'000) {
 		while (!a.world.queue.empty())
@@ -1201,7 +1201,7 @@ TEST_F(Engine, WhatHappensOnceWaitsForMemory)
 		ASSERT_EQ(a.poll(), 0U);
 	}
 	EXPECT_GT(a.world.hold_requests, 5U);
-	a.world.hold_answer = NP_OK;
+	a.world.hold_answer = RDMA_NP_OK;
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_TRUE(a.world.holds.empty());
@@ -1293,7 +1293,7 @@ TEST_F(ReadAhead, EndsWithTheRegion)
 	for (unsigned i = 1; i < 400; ++i)
 		read(i, i < 399 ? page_size : page_size);
 	for (const auto &ranges : a.world.fault_log)
-		for (const np_range &range : ranges)
+		for (const rdma_np_range &range : ranges)
 			EXPECT_LE(range.addr + range.length, r.info.base + r.info.length);
 }
 
@@ -1346,9 +1346,9 @@ TEST_F(Engine, PageTakenByItsOwnerUnderTheHoldIsNoFailure)
 		a.world.page_taken(r, 0);
 		a.world.run_wire();
 		ASSERT_EQ(a.world.faults.size(), 1U) << "the peer is asked whether the region lives";
-		EXPECT_FALSE(a.world.faults[0].req.flags & NP_FAULT_HOLD);
+		EXPECT_FALSE(a.world.faults[0].req.flags & RDMA_NP_FAULT_HOLD);
 		EXPECT_TRUE(a.world.holds.empty()) << "or it would wait for ours";
-		a.world.serve_fault(0, NP_BUSY);
+		a.world.serve_fault(0, RDMA_NP_BUSY);
 		a.world.deliver(0);
 		EXPECT_EQ(a.poll(), 0U);
 		a.world.settle();
@@ -1988,7 +1988,7 @@ TEST_F(Engine, LaterRequestDoesNotKeepAnErrorBack)
 	a.world.complete_one();
 	a.post(IBV_WR_SEND, 0, 0, 0);
 	ASSERT_EQ(a.world.queue.size(), 1U) << "it has overtaken the READ";
-	a.world.serve_fault(0, NP_ADDRESS);
+	a.world.serve_fault(0, RDMA_NP_ADDRESS);
 	a.world.deliver(0);
 	EXPECT_TRUE(a.world.qp_error);
 	EXPECT_EQ(a.poll(), 1U);
@@ -2185,7 +2185,7 @@ TEST_F(Engine, AnswerThatNamesADeadRegionIsNotBelieved)
 {
 	/* RESOLVE is answered, the region dies, and the death is heard first */
 	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
-	const np_region_info old = r.info;
+	const rdma_np_region_info old = r.info;
 	sim_region &second = a.world.replace_region(r);
 	a.world.deliver(0);
 	ASSERT_EQ(a.world.resolves.size(), 1U);

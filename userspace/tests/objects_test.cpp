@@ -160,9 +160,9 @@ struct fake_kernel final : npr::kernel {
 			close(fd);
 	}
 
-	int query(np_query &q) noexcept override
+	int query(rdma_np_query &q) noexcept override
 	{
-		q = {NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		q = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
 		return refuse_query;
 	}
 	int channel(int &fd) noexcept override
@@ -174,7 +174,7 @@ struct fake_kernel final : npr::kernel {
 		ends.push_back(pair[1]);
 		return 0;
 	}
-	int resolve(const ibv_qp &qp, int, std::uint32_t key, np_region_info &i) noexcept override
+	int resolve(const ibv_qp &qp, int, std::uint32_t key, rdma_np_region_info &i) noexcept override
 	{
 		std::unique_lock lock(mutex);
 		keys.insert(key);
@@ -203,21 +203,21 @@ struct fake_kernel final : npr::kernel {
 			i.length = -i.base + 1;
 		return 0;
 	}
-	int fault(const ibv_qp &, int, const np_fault_req &req, std::span<const np_range> r) noexcept override
+	int fault(const ibv_qp &, int, const rdma_np_fault_req &req, std::span<const rdma_np_range> r) noexcept override
 	{
 		const std::lock_guard lock(mutex);
 		if (refuse_fault)
 			return std::exchange(refuse_fault, 0);
-		np_event e{};
-		e.type = NP_EVENT_FAULT;
-		e.hold_id = req.flags & NP_FAULT_HOLD ? 7 : 0;
+		rdma_np_event e{};
+		e.type = RDMA_NP_EVENT_FAULT;
+		e.hold_id = req.flags & RDMA_NP_FAULT_HOLD ? 7 : 0;
 		e.cookie = req.cookie;
 		e.region_id = req.region_id;
-		for (const np_range &x : r)
+		for (const rdma_np_range &x : r)
 			for (std::uint64_t p = (x.addr - base) / 4096; p <= (x.addr + x.length - 1 - base) / 4096; ++p) {
 				const std::lock_guard memory_lock(dev.mutex);
 				dev.words[p] = (dev.words[p] / 4 + 1) * 4 | 3;
-				if (&x == r.data() && e.nr_words < NP_EVENT_WORDS)
+				if (&x == r.data() && e.nr_words < RDMA_NP_EVENT_WORDS)
 					e.words[e.nr_words++] = dev.words[p];
 			}
 		if (withhold)
@@ -226,14 +226,14 @@ struct fake_kernel final : npr::kernel {
 			send(e);
 		return 0;
 	}
-	void send(const np_event &e)
+	void send(const rdma_np_event &e)
 	{
 		const npr::uncancelled here; /* as an ioctl */
 		ASSERT_EQ(::send(ends.back(), &e, sizeof(e), 0), ssize_t{sizeof(e)});
 	}
 	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
 	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
-	int hold(std::uint32_t mr, const np_hold_req &req, np_hold_info &info, std::uint32_t &handle) noexcept override
+	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle) noexcept override
 	{
 		const std::lock_guard lock(mutex);
 		if (refuse_hold)
@@ -249,7 +249,7 @@ struct fake_kernel final : npr::kernel {
 		EXPECT_EQ(local_holds.erase(handle), 1U);
 		return 0;
 	}
-	int query_mr(const ibv_mr &, np_mr_info &) noexcept override { return -EINVAL; }
+	int query_mr(const ibv_mr &, rdma_np_mr_info &) noexcept override { return -EINVAL; }
 	bool connected(ibv_qp &qp) noexcept override
 	{
 		const std::lock_guard lock(dev.mutex);
@@ -306,8 +306,8 @@ struct fake_kernel final : npr::kernel {
 	int refuse_fault = 0; /* once */
 	int refuse_hold = 0;
 	std::uint32_t holds_made = 0;
-	std::map<std::uint32_t, std::pair<std::uint32_t, np_hold_req>> local_holds;
-	std::vector<np_event> held;
+	std::map<std::uint32_t, std::pair<std::uint32_t, rdma_np_hold_req>> local_holds;
+	std::vector<rdma_np_event> held;
 	std::vector<int> ends;
 };
 
@@ -591,7 +591,7 @@ TEST_F(Local, ReceivesAreHeldUntilTheirCompletionsArePolled)
 		EXPECT_EQ(dev.receives[1].second, held_lkey);
 		ASSERT_EQ(kernel_ptr->local_holds.size(), i % 2 ? 3U : 1U);
 		for (const auto &[handle, hold] : kernel_ptr->local_holds)
-			EXPECT_EQ(hold.second.flags, NP_FAULT_WRITE);
+			EXPECT_EQ(hold.second.flags, RDMA_NP_FAULT_WRITE);
 		arrive(1);
 		EXPECT_EQ(next().wr_id, 100 + i);
 		EXPECT_EQ(kernel_ptr->local_holds.size(), 1U);
@@ -1289,8 +1289,8 @@ TEST_F(Objects, FdWakesForAResolvedKeyAndForTheEndOfAPause)
 	EXPECT_EQ(poll(&p, 1, 10'000), 1) << "the key";
 	while (kernel_ptr->held.empty())
 		EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
-	np_event e = kernel_ptr->held[0];
-	e.status = NP_BUSY;
+	rdma_np_event e = kernel_ptr->held[0];
+	e.status = RDMA_NP_BUSY;
 	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
 	kernel_ptr->send(e);
 	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0); /* begins the pause */

@@ -69,8 +69,8 @@ void sim::kill_region(sim_region &r, bool tell)
 	r.gone = true;
 	std::erase_if(holds, [&](const auto &h) { return h.second.region == &r; });
 	if (tell) {
-		np_event e{};
-		e.type = NP_EVENT_REGION_GONE;
+		rdma_np_event e{};
+		e.type = RDMA_NP_EVENT_REGION_GONE;
 		e.region_id = r.info.region_id;
 		events.push_back(e);
 	}
@@ -113,13 +113,13 @@ void sim::page_taken(sim_region &r, std::uint64_t i)
 void sim::page_in(sim_region &r, std::uint64_t i, bool write)
 {
 	sim_page &p = r.pages[i];
-	const std::uint64_t rights = NP_WORD_READABLE | (write ? std::uint64_t{NP_WORD_WRITABLE} : 0);
+	const std::uint64_t rights = RDMA_NP_WORD_READABLE | (write ? std::uint64_t{RDMA_NP_WORD_WRITABLE} : 0);
 
 	if ((p.word & rights) == rights)
 		return;
 	p.mapped_read = true;
 	p.mapped_write |= write;
-	p.word = ((p.word >> 2) + 1) << 2 | rights | (p.word & NP_WORD_WRITABLE);
+	p.word = ((p.word >> 2) + 1) << 2 | rights | (p.word & RDMA_NP_WORD_WRITABLE);
 }
 
 void sim::all_in(sim_region &r, bool write)
@@ -134,7 +134,7 @@ void sim::all_out(sim_region &r)
 		page_out(r, p);
 }
 
-sim_region *sim::by_key(std::uint32_t key, std::uint32_t np_region_info::*which)
+sim_region *sim::by_key(std::uint32_t key, std::uint32_t rdma_np_region_info::*which)
 {
 	for (sim_region &r : regions)
 		if (key && r.info.*which == key)
@@ -330,9 +330,9 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 {
 	const bool write = changes_memory(w.wr.opcode);
 	const std::uint64_t addr = w.wr.wr.rdma.remote_addr + offset;
-	sim_region *table = by_key(w.wr.wr.rdma.rkey, &np_region_info::table_key);
+	sim_region *table = by_key(w.wr.wr.rdma.rkey, &rdma_np_region_info::table_key);
 	sim_region *r = table ? table
-			      : by_key(w.wr.wr.rdma.rkey, write ? &np_region_info::write_key : &np_region_info::read_key);
+			      : by_key(w.wr.wr.rdma.rkey, write ? &rdma_np_region_info::write_key : &rdma_np_region_info::read_key);
 	std::byte bytes[unit_size];
 
 	if (!r || r->forgotten) {
@@ -371,7 +371,7 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 
 void sim::execute_atomic(wire &w)
 {
-	sim_region *r = by_key(w.wr.wr.atomic.rkey, &np_region_info::write_key);
+	sim_region *r = by_key(w.wr.wr.atomic.rkey, &rdma_np_region_info::write_key);
 	std::uint64_t old = 0x5c7a7c45c7a7c4; /* scratch */
 
 	if (!r || r->forgotten) {
@@ -425,10 +425,10 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 		EXPECT_EQ(w.length, is_atomic(w.wr.opcode) ? 8U : 1U) << "nothing is not refused";
 		w.status = refused = is_atomic(w.wr.opcode) ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR;
 		w.finished = peer_error = true;
-	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, &np_region_info::write_key)) {
+	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, &rdma_np_region_info::write_key)) {
 		execute_atomic(w);
 		w.finished = true;
-	} else if (changes_memory(w.wr.opcode) && by_key(w.wr.wr.rdma.rkey, &np_region_info::write_key)) {
+	} else if (changes_memory(w.wr.opcode) && by_key(w.wr.wr.rdma.rkey, &rdma_np_region_info::write_key)) {
 		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
 		while (units-- && w.done < w.length) {
 			const std::uint64_t n =
@@ -520,31 +520,31 @@ void sim::run_wire()
 
 /* --- the other kernel -------------------------------------------------- */
 
-int sim::fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept
+int sim::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept
 {
 	std::uint64_t pages = 0;
 
-	for (const np_range &r : ranges)
+	for (const rdma_np_range &r : ranges)
 		pages += ((r.addr + r.length - 1) >> page_shift) - (r.addr >> page_shift) + 1;
 	EXPECT_GE(ranges.size(), 1U);
-	EXPECT_LE(ranges.size(), std::size_t{NP_MAX_RANGES});
-	EXPECT_LE(pages, std::uint64_t{NP_MAX_PAGES});
-	EXPECT_FALSE(req.flags & NP_FAULT_HOLD && std::any_of(queue.begin(), queue.end(), [](const wire &w) {
+	EXPECT_LE(ranges.size(), std::size_t{RDMA_NP_MAX_RANGES});
+	EXPECT_LE(pages, std::uint64_t{RDMA_NP_MAX_PAGES});
+	EXPECT_FALSE(req.flags & RDMA_NP_FAULT_HOLD && std::any_of(queue.begin(), queue.end(), [](const wire &w) {
 		return takes_receive(w.wr.opcode) && !w.finished;
 	})) << "a hold, and what is to be done under it has to wait for a receive";
 	++fault_requests;
-	hold_requests += (req.flags & NP_FAULT_HOLD) != 0;
+	hold_requests += (req.flags & RDMA_NP_FAULT_HOLD) != 0;
 	faults.push_back({req, {ranges.begin(), ranges.end()}});
 	fault_log.emplace_back(ranges.begin(), ranges.end());
 	return 0;
 }
 
-void sim::serve_fault(std::size_t i, np_status status)
+void sim::serve_fault(std::size_t i, rdma_np_status status)
 {
 	const pending_fault f = faults[i];
 	faults.erase(faults.begin() + static_cast<std::ptrdiff_t>(i));
-	np_event e{};
-	e.type = NP_EVENT_FAULT;
+	rdma_np_event e{};
+	e.type = RDMA_NP_EVENT_FAULT;
 	e.cookie = f.req.cookie;
 	e.region_id = f.req.region_id;
 	e.status = static_cast<std::uint32_t>(status);
@@ -555,30 +555,30 @@ void sim::serve_fault(std::size_t i, np_status status)
 			r = &x;
 	EXPECT_TRUE(r);
 	if (r->gone)
-		e.status = NP_GONE;
-	if (e.status == NP_OK && f.req.flags & NP_FAULT_HOLD)
-		e.status = chance_no_hold && dice(100) < chance_no_hold ? NP_NOMEM : hold_answer;
+		e.status = RDMA_NP_GONE;
+	if (e.status == RDMA_NP_OK && f.req.flags & RDMA_NP_FAULT_HOLD)
+		e.status = chance_no_hold && dice(100) < chance_no_hold ? RDMA_NP_NOMEM : hold_answer;
 	/* The owner has another page there now, and the leaf is the holds' */
-	for (const np_range &range : f.ranges)
+	for (const rdma_np_range &range : f.ranges)
 		for (std::uint64_t p = r->page_of(range.addr - r->info.base);
-		     e.status == NP_OK && p <= r->page_of(range.addr + range.length - 1 - r->info.base); ++p)
+		     e.status == RDMA_NP_OK && p <= r->page_of(range.addr + range.length - 1 - r->info.base); ++p)
 			if (r->pages[p].stale)
-				e.status = NP_BUSY;
-	if (e.status == NP_OK) {
+				e.status = RDMA_NP_BUSY;
+	if (e.status == RDMA_NP_OK) {
 		std::vector<std::uint64_t> pages;
-		for (const np_range &range : f.ranges) {
+		for (const rdma_np_range &range : f.ranges) {
 			EXPECT_GE(range.addr, r->info.base);
 			EXPECT_LE(range.addr + range.length, r->info.base + r->info.length);
 			const std::uint64_t first = r->page_of(range.addr - r->info.base);
 			const std::uint64_t last = r->page_of(range.addr + range.length - 1 - r->info.base);
 			for (std::uint64_t p = first; p <= last; ++p) {
-				page_in(*r, p, f.req.flags & NP_FAULT_WRITE);
+				page_in(*r, p, f.req.flags & RDMA_NP_FAULT_WRITE);
 				pages.push_back(p);
-				if (&range == &f.ranges.front() && p - first < NP_EVENT_WORDS)
+				if (&range == &f.ranges.front() && p - first < RDMA_NP_EVENT_WORDS)
 					e.words[e.nr_words++] = r->pages[p].word;
 			}
 		}
-		if (f.req.flags & NP_FAULT_HOLD) {
+		if (f.req.flags & RDMA_NP_FAULT_HOLD) {
 			e.hold_id = next_hold_++;
 			for (const auto p : pages)
 				++r->pages[p].holds;
@@ -625,7 +625,7 @@ void sim::forget(std::uint64_t id) noexcept
 void sim::answer_resolve(std::size_t i, int error)
 {
 	const std::uint32_t rkey = resolves[i];
-	np_region_info info{};
+	rdma_np_region_info info{};
 
 	resolves.erase(resolves.begin() + static_cast<std::ptrdiff_t>(i));
 	if (!error) {
@@ -644,7 +644,7 @@ void sim::answer_resolve(std::size_t i, int error)
 
 void sim::deliver(std::size_t i)
 {
-	const np_event e = events[i];
+	const rdma_np_event e = events[i];
 
 	events.erase(events.begin() + static_cast<std::ptrdiff_t>(i));
 	attached->on_event(e);
@@ -700,7 +700,7 @@ void sim::tick()
 		break;
 	case 3:
 		if (!faults.empty())
-			serve_fault(dice(faults.size()), dice(100) < chance_busy ? NP_BUSY : NP_OK);
+			serve_fault(dice(faults.size()), dice(100) < chance_busy ? RDMA_NP_BUSY : RDMA_NP_OK);
 		break;
 	case 4:
 		if (!events.empty())

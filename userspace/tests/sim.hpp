@@ -50,7 +50,7 @@ struct sim_page {
 };
 
 struct sim_region {
-	np_region_info info{};
+	rdma_np_region_info info{};
 	std::uint32_t rkey = 0;
 	std::vector<std::byte> *memory = nullptr; /* from info.base on */
 	std::vector<std::uint64_t> *stamps = nullptr;
@@ -101,7 +101,7 @@ public:
 
 	/* --- the world, as the engine sees it --- */
 	int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept override;
-	int fault(const np_fault_req &req, std::span<const np_range> ranges) noexcept override;
+	int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept override;
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override { resolves.push_back(rkey); }
@@ -143,7 +143,7 @@ public:
 	void run_wire();
 	/* The completion of the first entry, if it is finished. */
 	bool complete_one();
-	void serve_fault(std::size_t i, np_status status = NP_OK);
+	void serve_fault(std::size_t i, rdma_np_status status = RDMA_NP_OK);
 	void answer_resolve(std::size_t i, int error = 0);
 	void deliver(std::size_t i);
 	/* Each FAULT answered and each event delivered. */
@@ -163,8 +163,8 @@ public:
 	[[nodiscard]] std::uint64_t dice(std::uint64_t n) { return rng() % n; }
 
 	struct pending_fault {
-		np_fault_req req;
-		std::vector<np_range> ranges;
+		rdma_np_fault_req req;
+		std::vector<rdma_np_range> ranges;
 	};
 	struct hold {
 		sim_region *region;
@@ -178,7 +178,7 @@ public:
 	std::deque<std::vector<std::uint64_t>> stamps; /* by byte: the app_op that wrote it last */
 	std::deque<wire> queue;
 	std::vector<pending_fault> faults;
-	std::vector<np_event> events;
+	std::vector<rdma_np_event> events;
 	std::vector<std::uint32_t> resolves;
 	std::map<std::uint64_t, hold> holds;
 	struct local_hold {
@@ -196,7 +196,7 @@ public:
 	/* faults of the dice */
 	unsigned chance_page_out = 0; /* percent of ticks */
 	unsigned chance_busy = 0;     /* percent of faults */
-	np_status hold_answer = NP_OK; /* to holds: NP_ADDRESS as of files on ext4 or DAX */
+	rdma_np_status hold_answer = RDMA_NP_OK; /* to holds: RDMA_NP_ADDRESS as of files on ext4 or DAX */
 	unsigned chance_no_hold = 0;  /* percent of holds that the peer has no memory for */
 	unsigned chance_rereg = 0;    /* permille of ticks */
 	bool sig_all = false;	      /* the HCA tells of everything */
@@ -208,7 +208,7 @@ public:
 	std::uint32_t mtu = 4096;     /* bytes of a packet */
 
 	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
-	std::vector<std::vector<np_range>> fault_log;
+	std::vector<std::vector<rdma_np_range>> fault_log;
 	std::function<void(sim &)> before_cqe; /* runs before each completion */
 	/* What receivers heard: immediate data and byte count. */
 	std::vector<std::pair<std::uint32_t, std::uint64_t>> immediates;
@@ -221,7 +221,7 @@ private:
 	std::byte *memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const;
 	void store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes);
 	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
-	sim_region *by_key(std::uint32_t key, std::uint32_t np_region_info::*which);
+	sim_region *by_key(std::uint32_t key, std::uint32_t rdma_np_region_info::*which);
 	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
 	void execute_atomic(wire &w);
 

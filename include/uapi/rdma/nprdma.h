@@ -16,8 +16,8 @@
 
 #include <linux/types.h>
 
-/* What struct np_query says in abi_version. */
-#define NP_ABI_VERSION			1
+/* What struct rdma_np_query says in abi_version. */
+#define RDMA_NP_ABI_VERSION			1
 
 /* Object ids, in a range of the core namespace that is ours alone. */
 #define UVERBS_OBJECT_NPRDMA		0x300
@@ -25,49 +25,49 @@
 #define UVERBS_OBJECT_NP_HOLD		0x302
 
 /* The same bit as IB_UVERBS_ACCESS_UNPINNED, for builds with older headers. */
-#define NP_ACCESS_UNPINNED		(1 << 10)
+#define RDMA_NP_ACCESS_UNPINNED		(1 << 10)
 
-#define NP_PAGE_SHIFT			12
-#define NP_PAGE_SIZE			(1 << NP_PAGE_SHIFT)
+#define RDMA_NP_PAGE_SHIFT			12
+#define RDMA_NP_PAGE_SIZE			(1 << RDMA_NP_PAGE_SHIFT)
 
 /* Bounds of one FAULT. */
-#define NP_MAX_RANGES			8
-#define NP_MAX_PAGES			512
+#define RDMA_NP_MAX_RANGES			8
+#define RDMA_NP_MAX_PAGES			512
 /* Residency words that one event carries. */
-#define NP_EVENT_WORDS			16
+#define RDMA_NP_EVENT_WORDS			16
 
-/* A residency word, one for each page of NP_PAGE_SIZE. */
-#define NP_WORD_READABLE		(1ULL << 0)
-#define NP_WORD_WRITABLE		(1ULL << 1)
-#define NP_WORD_GENERATION_SHIFT	2
+/* A residency word, one for each page of RDMA_NP_PAGE_SIZE. */
+#define RDMA_NP_WORD_READABLE		(1ULL << 0)
+#define RDMA_NP_WORD_WRITABLE		(1ULL << 1)
+#define RDMA_NP_WORD_GENERATION_SHIFT	2
 
 /* Methods of UVERBS_OBJECT_NPRDMA. */
-enum np_methods {
-	NP_METHOD_QUERY,
-	NP_METHOD_RESOLVE,
-	NP_METHOD_FAULT,
-	NP_METHOD_RELEASE,
-	NP_METHOD_FORGET,
-	NP_METHOD_QUERY_MR,
+enum rdma_np_methods {
+	RDMA_NP_METHOD_QUERY,
+	RDMA_NP_METHOD_RESOLVE,
+	RDMA_NP_METHOD_FAULT,
+	RDMA_NP_METHOD_RELEASE,
+	RDMA_NP_METHOD_FORGET,
+	RDMA_NP_METHOD_QUERY_MR,
 };
 
 /* Methods of UVERBS_OBJECT_NP_CHANNEL. */
-enum np_channel_methods {
-	NP_METHOD_CHANNEL_ALLOC,
+enum rdma_np_channel_methods {
+	RDMA_NP_METHOD_CHANNEL_ALLOC,
 };
 
 /* Methods of UVERBS_OBJECT_NP_HOLD. */
-enum np_hold_methods {
-	NP_METHOD_HOLD_ALLOC,
-	NP_METHOD_HOLD_FREE,
+enum rdma_np_hold_methods {
+	RDMA_NP_METHOD_HOLD_ALLOC,
+	RDMA_NP_METHOD_HOLD_FREE,
 };
 
 /*
  * QUERY: what the device can do. Fails with EOPNOTSUPP (and a line in the
  * kernel log that says why) if unpinned regions cannot be registered on it.
  */
-enum np_query_attrs {
-	NP_ATTR_QUERY_RESP,		/* out, struct np_query */
+enum rdma_np_query_attrs {
+	RDMA_NP_ATTR_QUERY_RESP,		/* out, struct rdma_np_query */
 };
 
 /*
@@ -91,91 +91,91 @@ enum np_query_attrs {
  * ENOMEM        here, or at the peer: try again
  * EINTR         killed
  *
- * The channel gets NP_EVENT_REGION_GONE for the region from here on.
+ * The channel gets RDMA_NP_EVENT_REGION_GONE for the region from here on.
  */
-enum np_resolve_attrs {
-	NP_ATTR_RESOLVE_QP,		/* handle of a QP */
-	NP_ATTR_RESOLVE_CHANNEL,	/* fd of a channel */
-	NP_ATTR_RESOLVE_RKEY,		/* in, __u32 */
-	NP_ATTR_RESOLVE_RESP,		/* out, struct np_region_info */
+enum rdma_np_resolve_attrs {
+	RDMA_NP_ATTR_RESOLVE_QP,		/* handle of a QP */
+	RDMA_NP_ATTR_RESOLVE_CHANNEL,	/* fd of a channel */
+	RDMA_NP_ATTR_RESOLVE_RKEY,		/* in, __u32 */
+	RDMA_NP_ATTR_RESOLVE_RESP,		/* out, struct rdma_np_region_info */
 };
 
 /*
  * FAULT: ask the peer's kernel to make ranges of a region resident. Returns 0
- * once the request is under way; then exactly one NP_EVENT_FAULT follows on the
+ * once the request is under way; then exactly one RDMA_NP_EVENT_FAULT follows on the
  * channel. EBUSY: max_outstanding requests of this QP, or unread events of
- * this channel, or with NP_FAULT_HOLD 256 holds of this QP exist already, those
+ * this channel, or with RDMA_NP_FAULT_HOLD 256 holds of this QP exist already, those
  * included whose RELEASE the peer did not answer yet; or the peer had too many
- * FAULTs to look at one of this QP's, which got NP_BUSY, and as many are under way
+ * FAULTs to look at one of this QP's, which got RDMA_NP_BUSY, and as many are under way
  * as were left then, maybe none: one more may be for each time-out (40 ms to 1 s)
  * that passes. So there may be no event to wait for: ask again by the clock.
  * ENOENT: this QP did not resolve that region.
  */
-enum np_fault_attrs {
-	NP_ATTR_FAULT_QP,		/* handle of a QP */
-	NP_ATTR_FAULT_CHANNEL,		/* fd of a channel */
-	NP_ATTR_FAULT_REQ,		/* in, struct np_fault_req */
-	NP_ATTR_FAULT_RANGES,		/* in, 1 to 8 struct np_range */
+enum rdma_np_fault_attrs {
+	RDMA_NP_ATTR_FAULT_QP,		/* handle of a QP */
+	RDMA_NP_ATTR_FAULT_CHANNEL,		/* fd of a channel */
+	RDMA_NP_ATTR_FAULT_REQ,		/* in, struct rdma_np_fault_req */
+	RDMA_NP_ATTR_FAULT_RANGES,		/* in, 1 to 8 struct rdma_np_range */
 };
 
 /* RELEASE: give back a hold. Asynchronous, without an event. */
-enum np_release_attrs {
-	NP_ATTR_RELEASE_QP,		/* handle of a QP */
-	NP_ATTR_RELEASE_HOLD,		/* in, __u64, hold_id of an event */
+enum rdma_np_release_attrs {
+	RDMA_NP_ATTR_RELEASE_QP,		/* handle of a QP */
+	RDMA_NP_ATTR_RELEASE_HOLD,		/* in, __u64, hold_id of an event */
 };
 
 /*
  * FORGET: nothing of this QP uses the keys of the region any more. After
- * NP_EVENT_REGION_GONE (or the status NP_GONE) this lets the peer free them.
+ * RDMA_NP_EVENT_REGION_GONE (or the status RDMA_NP_GONE) this lets the peer free them.
  */
-enum np_forget_attrs {
-	NP_ATTR_FORGET_QP,		/* handle of a QP */
-	NP_ATTR_FORGET_REGION,		/* in, __u64, region_id */
+enum rdma_np_forget_attrs {
+	RDMA_NP_ATTR_FORGET_QP,		/* handle of a QP */
+	RDMA_NP_ATTR_FORGET_REGION,		/* in, __u64, region_id */
 };
 
 /* QUERY_MR: state and counters of a local unpinned region. EINVAL: pinned. */
-enum np_query_mr_attrs {
-	NP_ATTR_QUERY_MR_HANDLE,	/* handle of an MR */
-	NP_ATTR_QUERY_MR_RESP,		/* out, struct np_mr_info */
+enum rdma_np_query_mr_attrs {
+	RDMA_NP_ATTR_QUERY_MR_HANDLE,	/* handle of an MR */
+	RDMA_NP_ATTR_QUERY_MR_RESP,		/* out, struct rdma_np_mr_info */
 };
 
 /*
- * CHANNEL_ALLOC: a file descriptor from which whole struct np_event records
+ * CHANNEL_ALLOC: a file descriptor from which whole struct rdma_np_event records
  * are read (EINVAL for a buffer smaller than one), with O_NONBLOCK and poll().
  */
-enum np_channel_alloc_attrs {
-	NP_ATTR_CHANNEL_FD,		/* new fd */
+enum rdma_np_channel_alloc_attrs {
+	RDMA_NP_ATTR_CHANNEL_FD,		/* new fd */
 };
 
 /*
  * HOLD_ALLOC: pin a range of a local unpinned region until HOLD_FREE, and get a
  * key and an address under which work requests of the region's PD may use it as a
- * local buffer: as a source, and with NP_FAULT_WRITE as a sink too. The key has no
+ * local buffer: as a source, and with RDMA_NP_FAULT_WRITE as a sink too. The key has no
  * remote rights; the region's own lkey has none at all. Absent pages are brought
  * in, as if the caller touched them. A hold pins what is mapped now: what the
  * owner maps there later is not seen. It outlives the region, its key does not.
  *
- * EINVAL  a pinned MR, no length, a flag other than NP_FAULT_WRITE
+ * EINVAL  a pinned MR, no length, a flag other than RDMA_NP_FAULT_WRITE
  * ERANGE  outside of the region
- * EPERM   NP_FAULT_WRITE, and the region has no local write right
+ * EPERM   RDMA_NP_FAULT_WRITE, and the region has no local write right
  * EFAULT  nothing is mapped there, or not with these rights
  * ENOMEM  no memory, or more than RLIMIT_MEMLOCK allows: held pages count as
  *         those of a pinned region do
  * EAGAIN  memory changed faster than the kernel could look
  */
-enum np_hold_alloc_attrs {
-	NP_ATTR_HOLD_ALLOC_HANDLE,	/* new handle */
-	NP_ATTR_HOLD_ALLOC_MR,		/* handle of an MR */
-	NP_ATTR_HOLD_ALLOC_REQ,		/* in, struct np_hold_req */
-	NP_ATTR_HOLD_ALLOC_RESP,	/* out, struct np_hold_info */
+enum rdma_np_hold_alloc_attrs {
+	RDMA_NP_ATTR_HOLD_ALLOC_HANDLE,	/* new handle */
+	RDMA_NP_ATTR_HOLD_ALLOC_MR,		/* handle of an MR */
+	RDMA_NP_ATTR_HOLD_ALLOC_REQ,		/* in, struct rdma_np_hold_req */
+	RDMA_NP_ATTR_HOLD_ALLOC_RESP,	/* out, struct rdma_np_hold_info */
 };
 
-enum np_hold_free_attrs {
-	NP_ATTR_HOLD_FREE_HANDLE,
+enum rdma_np_hold_free_attrs {
+	RDMA_NP_ATTR_HOLD_FREE_HANDLE,
 };
 
-struct np_query {
-	__u32 abi_version;	/* NP_ABI_VERSION */
+struct rdma_np_query {
+	__u32 abi_version;	/* RDMA_NP_ABI_VERSION */
 	__u32 flags;		/* none yet */
 	__u32 max_ranges;	/* in one FAULT */
 	__u32 max_pages;	/* in one FAULT, all ranges together */
@@ -183,7 +183,7 @@ struct np_query {
 	__u32 reserved;
 };
 
-struct np_region_info {
+struct rdma_np_region_info {
 	__aligned_u64 region_id;	/* never used again on the peer's host */
 	__aligned_u64 base;
 	__aligned_u64 length;
@@ -197,11 +197,11 @@ struct np_region_info {
 	__aligned_u64 signature;	/* what an absent page reads as, memory order */
 };
 
-/* np_fault_req.flags */
-#define NP_FAULT_WRITE			(1U << 0)	/* writable, not only readable */
-#define NP_FAULT_HOLD			(1U << 1)	/* pinned until RELEASE */
+/* rdma_np_fault_req.flags */
+#define RDMA_NP_FAULT_WRITE			(1U << 0)	/* writable, not only readable */
+#define RDMA_NP_FAULT_HOLD			(1U << 1)	/* pinned until RELEASE */
 
-struct np_fault_req {
+struct rdma_np_fault_req {
 	__aligned_u64 region_id;
 	__aligned_u64 cookie;	/* comes back in the event */
 	__u32 flags;
@@ -209,54 +209,54 @@ struct np_fault_req {
 };
 
 /* Bytes; the pages that the range touches are meant. */
-struct np_range {
+struct rdma_np_range {
 	__aligned_u64 addr;
 	__aligned_u64 length;
 };
 
-struct np_hold_req {
+struct rdma_np_hold_req {
 	__aligned_u64 addr;	/* in the region's base space */
 	__aligned_u64 length;
-	__u32 flags;		/* NP_FAULT_WRITE */
+	__u32 flags;		/* RDMA_NP_FAULT_WRITE */
 	__u32 reserved;
 };
 
-struct np_hold_info {
-	__aligned_u64 addr;	/* of np_hold_req.addr under lkey */
+struct rdma_np_hold_info {
+	__aligned_u64 addr;	/* of rdma_np_hold_req.addr under lkey */
 	__u32 lkey;
 	__u32 reserved;
 };
 
-enum np_event_type {
-	NP_EVENT_FAULT = 1,
-	NP_EVENT_REGION_GONE = 2,
+enum rdma_np_event_type {
+	RDMA_NP_EVENT_FAULT = 1,
+	RDMA_NP_EVENT_REGION_GONE = 2,
 };
 
-enum np_status {
-	NP_OK,
-	NP_GONE,	/* the region is dead: FORGET it */
-	NP_ACCESS,	/* rights of the region or of the mapping */
-	NP_ADDRESS,	/* outside of the region, or nothing mapped there */
-	NP_BUSY,	/* over a bound, or waits for memory: back off, then ask again */
-	NP_TIMEOUT,	/* the peer did not answer */
-	NP_NOMEM,	/* the peer has no memory for it, or for a hold */
-	NP_QP,		/* the QP is not connected (any more) */
-	NP_PROTO,	/* peer speaks another version, or nonsense */
+enum rdma_np_status {
+	RDMA_NP_OK,
+	RDMA_NP_GONE,	/* the region is dead: FORGET it */
+	RDMA_NP_ACCESS,	/* rights of the region or of the mapping */
+	RDMA_NP_ADDRESS,	/* outside of the region, or nothing mapped there */
+	RDMA_NP_BUSY,	/* over a bound, or waits for memory: back off, then ask again */
+	RDMA_NP_TIMEOUT,	/* the peer did not answer */
+	RDMA_NP_NOMEM,	/* the peer has no memory for it, or for a hold */
+	RDMA_NP_QP,		/* the QP is not connected (any more) */
+	RDMA_NP_PROTO,	/* peer speaks another version, or nonsense */
 };
 
-struct np_event {
-	__u32 type;		/* enum np_event_type */
-	__u32 status;		/* enum np_status */
+struct rdma_np_event {
+	__u32 type;		/* enum rdma_np_event_type */
+	__u32 status;		/* enum rdma_np_status */
 	__aligned_u64 cookie;
 	__aligned_u64 region_id;
-	__aligned_u64 hold_id;	/* not 0 if NP_FAULT_HOLD was granted */
+	__aligned_u64 hold_id;	/* not 0 if RDMA_NP_FAULT_HOLD was granted */
 	__u32 nr_words;
 	__u32 reserved;
 	/* of the first pages of the first range, as they were when it was done */
-	__aligned_u64 words[NP_EVENT_WORDS];
+	__aligned_u64 words[RDMA_NP_EVENT_WORDS];
 };
 
-struct np_mr_info {
+struct rdma_np_mr_info {
 	__aligned_u64 region_id;
 	__aligned_u64 base;
 	__aligned_u64 length;

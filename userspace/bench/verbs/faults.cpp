@@ -206,7 +206,7 @@ public:
 	{
 		for (int i = 0; i < per_round; i++) {
 			const std::uint64_t at = pages_.mem().address() + pages_.next();
-			const np_mr_info before = counters();
+			const rdma_np_mr_info before = counters();
 			const double begin = now_us();
 
 			if (how == wait_by::polling)
@@ -214,7 +214,7 @@ public:
 			else
 				via.transfer_sleeping(opcode, at, mr_->rkey, page_size);
 			const double us = now_us() - begin;
-			const np_mr_info after = counters();
+			const rdma_np_mr_info after = counters();
 
 			if (after.faults_major - before.faults_major == (major ? 1U : 0U) &&
 			    after.faults_minor - before.faults_minor == (major ? 0U : 1U))
@@ -223,7 +223,7 @@ public:
 	}
 
 private:
-	[[nodiscard]] np_mr_info counters() const
+	[[nodiscard]] rdma_np_mr_info counters() const
 	{
 		const auto now = demo::mr_counters(*mr_);
 

@@ -21,9 +21,9 @@ namespace demo
 {
 
 /* Nothing: the region is pinned, or the device is not an mlx5. */
-[[nodiscard]] inline std::optional<np_mr_info> mr_counters(const ibv_mr &mr) noexcept
+[[nodiscard]] inline std::optional<rdma_np_mr_info> mr_counters(const ibv_mr &mr) noexcept
 {
-	np_mr_info info{};
+	rdma_np_mr_info info{};
 	/* The header ends in a flexible array, which C++ lets nothing follow. */
 	alignas(ib_uverbs_ioctl_hdr)
 	    std::byte call[sizeof(ib_uverbs_ioctl_hdr) + 2 * sizeof(ib_uverbs_attr)]{};
@@ -31,13 +31,13 @@ namespace demo
 
 	header->length = sizeof(call);
 	header->object_id = UVERBS_OBJECT_NPRDMA;
-	header->method_id = NP_METHOD_QUERY_MR;
+	header->method_id = RDMA_NP_METHOD_QUERY_MR;
 	header->num_attrs = 2;
 	header->driver_id = RDMA_DRIVER_MLX5;
-	header->attrs[0].attr_id = NP_ATTR_QUERY_MR_HANDLE;
+	header->attrs[0].attr_id = RDMA_NP_ATTR_QUERY_MR_HANDLE;
 	header->attrs[0].flags = UVERBS_ATTR_F_MANDATORY;
 	header->attrs[0].data = mr.handle;
-	header->attrs[1].attr_id = NP_ATTR_QUERY_MR_RESP;
+	header->attrs[1].attr_id = RDMA_NP_ATTR_QUERY_MR_RESP;
 	header->attrs[1].flags = UVERBS_ATTR_F_MANDATORY;
 	header->attrs[1].len = sizeof(info);
 	header->attrs[1].data = reinterpret_cast<std::uintptr_t>(&info);

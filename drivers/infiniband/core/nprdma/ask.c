@@ -211,7 +211,7 @@ static void np_trans_work(struct work_struct *work)
 	spin_unlock(&peer->lock);
 
 	if (expired)
-		np_trans_finish(trans, NP_TIMEOUT, NULL);
+		np_trans_finish(trans, RDMA_NP_TIMEOUT, NULL);
 	else if (!wait)
 		np_trans_send(trans);
 	np_trans_unref(trans);
@@ -408,7 +408,7 @@ static void np_fault_keep(struct np_trans *trans, const struct np_msg *answer)
 	lockdep_assert_held(&peer->lock);
 	if (answer->status || !answer->faulted.hold_id || peer->dead)
 		return;
-	if (!(trans->msg.fault.flags & NP_FAULT_HOLD))
+	if (!(trans->msg.fault.flags & RDMA_NP_FAULT_HOLD))
 		return;
 	fault->hold_id = answer->faulted.hold_id;
 	kref_get(&trans->ref);
@@ -507,7 +507,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 {
 	struct np_fault *fault = container_of(trans, struct np_fault, trans);
 	struct np_peer *peer = trans->peer;
-	struct np_event *ev = &fault->ev.ev;
+	struct rdma_np_event *ev = &fault->ev.ev;
 	bool full = status == NP_WIRE_FULL;
 
 	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid,
@@ -519,8 +519,8 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	if (full)
 		np_lanes_close(peer);
 	/* A hold dies with the QP pair, also one that was kept just now */
-	if (!status && peer->dead && trans->msg.fault.flags & NP_FAULT_HOLD)
-		status = NP_QP;
+	if (!status && peer->dead && trans->msg.fault.flags & RDMA_NP_FAULT_HOLD)
+		status = RDMA_NP_QP;
 	spin_unlock(&peer->lock);
 
 	if (!status) {
@@ -532,7 +532,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	if (answer && !fault->hold_id)
 		np_answer_late(peer, answer);
 
-	ev->status = full ? NP_BUSY : status;
+	ev->status = full ? RDMA_NP_BUSY : status;
 	kref_get(&trans->ref);
 	if (!np_channel_post(fault->channel, &fault->ev)) {
 		/* Nobody will ever learn of the hold */
@@ -554,7 +554,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
  * Return: 0, then exactly one event follows; -EBUSY, -ENOENT, -ENOTCONN, -ENOMEM
  */
 int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
-		  const struct np_fault_req *req, const struct np_range *ranges,
+		  const struct rdma_np_fault_req *req, const struct rdma_np_range *ranges,
 		  unsigned int nr)
 {
 	struct np_fault *fault;
@@ -582,7 +582,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 	INIT_LIST_HEAD(&fault->ev.entry);
 	fault->ev.reserved = true;
 	fault->ev.consumed = np_fault_consumed;
-	fault->ev.ev.type = NP_EVENT_FAULT;
+	fault->ev.ev.type = RDMA_NP_EVENT_FAULT;
 	fault->ev.ev.cookie = req->cookie;
 	fault->ev.ev.region_id = req->region_id;
 
@@ -592,7 +592,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 		err = -ENOTCONN;
 	else if (!bound)
 		err = -ENOENT;
-	else if (!(req->flags & NP_FAULT_HOLD) || peer->nr_kept < NP_MAX_KEPT)
+	else if (!(req->flags & RDMA_NP_FAULT_HOLD) || peer->nr_kept < NP_MAX_KEPT)
 		lane = np_lanes_find(peer);
 	if (!err && lane == NP_LANES)
 		err = -EBUSY;
@@ -696,10 +696,10 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 
 	spin_lock(&peer->lock);
 	np_resolving_end(res);
-	if (status == NP_QP && answer)
+	if (status == RDMA_NP_QP && answer)
 		res->err = -ECONNREFUSED;
 	if (!status && peer->dead)
-		status = NP_QP;
+		status = RDMA_NP_QP;
 	if (!status) {
 		res->info = answer->region;
 		res->binding->region_id = answer->region.id;
@@ -743,8 +743,8 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	}
 	res->binding->channel = np_channel_get(channel);
 	INIT_LIST_HEAD(&res->binding->ev.entry);
-	res->binding->ev.ev.type = NP_EVENT_REGION_GONE;
-	res->binding->ev.ev.status = NP_GONE;
+	res->binding->ev.ev.type = RDMA_NP_EVENT_REGION_GONE;
+	res->binding->ev.ev.status = RDMA_NP_GONE;
 	init_completion(&res->done);
 	np_trans_init(&res->trans, peer, NP_MSG_RESOLVE, np_resolve_done,
 		      np_resolving_free);
@@ -780,7 +780,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 		wait_for_completion(&res->done);
 
 	err = res->err ?: np_status_to_errno(res->status);
-	if (res->status == NP_TIMEOUT && !READ_ONCE(peer->heard))
+	if (res->status == RDMA_NP_TIMEOUT && !READ_ONCE(peer->heard))
 		err = -EHOSTUNREACH;
 	if (!err)
 		*out = res->info;
@@ -911,7 +911,7 @@ EXPORT_SYMBOL_GPL(np_peer_forget);
  * As long as a binding exists, user space may use the keys.  A RESOLVE under way
  * may be about to hand them out: its answer can come in later than GONE.
  *
- * Return: NP_OK: nobody uses the keys; NP_BUSY: ask again
+ * Return: RDMA_NP_OK: nobody uses the keys; RDMA_NP_BUSY: ask again
  */
 u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
 {
@@ -920,7 +920,7 @@ u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
 	u32 status;
 
 	spin_lock(&peer->lock);
-	status = peer->resolving ? NP_BUSY : NP_OK;
+	status = peer->resolving ? RDMA_NP_BUSY : RDMA_NP_OK;
 	for (binding = np_binding_first(peer, region_id); binding;
 	     binding = next) {
 		next = np_binding_next(binding);
@@ -928,7 +928,7 @@ u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
 			np_binding_take(peer, binding, &closed);
 			continue;
 		}
-		status = NP_BUSY;
+		status = RDMA_NP_BUSY;
 		if (!binding->told) {
 			binding->told = true;
 			/* Under the lock, so that it is not freed meanwhile */
@@ -1023,7 +1023,7 @@ void np_ask_kill(struct np_peer *peer)
 		spin_unlock(&peer->lock);
 		if (!trans)
 			break;
-		np_trans_finish(trans, NP_QP, NULL);
+		np_trans_finish(trans, RDMA_NP_QP, NULL);
 	}
 
 	spin_lock(&peer->lock);

@@ -154,7 +154,7 @@ EXPORT_SYMBOL_GPL(np_channel_is_closed);
  *
  * Return: false if there is none
  */
-bool np_channel_pop(struct np_channel *channel, struct np_event *out)
+bool np_channel_pop(struct np_channel *channel, struct rdma_np_event *out)
 {
 	void (*consumed)(struct np_ev *ev) = NULL;
 	struct np_ev *ev;
@@ -183,7 +183,7 @@ EXPORT_SYMBOL_GPL(np_channel_pop);
  */
 void np_channel_close(struct np_channel *channel)
 {
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	spin_lock(&channel->lock);
 	channel->closed = true;

@@ -158,8 +158,8 @@ static void np_word_set(struct np_region *region, struct np_slot *slot,
 {
 	u64 old = slot->words[i];
 	u64 new = ((old & ~NP_WORD_RIGHTS) + NP_WORD_GENERATION) | rights;
-	int readable = !!(new & NP_WORD_READABLE) - !!(old & NP_WORD_READABLE);
-	int writable = !!(new & NP_WORD_WRITABLE) - !!(old & NP_WORD_WRITABLE);
+	int readable = !!(new & RDMA_NP_WORD_READABLE) - !!(old & RDMA_NP_WORD_READABLE);
+	int writable = !!(new & RDMA_NP_WORD_WRITABLE) - !!(old & RDMA_NP_WORD_WRITABLE);
 
 	/* One store: peers read it while it changes */
 	WRITE_ONCE(slot->words[i], new);
@@ -172,7 +172,7 @@ static void np_word_set(struct np_region *region, struct np_slot *slot,
 /* Is there something to do for this fault? Also without the lock, as a hint */
 static bool np_slot_lacks(const struct np_slot *slot, unsigned int i, bool write)
 {
-	u64 want = NP_WORD_READABLE | (write ? NP_WORD_WRITABLE : 0);
+	u64 want = RDMA_NP_WORD_READABLE | (write ? RDMA_NP_WORD_WRITABLE : 0);
 
 	return (READ_ONCE(slot->words[i]) & want) != want;
 }
@@ -269,9 +269,9 @@ static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 static void np_slot_make_stale(struct np_region *region, struct np_slot *slot,
 			       unsigned int i)
 {
-	if (slot->words[i] & NP_WORD_READABLE)
+	if (slot->words[i] & RDMA_NP_WORD_READABLE)
 		__set_bit(i, slot->holds->stale_read);
-	if (slot->words[i] & NP_WORD_WRITABLE &&
+	if (slot->words[i] & RDMA_NP_WORD_WRITABLE &&
 	    np_slot_is_held_for_write(slot, i))
 		__set_bit(i, slot->holds->stale_write);
 	np_word_set(region, slot, i, 0);
@@ -298,7 +298,7 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 	}
 
 	for (i = first; i < end; i++) {
-		if (!(slot->words[i] & NP_WORD_READABLE))
+		if (!(slot->words[i] & RDMA_NP_WORD_READABLE))
 			continue;
 		if (how != NP_ABSENT_ALL && np_slot_is_held(slot, i))
 			np_slot_make_stale(region, slot, i);
@@ -345,11 +345,11 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 	}
 
 	for (i = first; i < end; i++) {
-		if (!(slot->words[i] & NP_WORD_WRITABLE))
+		if (!(slot->words[i] & RDMA_NP_WORD_WRITABLE))
 			continue;
 		if (np_slot_is_held_for_write(slot, i))
 			__set_bit(i, slot->holds->stale_write);
-		np_word_set(region, slot, i, NP_WORD_READABLE);
+		np_word_set(region, slot, i, RDMA_NP_WORD_READABLE);
 		out++;
 	}
 	if (!out)
@@ -448,7 +448,7 @@ static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 
 	if (out) {
 		trace_np_residency(region->id, region->public_rkey, start, out,
-				   readable ? NP_WORD_READABLE : 0);
+				   readable ? RDMA_NP_WORD_READABLE : 0);
 		atomic64_inc(&region->count.invalidations);
 		atomic64_add(out, &region->count.pages_invalidated);
 	}
@@ -726,7 +726,7 @@ static int np_slot_prepare(struct np_fault *f)
 			return ret;
 	}
 	f->split_write = np_window_exists(&region->write) &&
-			 (f->flags & NP_FAULT_WRITE || READ_ONCE(slot->huge));
+			 (f->flags & RDMA_NP_FAULT_WRITE || READ_ONCE(slot->huge));
 	if (f->split_write) {
 		ret = np_window_split(&region->write, f->va);
 		if (ret)
@@ -783,7 +783,7 @@ static bool np_page_make_dirty(struct page *page)
  */
 static int np_fault_why(const struct np_fault *f)
 {
-	bool write = f->flags & NP_FAULT_WRITE;
+	bool write = f->flags & RDMA_NP_FAULT_WRITE;
 	struct vm_area_struct *vma;
 	struct page *page;
 	unsigned long va;
@@ -821,7 +821,7 @@ static bool np_fault_is_forbidden(const struct np_fault *f)
 	vma_iter_init(&vmi, f->mm, f->va);
 	for_each_vma_range(vmi, vma, end)
 		if (vma_is_secretmem(vma) ||
-		    (f->flags & NP_FAULT_WRITE && vma->vm_flags & VM_SHADOW_STACK))
+		    (f->flags & RDMA_NP_FAULT_WRITE && vma->vm_flags & VM_SHADOW_STACK))
 			return true;
 	return false;
 }
@@ -841,7 +841,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_hmm_range_fault);
  */
 static int np_fault_look(struct np_fault *f, unsigned long seq)
 {
-	bool write = f->flags & NP_FAULT_WRITE;
+	bool write = f->flags & RDMA_NP_FAULT_WRITE;
 	struct hmm_range range = {
 		.notifier = &f->chunk->notifier,
 		.notifier_seq = seq,
@@ -891,7 +891,7 @@ static unsigned long np_fault_slot_pfn(const struct np_fault *f)
 static bool np_fault_is_huge(const struct np_fault *f)
 {
 	unsigned long want = HMM_PFN_VALID |
-			     (f->flags & NP_FAULT_WRITE ? HMM_PFN_WRITE : 0);
+			     (f->flags & RDMA_NP_FAULT_WRITE ? HMM_PFN_WRITE : 0);
 	unsigned long va = ALIGN_DOWN(f->va, NP_SLOT_SIZE);
 	struct np_region *region = f->region;
 	unsigned long pfn = np_fault_slot_pfn(f);
@@ -949,7 +949,7 @@ static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
  */
 static int np_fault_plan(struct np_fault *f, struct page **undirty)
 {
-	bool write = f->flags & NP_FAULT_WRITE;
+	bool write = f->flags & RDMA_NP_FAULT_WRITE;
 	bool work = false;
 	unsigned int i;
 
@@ -987,7 +987,7 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		}
 		if (!np_page_is_memory(pfn))
 			return -EFAULT;
-		if (!(word & NP_WORD_READABLE))
+		if (!(word & RDMA_NP_WORD_READABLE))
 			f->read[i] = PFN_PHYS(pfn);
 		if (write) {
 			f->write[i] = PFN_PHYS(pfn);
@@ -1005,7 +1005,7 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 /* Likewise, if one leaf shall map the slot */
 static int np_fault_plan_huge(struct np_fault *f, struct page **undirty)
 {
-	bool write = f->flags & NP_FAULT_WRITE;
+	bool write = f->flags & RDMA_NP_FAULT_WRITE;
 	unsigned long pfn = np_fault_slot_pfn(f);
 	struct page *page;
 	unsigned int i;
@@ -1070,16 +1070,16 @@ static int np_fault_map(struct np_fault *f)
 	 */
 	dma_wmb();
 	for (i = 0; i < f->npages; i++) {
-		u64 rights = NP_WORD_READABLE;
+		u64 rights = RDMA_NP_WORD_READABLE;
 
 		if (f->read[i] == IOMMU_LEAF_KEEP &&
 		    f->write[i] == IOMMU_LEAF_KEEP)
 			continue;
 		if (f->write[i] != IOMMU_LEAF_KEEP)
-			rights |= NP_WORD_WRITABLE;
+			rights |= RDMA_NP_WORD_WRITABLE;
 		if (holds) {
 			__clear_bit(f->first + i, holds->stale_read);
-			if (rights & NP_WORD_WRITABLE)
+			if (rights & RDMA_NP_WORD_WRITABLE)
 				__clear_bit(f->first + i, holds->stale_write);
 		}
 		/* Before peers can see it: their next use leaves no trace */
@@ -1088,16 +1088,16 @@ static int np_fault_map(struct np_fault *f)
 		in++;
 	}
 	trace_np_residency(region->id, region->public_rkey, f->va, in,
-			   f->flags & NP_FAULT_WRITE ? NP_WORD_RIGHTS :
-						       NP_WORD_READABLE);
+			   f->flags & RDMA_NP_FAULT_WRITE ? NP_WORD_RIGHTS :
+						       RDMA_NP_WORD_READABLE);
 	return in;
 }
 
 /* Steps 1 to 3 with one leaf for 512 pages */
 static int np_fault_map_huge(struct np_fault *f)
 {
-	u64 rights = NP_WORD_READABLE |
-		     (f->flags & NP_FAULT_WRITE ? NP_WORD_WRITABLE : 0);
+	u64 rights = RDMA_NP_WORD_READABLE |
+		     (f->flags & RDMA_NP_FAULT_WRITE ? RDMA_NP_WORD_WRITABLE : 0);
 	phys_addr_t paddr = PFN_PHYS(np_fault_slot_pfn(f));
 	unsigned long va = np_slot_va(f->chunk, f->slot);
 	struct np_region *region = f->region;
@@ -1108,7 +1108,7 @@ static int np_fault_map_huge(struct np_fault *f)
 
 	np_slot_set_huge(region, slot, true);
 	iommu_inval_init(&inval);
-	if (rights & NP_WORD_WRITABLE)
+	if (rights & RDMA_NP_WORD_WRITABLE)
 		ret = np_window_merge(&region->write, va, paddr, &inval);
 	if (!ret)
 		ret = np_window_merge(&region->read, va, paddr, &inval);
@@ -1174,7 +1174,7 @@ static long np_pin_pages(struct np_fault *f, struct page **pages)
 	unsigned int done = 0;
 	long n = 0;
 
-	if (f->flags & NP_FAULT_WRITE)
+	if (f->flags & RDMA_NP_FAULT_WRITE)
 		gup_flags |= FOLL_WRITE;
 	mmap_read_lock(f->mm);
 	while (done < f->npages) {
@@ -1392,7 +1392,7 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 		return false;
 	for (i = 0; i < f->npages; i++)
 		if (np_slot_lacks(slot, f->first + i,
-				  f->flags & NP_FAULT_WRITE))
+				  f->flags & RDMA_NP_FAULT_WRITE))
 			return false;
 	for (i = 0; i < min(nr_words, f->npages); i++)
 		words[i] = READ_ONCE(slot->words[f->first + i]);
@@ -1498,7 +1498,7 @@ static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words
  * @region: region
  * @addr: first address, in the space of the application's remote addresses
  * @len: bytes
- * @flags: NP_FAULT_WRITE, NP_FAULT_LOCAL
+ * @flags: RDMA_NP_FAULT_WRITE, NP_FAULT_LOCAL
  *
  * Return: 0, -ERANGE, or -EPERM if the region lacks the right.
  */
@@ -1509,11 +1509,11 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
 	    addr - region->base > region->length ||
 	    len > region->length - (addr - region->base))
 		return -ERANGE;
-	if (flags & NP_FAULT_WRITE && !np_window_exists(&region->write))
+	if (flags & RDMA_NP_FAULT_WRITE && !np_window_exists(&region->write))
 		return -EPERM;
 	if (flags & NP_FAULT_LOCAL)
 		return 0;
-	if (!(region->access & (flags & NP_FAULT_WRITE ? NP_ACCESS_REMOTE_CHANGE :
+	if (!(region->access & (flags & RDMA_NP_FAULT_WRITE ? NP_ACCESS_REMOTE_CHANGE :
 							 IB_ACCESS_REMOTE_READ)))
 		return -EPERM;
 	return 0;
@@ -1524,7 +1524,7 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
  * @region: region
  * @addr: first address, in the space of the application's remote addresses
  * @len: bytes
- * @flags: NP_FAULT_WRITE, NP_FAULT_PRESENT, NP_FAULT_AROUND, NP_FAULT_LOCAL
+ * @flags: RDMA_NP_FAULT_WRITE, NP_FAULT_PRESENT, NP_FAULT_AROUND, NP_FAULT_LOCAL
  * @hold: pin the pages on it, too; or NULL
  * @words: receives the residency words of the first pages, or NULL
  * @nr_words: how many; those behind the range are left alone
@@ -1557,7 +1557,7 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 	int ret;
 
 	if (hold && hold->write)
-		f.flags |= NP_FAULT_WRITE;
+		f.flags |= RDMA_NP_FAULT_WRITE;
 	ret = np_region_check_range(region, addr, len, f.flags);
 	if (ret)
 		goto out;
@@ -1603,7 +1603,7 @@ EXPORT_SYMBOL_GPL(np_region_fault);
 /**
  * np_hold_alloc() - a hold without pages
  * @region: region
- * @flags: NP_FAULT_WRITE: pages will be pinned for write
+ * @flags: RDMA_NP_FAULT_WRITE: pages will be pinned for write
  *
  * Context: process context.
  * Return: the hold, to pass to np_region_fault(), or NULL.
@@ -1615,7 +1615,7 @@ struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags)
 	hold = kzalloc(sizeof(*hold), GFP_KERNEL);
 	if (!hold)
 		return NULL;
-	hold->write = flags & NP_FAULT_WRITE;
+	hold->write = flags & RDMA_NP_FAULT_WRITE;
 	INIT_LIST_HEAD(&hold->pins);
 	hold->region = region;
 	np_region_get(region);

@@ -48,7 +48,7 @@ static int np_local_charge(struct np_local *local, unsigned long pages)
  * @region: region that stays while this runs
  * @addr: first address, in the space of the application's remote addresses
  * @len: bytes
- * @flags: NP_FAULT_WRITE: the NIC will write there
+ * @flags: RDMA_NP_FAULT_WRITE: the NIC will write there
  * @key_addr: set to the address of @addr under @lkey
  * @lkey: set to the key to use, in the PD of the region
  *
@@ -65,7 +65,7 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 	ret = np_region_check_range(region, addr, len, flags | NP_FAULT_LOCAL);
 	if (ret)
 		return ERR_PTR(ret);
-	ret = np_region_local_key(region, flags & NP_FAULT_WRITE, addr,
+	ret = np_region_local_key(region, flags & RDMA_NP_FAULT_WRITE, addr,
 				  key_addr, lkey);
 	if (ret)
 		return ERR_PTR(ret);

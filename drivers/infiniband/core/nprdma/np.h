@@ -29,9 +29,9 @@ struct np_region;
 struct np_hold;
 struct np_local;
 
-/* NP_WORD_READABLE, NP_WORD_WRITABLE and NP_FAULT_WRITE are user space's, too */
-#define NP_WORD_RIGHTS		(NP_WORD_READABLE | NP_WORD_WRITABLE)
-#define NP_WORD_GENERATION	(1ULL << NP_WORD_GENERATION_SHIFT)
+/* RDMA_NP_WORD_READABLE, RDMA_NP_WORD_WRITABLE and RDMA_NP_FAULT_WRITE are user space's, too */
+#define NP_WORD_RIGHTS		(RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE)
+#define NP_WORD_GENERATION	(1ULL << RDMA_NP_WORD_GENERATION_SHIFT)
 
 /*
  * For np_region_fault(), never on the wire: take only what the owner's page
@@ -150,7 +150,7 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out);
 
 /*
  * Make the pages of [addr, addr + len) resident.  With @hold they are pinned on it
- * as well, for write if the hold was allocated so (NP_FAULT_WRITE).  @words (or NULL)
+ * as well, for write if the hold was allocated so (RDMA_NP_FAULT_WRITE).  @words (or NULL)
  * receives the residency words of the first @nr_words pages, as they were when the
  * pages of their part became resident: a slot's, or less if memory changes.
  * -EFAULT no such mapping, -EPERM rights of the region or of the mapping,

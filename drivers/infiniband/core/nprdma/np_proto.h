@@ -62,9 +62,9 @@ enum np_msg_type {
 #define NP_WIRE_ANSWER		BIT(0)
 
 /*
- * np_wire_hdr.status, beside enum np_status: the request arrived and is being
+ * np_wire_hdr.status, beside enum rdma_np_status: the request arrived and is being
  * served, which is said when it arrives again; there are too many FAULTs here,
- * and this one was not even looked at, which user space hears of as NP_BUSY.
+ * and this one was not even looked at, which user space hears of as RDMA_NP_BUSY.
  */
 #define NP_WIRE_WORKING		0x80
 #define NP_WIRE_FULL		0x81
@@ -127,14 +127,14 @@ struct np_wire_fault {
 	__be32 flags;
 	__be16 lane;
 	__be16 nr_ranges;
-	struct np_wire_range ranges[NP_MAX_RANGES];
+	struct np_wire_range ranges[RDMA_NP_MAX_RANGES];
 };
 
 struct np_wire_faulted {
 	__be64 hold_id;
 	__be32 nr_words;
 	__be32 reserved;
-	__be64 words[NP_EVENT_WORDS];
+	__be64 words[RDMA_NP_EVENT_WORDS];
 };
 
 struct np_wire_release {
@@ -207,12 +207,12 @@ struct np_msg {
 			u32 flags;
 			u16 lane;
 			u16 nr_ranges;
-			struct np_range ranges[NP_MAX_RANGES];
+			struct rdma_np_range ranges[RDMA_NP_MAX_RANGES];
 		} fault;
 		struct {
 			u64 hold_id;
 			u32 nr_words;
-			u64 words[NP_EVENT_WORDS];
+			u64 words[RDMA_NP_EVENT_WORDS];
 		} faulted;
 		u64 hold_id;
 		struct {
@@ -227,7 +227,7 @@ struct np_msg {
 
 void np_msg_encode(const struct np_msg *msg, struct np_wire *wire);
 int np_msg_decode(const struct np_wire *wire, struct np_msg *msg);
-int np_ranges_check(const struct np_range *ranges, unsigned int nr, u32 flags);
+int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 flags);
 int np_status_to_errno(u32 status);
 u32 np_errno_to_status(int err);
 
@@ -401,8 +401,8 @@ struct np_hca {
  * Pages under hold, on behalf of one QP and for all of a device; of these, one owner's
  * as many as it leaves free
  */
-#define NP_HELD_QP		(8 * NP_MAX_PAGES)
-#define NP_HELD_DEVICE		(256 * NP_MAX_PAGES)
+#define NP_HELD_QP		(8 * RDMA_NP_MAX_PAGES)
+#define NP_HELD_DEVICE		(256 * RDMA_NP_MAX_PAGES)
 
 /* A receive buffer of the quick transport */
 #define NP_UD_GRH		sizeof(struct ib_grh)
@@ -617,7 +617,7 @@ struct np_trans {
  */
 struct np_ev {
 	struct list_head entry;
-	struct np_event ev;
+	struct rdma_np_event ev;
 	bool reserved;
 	void (*consumed)(struct np_ev *ev);
 };
@@ -628,7 +628,7 @@ struct np_ev {
  * @taken: in a list of those to be freed
  * @channel: reference
  * @region_id: the region
- * @told: NP_EVENT_REGION_GONE was posted
+ * @told: RDMA_NP_EVENT_REGION_GONE was posted
  * @ev: that
  */
 struct np_binding {
@@ -667,7 +667,7 @@ void np_trans_put(struct np_trans *trans);
 int np_peer_resolve(struct np_peer *peer, struct np_channel *channel, u32 rkey,
 		    struct np_resolve *out);
 int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
-		  const struct np_fault_req *req, const struct np_range *ranges,
+		  const struct rdma_np_fault_req *req, const struct rdma_np_range *ranges,
 		  unsigned int nr);
 int np_peer_release(struct np_peer *peer, u64 hold_id);
 int np_peer_forget(struct np_peer *peer, u64 region_id);
@@ -727,7 +727,7 @@ int np_channel_reserve(struct np_channel *channel);
 void np_channel_unreserve(struct np_channel *channel);
 bool np_channel_post(struct np_channel *channel, struct np_ev *ev);
 void np_channel_unpost(struct np_channel *channel, struct np_ev *ev);
-bool np_channel_pop(struct np_channel *channel, struct np_event *out);
+bool np_channel_pop(struct np_channel *channel, struct rdma_np_event *out);
 bool np_channel_is_closed(struct np_channel *channel);
 void np_channel_close(struct np_channel *channel);
 

@@ -152,8 +152,8 @@ struct np_slot_holds {
  * @merges: how often the slot was merged; tells a fault that its split is undone
  * @huge: a leaf of 2 MiB may map the owner's memory: all of the slot becomes absent
  *	at once, because a split allocates; then no page of it is held
- * @resident: pages with NP_WORD_READABLE
- * @writable: pages with NP_WORD_WRITABLE
+ * @resident: pages with RDMA_NP_WORD_READABLE
+ * @writable: pages with RDMA_NP_WORD_WRITABLE
  * @held: pages with a hold
  *
  * Protected by the chunk's lock.  @words and @holds change once, and are published

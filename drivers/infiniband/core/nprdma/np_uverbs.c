@@ -40,7 +40,7 @@ static ssize_t np_channel_read(struct file *filp, char __user *buf,
 			       size_t count, loff_t *pos)
 {
 	struct np_channel *channel = np_file_channel(filp);
-	struct np_event ev;
+	struct rdma_np_event ev;
 	ssize_t done = 0;
 
 	if (count < sizeof(ev))
@@ -111,22 +111,22 @@ static struct np_channel *np_attr_channel(struct uverbs_attr_bundle *attrs,
 	return np_uobj_channel(uverbs_attr_get_uobject(attrs, id));
 }
 
-static int UVERBS_HANDLER(NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundle *attrs)
 {
 	struct ib_uobject *uobj = uverbs_attr_get_uobject(attrs,
-							  NP_ATTR_CHANNEL_FD);
+							  RDMA_NP_ATTR_CHANNEL_FD);
 
 	uverbs_uobject_get(uobj);
 	np_channel_init(np_uobj_channel(uobj), np_channel_free);
 	return 0;
 }
 
-static int UVERBS_HANDLER(NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs)
 {
-	struct np_query query = {
-		.abi_version = NP_ABI_VERSION,
-		.max_ranges = NP_MAX_RANGES,
-		.max_pages = NP_MAX_PAGES,
+	struct rdma_np_query query = {
+		.abi_version = RDMA_NP_ABI_VERSION,
+		.max_ranges = RDMA_NP_MAX_RANGES,
+		.max_pages = RDMA_NP_MAX_PAGES,
 		.max_outstanding = NP_LANES,
 	};
 	struct ib_ucontext *ucontext = ib_uverbs_get_ucontext(attrs);
@@ -137,22 +137,22 @@ static int UVERBS_HANDLER(NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs)
 	err = np_device_check(ucontext->device);
 	if (err)
 		return err;
-	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_QUERY_RESP, &query,
+	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_QUERY_RESP, &query,
 					     sizeof(query));
 }
 
-static int UVERBS_HANDLER(NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_RESOLVE_QP);
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_RESOLVE_QP);
 	struct np_channel *channel = np_attr_channel(attrs,
-						     NP_ATTR_RESOLVE_CHANNEL);
-	struct np_region_info info = {};
+						     RDMA_NP_ATTR_RESOLVE_CHANNEL);
+	struct rdma_np_region_info info = {};
 	struct np_resolve out;
 	struct np_peer *peer;
 	u32 rkey;
 	int err;
 
-	err = uverbs_copy_from(&rkey, attrs, NP_ATTR_RESOLVE_RKEY);
+	err = uverbs_copy_from(&rkey, attrs, RDMA_NP_ATTR_RESOLVE_RKEY);
 	if (err)
 		return err;
 	peer = np_peer_make(qp);
@@ -174,32 +174,32 @@ static int UVERBS_HANDLER(NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *attrs)
 	info.write_addr = out.write_addr;
 	info.table_addr = out.table_addr;
 	info.signature = out.signature;
-	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_RESOLVE_RESP,
+	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_RESOLVE_RESP,
 					     &info, sizeof(info));
 }
 
-static int UVERBS_HANDLER(NP_METHOD_FAULT)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_FAULT)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_FAULT_QP);
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_FAULT_QP);
 	struct np_channel *channel = np_attr_channel(attrs,
-						     NP_ATTR_FAULT_CHANNEL);
-	struct np_range ranges[NP_MAX_RANGES];
-	struct np_fault_req req;
+						     RDMA_NP_ATTR_FAULT_CHANNEL);
+	struct rdma_np_range ranges[RDMA_NP_MAX_RANGES];
+	struct rdma_np_fault_req req;
 	struct np_peer *peer;
 	int err, nr;
 
-	nr = uverbs_attr_ptr_get_array_size(attrs, NP_ATTR_FAULT_RANGES,
+	nr = uverbs_attr_ptr_get_array_size(attrs, RDMA_NP_ATTR_FAULT_RANGES,
 					    sizeof(ranges[0]));
 	if (nr < 0)
 		return nr;
-	if (nr > NP_MAX_RANGES)
+	if (nr > RDMA_NP_MAX_RANGES)
 		return -EINVAL;
 	/* It may be longer than what we know, if the rest is zero */
-	err = uverbs_copy_from_or_zero(&req, attrs, NP_ATTR_FAULT_REQ);
+	err = uverbs_copy_from_or_zero(&req, attrs, RDMA_NP_ATTR_FAULT_REQ);
 	if (err)
 		return err;
 	/* The address of the array: what is copied is as large as what it points to */
-	err = uverbs_copy_from_or_zero(&ranges, attrs, NP_ATTR_FAULT_RANGES);
+	err = uverbs_copy_from_or_zero(&ranges, attrs, RDMA_NP_ATTR_FAULT_RANGES);
 	if (err)
 		return err;
 	if (req.reserved)
@@ -217,14 +217,14 @@ static int UVERBS_HANDLER(NP_METHOD_FAULT)(struct uverbs_attr_bundle *attrs)
 	return err;
 }
 
-static int UVERBS_HANDLER(NP_METHOD_RELEASE)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_RELEASE)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_RELEASE_QP);
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_RELEASE_QP);
 	struct np_peer *peer;
 	u64 hold_id;
 	int err;
 
-	err = uverbs_copy_from(&hold_id, attrs, NP_ATTR_RELEASE_HOLD);
+	err = uverbs_copy_from(&hold_id, attrs, RDMA_NP_ATTR_RELEASE_HOLD);
 	if (err)
 		return err;
 	peer = np_peer_get(qp);
@@ -235,14 +235,14 @@ static int UVERBS_HANDLER(NP_METHOD_RELEASE)(struct uverbs_attr_bundle *attrs)
 	return err;
 }
 
-static int UVERBS_HANDLER(NP_METHOD_FORGET)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_FORGET)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_qp *qp = uverbs_attr_get_obj(attrs, NP_ATTR_FORGET_QP);
+	struct ib_qp *qp = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_FORGET_QP);
 	struct np_peer *peer;
 	u64 region_id;
 	int err;
 
-	err = uverbs_copy_from(&region_id, attrs, NP_ATTR_FORGET_REGION);
+	err = uverbs_copy_from(&region_id, attrs, RDMA_NP_ATTR_FORGET_REGION);
 	if (err)
 		return err;
 	peer = np_peer_get(qp);
@@ -270,38 +270,38 @@ static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
 	return 0;
 }
 
-static int UVERBS_HANDLER(NP_METHOD_HOLD_ALLOC)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_HOLD_ALLOC)(struct uverbs_attr_bundle *attrs)
 {
 	struct ib_uobject *uobj = uverbs_attr_get_uobject(attrs,
-							  NP_ATTR_HOLD_ALLOC_HANDLE);
-	struct ib_mr *mr = uverbs_attr_get_obj(attrs, NP_ATTR_HOLD_ALLOC_MR);
+							  RDMA_NP_ATTR_HOLD_ALLOC_HANDLE);
+	struct ib_mr *mr = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_HOLD_ALLOC_MR);
 	struct np_region *region = np_mr_region(mr);
-	struct np_hold_info info = {};
+	struct rdma_np_hold_info info = {};
 	struct np_local *local;
-	struct np_hold_req req;
+	struct rdma_np_hold_req req;
 	int err;
 
-	err = uverbs_copy_from_or_zero(&req, attrs, NP_ATTR_HOLD_ALLOC_REQ);
+	err = uverbs_copy_from_or_zero(&req, attrs, RDMA_NP_ATTR_HOLD_ALLOC_REQ);
 	if (err)
 		return err;
 	if (!region || !req.length || req.reserved ||
-	    req.flags & ~NP_FAULT_WRITE)
+	    req.flags & ~RDMA_NP_FAULT_WRITE)
 		return -EINVAL;
 	local = np_local_hold(region, req.addr, req.length, req.flags,
 			      &info.addr, &info.lkey);
 	if (IS_ERR(local))
 		return PTR_ERR(local);
 	uobj->object = local;
-	uverbs_finalize_uobj_create(attrs, NP_ATTR_HOLD_ALLOC_HANDLE);
-	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_HOLD_ALLOC_RESP,
+	uverbs_finalize_uobj_create(attrs, RDMA_NP_ATTR_HOLD_ALLOC_HANDLE);
+	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_HOLD_ALLOC_RESP,
 					     &info, sizeof(info));
 }
 
-static int UVERBS_HANDLER(NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_mr *mr = uverbs_attr_get_obj(attrs, NP_ATTR_QUERY_MR_HANDLE);
+	struct ib_mr *mr = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_QUERY_MR_HANDLE);
 	struct np_region *region = np_mr_region(mr);
-	struct np_mr_info info = {};
+	struct rdma_np_mr_info info = {};
 	struct np_resolve what;
 	struct np_stats stats;
 
@@ -325,109 +325,109 @@ static int UVERBS_HANDLER(NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *attrs)
 	info.holds = stats.holds;
 	info.table_pages = stats.table_pages;
 	info.huge_leaves = stats.huge;
-	return uverbs_copy_to_struct_or_zero(attrs, NP_ATTR_QUERY_MR_RESP,
+	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_QUERY_MR_RESP,
 					     &info, sizeof(info));
 }
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_QUERY,
-	UVERBS_ATTR_PTR_OUT(NP_ATTR_QUERY_RESP,
-			    UVERBS_ATTR_STRUCT(struct np_query, reserved),
+	RDMA_NP_METHOD_QUERY,
+	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_QUERY_RESP,
+			    UVERBS_ATTR_STRUCT(struct rdma_np_query, reserved),
 			    UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_RESOLVE,
-	UVERBS_ATTR_IDR(NP_ATTR_RESOLVE_QP, UVERBS_OBJECT_QP,
+	RDMA_NP_METHOD_RESOLVE,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_RESOLVE_QP, UVERBS_OBJECT_QP,
 			UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_FD(NP_ATTR_RESOLVE_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
+	UVERBS_ATTR_FD(RDMA_NP_ATTR_RESOLVE_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
 		       UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(NP_ATTR_RESOLVE_RKEY, UVERBS_ATTR_TYPE(u32),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_RESOLVE_RKEY, UVERBS_ATTR_TYPE(u32),
 			   UA_MANDATORY),
-	UVERBS_ATTR_PTR_OUT(NP_ATTR_RESOLVE_RESP,
-			    UVERBS_ATTR_STRUCT(struct np_region_info,
+	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_RESOLVE_RESP,
+			    UVERBS_ATTR_STRUCT(struct rdma_np_region_info,
 					       signature),
 			    UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_FAULT,
-	UVERBS_ATTR_IDR(NP_ATTR_FAULT_QP, UVERBS_OBJECT_QP,
+	RDMA_NP_METHOD_FAULT,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_FAULT_QP, UVERBS_OBJECT_QP,
 			UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_FD(NP_ATTR_FAULT_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
+	UVERBS_ATTR_FD(RDMA_NP_ATTR_FAULT_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
 		       UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(NP_ATTR_FAULT_REQ,
-			   UVERBS_ATTR_STRUCT(struct np_fault_req, reserved),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_FAULT_REQ,
+			   UVERBS_ATTR_STRUCT(struct rdma_np_fault_req, reserved),
 			   UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(NP_ATTR_FAULT_RANGES,
-			   UVERBS_ATTR_SIZE(sizeof(struct np_range),
-					    NP_MAX_RANGES *
-					    sizeof(struct np_range)),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_FAULT_RANGES,
+			   UVERBS_ATTR_SIZE(sizeof(struct rdma_np_range),
+					    RDMA_NP_MAX_RANGES *
+					    sizeof(struct rdma_np_range)),
 			   UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_RELEASE,
-	UVERBS_ATTR_IDR(NP_ATTR_RELEASE_QP, UVERBS_OBJECT_QP,
+	RDMA_NP_METHOD_RELEASE,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_RELEASE_QP, UVERBS_OBJECT_QP,
 			UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(NP_ATTR_RELEASE_HOLD, UVERBS_ATTR_TYPE(u64),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_RELEASE_HOLD, UVERBS_ATTR_TYPE(u64),
 			   UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_FORGET,
-	UVERBS_ATTR_IDR(NP_ATTR_FORGET_QP, UVERBS_OBJECT_QP,
+	RDMA_NP_METHOD_FORGET,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_FORGET_QP, UVERBS_OBJECT_QP,
 			UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(NP_ATTR_FORGET_REGION, UVERBS_ATTR_TYPE(u64),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_FORGET_REGION, UVERBS_ATTR_TYPE(u64),
 			   UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_QUERY_MR,
-	UVERBS_ATTR_IDR(NP_ATTR_QUERY_MR_HANDLE, UVERBS_OBJECT_MR,
+	RDMA_NP_METHOD_QUERY_MR,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_QUERY_MR_HANDLE, UVERBS_OBJECT_MR,
 			UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_PTR_OUT(NP_ATTR_QUERY_MR_RESP,
-			    UVERBS_ATTR_STRUCT(struct np_mr_info, reserved),
+	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_QUERY_MR_RESP,
+			    UVERBS_ATTR_STRUCT(struct rdma_np_mr_info, reserved),
 			    UA_MANDATORY));
 
 DECLARE_UVERBS_GLOBAL_METHODS(
 	UVERBS_OBJECT_NPRDMA,
-	&UVERBS_METHOD(NP_METHOD_QUERY),
-	&UVERBS_METHOD(NP_METHOD_RESOLVE),
-	&UVERBS_METHOD(NP_METHOD_FAULT),
-	&UVERBS_METHOD(NP_METHOD_RELEASE),
-	&UVERBS_METHOD(NP_METHOD_FORGET),
-	&UVERBS_METHOD(NP_METHOD_QUERY_MR));
+	&UVERBS_METHOD(RDMA_NP_METHOD_QUERY),
+	&UVERBS_METHOD(RDMA_NP_METHOD_RESOLVE),
+	&UVERBS_METHOD(RDMA_NP_METHOD_FAULT),
+	&UVERBS_METHOD(RDMA_NP_METHOD_RELEASE),
+	&UVERBS_METHOD(RDMA_NP_METHOD_FORGET),
+	&UVERBS_METHOD(RDMA_NP_METHOD_QUERY_MR));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_CHANNEL_ALLOC,
-	UVERBS_ATTR_FD(NP_ATTR_CHANNEL_FD, UVERBS_OBJECT_NP_CHANNEL,
+	RDMA_NP_METHOD_CHANNEL_ALLOC,
+	UVERBS_ATTR_FD(RDMA_NP_ATTR_CHANNEL_FD, UVERBS_OBJECT_NP_CHANNEL,
 		       UVERBS_ACCESS_NEW, UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_OBJECT(
 	UVERBS_OBJECT_NP_CHANNEL,
 	UVERBS_TYPE_ALLOC_FD(sizeof(struct np_channel_uobject),
 			     np_channel_destroy, &np_channel_fops, "[nprdma]", O_RDONLY),
-	&UVERBS_METHOD(NP_METHOD_CHANNEL_ALLOC));
+	&UVERBS_METHOD(RDMA_NP_METHOD_CHANNEL_ALLOC));
 
 DECLARE_UVERBS_NAMED_METHOD(
-	NP_METHOD_HOLD_ALLOC,
-	UVERBS_ATTR_IDR(NP_ATTR_HOLD_ALLOC_HANDLE, UVERBS_OBJECT_NP_HOLD,
+	RDMA_NP_METHOD_HOLD_ALLOC,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, UVERBS_OBJECT_NP_HOLD,
 			UVERBS_ACCESS_NEW, UA_MANDATORY),
-	UVERBS_ATTR_IDR(NP_ATTR_HOLD_ALLOC_MR, UVERBS_OBJECT_MR,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_HOLD_ALLOC_MR, UVERBS_OBJECT_MR,
 			UVERBS_ACCESS_READ, UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(NP_ATTR_HOLD_ALLOC_REQ,
-			   UVERBS_ATTR_STRUCT(struct np_hold_req, reserved),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_HOLD_ALLOC_REQ,
+			   UVERBS_ATTR_STRUCT(struct rdma_np_hold_req, reserved),
 			   UA_MANDATORY),
-	UVERBS_ATTR_PTR_OUT(NP_ATTR_HOLD_ALLOC_RESP,
-			    UVERBS_ATTR_STRUCT(struct np_hold_info, reserved),
+	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_HOLD_ALLOC_RESP,
+			    UVERBS_ATTR_STRUCT(struct rdma_np_hold_info, reserved),
 			    UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD_DESTROY(
-	NP_METHOD_HOLD_FREE,
-	UVERBS_ATTR_IDR(NP_ATTR_HOLD_FREE_HANDLE, UVERBS_OBJECT_NP_HOLD,
+	RDMA_NP_METHOD_HOLD_FREE,
+	UVERBS_ATTR_IDR(RDMA_NP_ATTR_HOLD_FREE_HANDLE, UVERBS_OBJECT_NP_HOLD,
 			UVERBS_ACCESS_DESTROY, UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_OBJECT(
 	UVERBS_OBJECT_NP_HOLD,
 	UVERBS_TYPE_ALLOC_IDR(np_hold_destroy),
-	&UVERBS_METHOD(NP_METHOD_HOLD_ALLOC),
-	&UVERBS_METHOD(NP_METHOD_HOLD_FREE));
+	&UVERBS_METHOD(RDMA_NP_METHOD_HOLD_ALLOC),
+	&UVERBS_METHOD(RDMA_NP_METHOD_HOLD_FREE));
 
 const struct uapi_definition uverbs_def_obj_nprdma[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_NPRDMA),

@@ -33,7 +33,7 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
-		if (msg->status != NP_OK)
+		if (msg->status != RDMA_NP_OK)
 			return 0;
 		wire->region = (struct np_wire_region) {
 			.id = cpu_to_be64(msg->region.id),
@@ -50,7 +50,7 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 		};
 		return sizeof(wire->region);
 	case NP_MSG_FAULT:
-		if (msg->status != NP_OK)
+		if (msg->status != RDMA_NP_OK)
 			return 0;
 		wire->faulted.hold_id = cpu_to_be64(msg->faulted.hold_id);
 		wire->faulted.nr_words = cpu_to_be32(msg->faulted.nr_words);
@@ -126,7 +126,7 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 	unsigned int i, nr;
 
 	/* Only success says more than a status */
-	if (msg->status != NP_OK ||
+	if (msg->status != RDMA_NP_OK ||
 	    (msg->type != NP_MSG_RESOLVE && msg->type != NP_MSG_FAULT))
 		return length ? -EBADMSG : 0;
 
@@ -158,7 +158,7 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 	if (length < np_faulted_length(0) || wire->faulted.reserved)
 		return -EBADMSG;
 	nr = be32_to_cpu(wire->faulted.nr_words);
-	if (nr > NP_EVENT_WORDS || length != np_faulted_length(nr))
+	if (nr > RDMA_NP_EVENT_WORDS || length != np_faulted_length(nr))
 		return -EBADMSG;
 	msg->faulted.hold_id = be64_to_cpu(wire->faulted.hold_id);
 	msg->faulted.nr_words = nr;
@@ -185,7 +185,7 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
 		if (length < np_fault_length(1))
 			return -EBADMSG;
 		nr = be16_to_cpu(wire->fault.nr_ranges);
-		if (nr > NP_MAX_RANGES || length != np_fault_length(nr))
+		if (nr > RDMA_NP_MAX_RANGES || length != np_fault_length(nr))
 			return -EBADMSG;
 		msg->fault.region_id = be64_to_cpu(wire->fault.region_id);
 		msg->fault.flags = be32_to_cpu(wire->fault.flags);
@@ -220,7 +220,7 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
  * np_msg_decode - Check and read what a peer sent
  * @wire: hostile bytes
  * @msg: filled on success; for -EPROTO and -EBADMSG its header is valid and
- *       enough to answer NP_PROTO
+ *       enough to answer RDMA_NP_PROTO
  *
  * Return: 0; -EPROTO: another version; -EBADMSG: malformed; -EINVAL: not even
  * the header makes sense, so there is nothing to answer
@@ -250,7 +250,7 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	    hdr->flags & ~NP_WIRE_ANSWER || hdr->reserved || hdr->reserved2 ||
 	    length > sizeof(wire->body))
 		return -EBADMSG;
-	if (msg->answer && msg->status > NP_PROTO &&
+	if (msg->answer && msg->status > RDMA_NP_PROTO &&
 	    msg->status != NP_WIRE_WORKING &&
 	    (msg->status != NP_WIRE_FULL || msg->type != NP_MSG_FAULT))
 		return -EBADMSG;
@@ -270,13 +270,13 @@ EXPORT_SYMBOL_IF_KUNIT(np_msg_decode);
  *
  * Return: 0 or -EINVAL
  */
-int np_ranges_check(const struct np_range *ranges, unsigned int nr, u32 flags)
+int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 flags)
 {
 	u64 pages = 0;
 	unsigned int i;
 
-	if (!nr || nr > NP_MAX_RANGES ||
-	    flags & ~(NP_FAULT_WRITE | NP_FAULT_HOLD))
+	if (!nr || nr > RDMA_NP_MAX_RANGES ||
+	    flags & ~(RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD))
 		return -EINVAL;
 
 	for (i = 0; i < nr; i++) {
@@ -287,9 +287,9 @@ int np_ranges_check(const struct np_range *ranges, unsigned int nr, u32 flags)
 				       &last))
 			return -EINVAL;
 		/* At most 2^52 + 512: the sum cannot wrap */
-		pages += (last >> NP_PAGE_SHIFT) -
-			 (ranges[i].addr >> NP_PAGE_SHIFT) + 1;
-		if (pages > NP_MAX_PAGES)
+		pages += (last >> RDMA_NP_PAGE_SHIFT) -
+			 (ranges[i].addr >> RDMA_NP_PAGE_SHIFT) + 1;
+		if (pages > RDMA_NP_MAX_PAGES)
 			return -EINVAL;
 	}
 	return 0;
@@ -300,55 +300,55 @@ EXPORT_SYMBOL_GPL(np_ranges_check);
  * np_errno_to_status - What to tell the peer about an error of the regions
  * @err: 0 or a negative errno
  *
- * Return: enum np_status
+ * Return: enum rdma_np_status
  */
 u32 np_errno_to_status(int err)
 {
 	switch (err) {
 	case 0:
-		return NP_OK;
+		return RDMA_NP_OK;
 	case -ENXIO:
-		return NP_GONE;
+		return RDMA_NP_GONE;
 	case -EPERM:
 	case -EACCES:
-		return NP_ACCESS;
+		return RDMA_NP_ACCESS;
 	case -EFAULT:
 	case -ERANGE:
-		return NP_ADDRESS;
+		return RDMA_NP_ADDRESS;
 	case -ENOMEM:
-		return NP_NOMEM;
+		return RDMA_NP_NOMEM;
 	case -ENOTCONN:
-		return NP_QP;
+		return RDMA_NP_QP;
 	default:
 		/* -EAGAIN, -EINTR and whatever may pass */
-		return NP_BUSY;
+		return RDMA_NP_BUSY;
 	}
 }
 EXPORT_SYMBOL_IF_KUNIT(np_errno_to_status);
 
 /**
  * np_status_to_errno - What a blocking method returns for a status
- * @status: enum np_status
+ * @status: enum rdma_np_status
  *
  * Return: 0 or a negative errno
  */
 int np_status_to_errno(u32 status)
 {
 	switch (status) {
-	case NP_OK:
+	case RDMA_NP_OK:
 		return 0;
-	case NP_GONE:
-	case NP_ACCESS:
+	case RDMA_NP_GONE:
+	case RDMA_NP_ACCESS:
 		return -EACCES;
-	case NP_ADDRESS:
+	case RDMA_NP_ADDRESS:
 		return -EFAULT;
-	case NP_BUSY:
+	case RDMA_NP_BUSY:
 		return -EBUSY;
-	case NP_TIMEOUT:
+	case RDMA_NP_TIMEOUT:
 		return -ETIMEDOUT;
-	case NP_NOMEM:
+	case RDMA_NP_NOMEM:
 		return -ENOMEM;
-	case NP_QP:
+	case RDMA_NP_QP:
 		return -ENOTCONN;
 	default:
 		return -EPROTO;

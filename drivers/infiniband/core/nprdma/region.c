@@ -739,7 +739,7 @@ int np_advise_mr(struct ib_pd *pd, u32 advice, u32 flags,
 	case IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH:
 		break;
 	case IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE:
-		fault_flags = NP_FAULT_WRITE;
+		fault_flags = RDMA_NP_FAULT_WRITE;
 		break;
 	case IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT:
 		fault_flags = NP_FAULT_PRESENT;

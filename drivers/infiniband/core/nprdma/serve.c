@@ -398,15 +398,15 @@ static void np_serve_release(struct np_peer *peer, const struct np_msg *msg)
 		held->peer = peer;
 		queue_work(np_wq, &held->work);
 	}
-	np_answer_status(peer, msg, NP_OK);
+	np_answer_status(peer, msg, RDMA_NP_OK);
 }
 
 /* --- FAULT ---------------------------------------------------------------------------- */
 
-static unsigned int np_range_pages(const struct np_range *range)
+static unsigned int np_range_pages(const struct rdma_np_range *range)
 {
-	return ((range->addr + range->length - 1) >> NP_PAGE_SHIFT) -
-	       (range->addr >> NP_PAGE_SHIFT) + 1;
+	return ((range->addr + range->length - 1) >> RDMA_NP_PAGE_SHIFT) -
+	       (range->addr >> RDMA_NP_PAGE_SHIFT) + 1;
 }
 
 static unsigned int np_fault_pages(const struct np_msg *msg)
@@ -421,15 +421,15 @@ static unsigned int np_fault_pages(const struct np_msg *msg)
 static int np_fault_ranges(struct np_serve_lane *sl, struct np_hold *hold,
 			   struct np_msg *answer)
 {
-	const struct np_range *range = sl->msg.fault.ranges;
+	const struct rdma_np_range *range = sl->msg.fault.ranges;
 	unsigned int i, nr_words;
 	int err;
 
-	nr_words = min_t(unsigned int, np_range_pages(range), NP_EVENT_WORDS);
+	nr_words = min_t(unsigned int, np_range_pages(range), RDMA_NP_EVENT_WORDS);
 	for (i = 0; i < sl->msg.fault.nr_ranges; i++) {
 		err = np_region_fault(sl->region, range[i].addr,
 				      range[i].length,
-				      sl->msg.fault.flags & NP_FAULT_WRITE,
+				      sl->msg.fault.flags & RDMA_NP_FAULT_WRITE,
 				      hold, i ? NULL : answer->faulted.words,
 				      i ? 0 : nr_words);
 		if (err)
@@ -455,7 +455,7 @@ static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 		goto err_reserve;
 	}
 	held->hold = np_hold_alloc(sl->region,
-				   sl->msg.fault.flags & NP_FAULT_WRITE);
+				   sl->msg.fault.flags & RDMA_NP_FAULT_WRITE);
 	if (IS_ERR_OR_NULL(held->hold)) {
 		err = held->hold ? PTR_ERR(held->hold) : -ENOMEM;
 		goto err_free;
@@ -506,14 +506,14 @@ static void np_fault_served(struct np_serve_lane *sl, struct np_msg *answer,
  * and nothing becomes writable, because that would make it dirty.
  */
 static void np_fault_neighbours(struct np_region *region,
-				const struct np_range *range)
+				const struct rdma_np_range *range)
 {
-	u64 block = min_t(u64, READ_ONCE(np_fault_around), NP_MAX_PAGES)
-		    << NP_PAGE_SHIFT;
+	u64 block = min_t(u64, READ_ONCE(np_fault_around), RDMA_NP_MAX_PAGES)
+		    << RDMA_NP_PAGE_SHIFT;
 	u64 start, last, end, rest;
 	struct np_resolve what;
 
-	if (block <= NP_PAGE_SIZE)
+	if (block <= RDMA_NP_PAGE_SIZE)
 		return;
 	np_region_describe(region, &what);
 	end = what.base + (what.length - 1);
@@ -530,15 +530,15 @@ static void np_fault_job(struct np_job *job)
 	struct np_serve_lane *sl = container_of(job, struct np_serve_lane, job);
 	struct np_hca *hca = sl->peer->hca;
 	struct np_region *region = sl->region;
-	struct np_range ranges[NP_MAX_RANGES];
+	struct rdma_np_range ranges[RDMA_NP_MAX_RANGES];
 	unsigned int i, nr_ranges = 0;
 	struct np_msg answer;
 	int err;
 
-	np_answer_init(&answer, &sl->msg, NP_OK);
+	np_answer_init(&answer, &sl->msg, RDMA_NP_OK);
 	if (READ_ONCE(sl->peer->dead))
 		err = -ENOTCONN;
-	else if (sl->msg.fault.flags & NP_FAULT_HOLD)
+	else if (sl->msg.fault.flags & RDMA_NP_FAULT_HOLD)
 		err = np_fault_held(sl, &answer);
 	else
 		err = np_fault_ranges(sl, NULL, &answer);
@@ -589,7 +589,7 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	spin_lock(&peer->lock);
 	if (peer->dead || !peer->serve) {
 		spin_unlock(&peer->lock);
-		np_answer_status(peer, msg, peer->dead ? NP_QP : NP_GONE);
+		np_answer_status(peer, msg, peer->dead ? RDMA_NP_QP : RDMA_NP_GONE);
 		return;
 	}
 	sl = &peer->serve->lanes[msg->fault.lane];
@@ -611,7 +611,7 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 		np_answer_status(peer, msg, NP_WIRE_WORKING);
 		return;
 	case NP_LANE_BUSY:
-		np_answer_status(peer, msg, NP_BUSY);
+		np_answer_status(peer, msg, RDMA_NP_BUSY);
 		return;
 	case NP_LANE_STALE:
 		return;
@@ -626,7 +626,7 @@ static void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 		np_region_serve(sl->region, &sl->job, depth);
 		return;
 	}
-	np_answer_init(&answer, msg, sl->region ? NP_WIRE_FULL : NP_GONE);
+	np_answer_init(&answer, msg, sl->region ? NP_WIRE_FULL : RDMA_NP_GONE);
 	if (sl->region)
 		np_region_put(sl->region);
 	np_fault_served(sl, &answer, false);
@@ -663,7 +663,7 @@ static void np_gone_next(struct np_peer *peer, unsigned int again)
 		kref_get(&pg->gone.ref);
 		spin_unlock(&peer->lock);
 
-		trace_np_gone_send(peer->hca->ibdev, peer->qpn, pg->id, NP_OK);
+		trace_np_gone_send(peer->hca->ibdev, peer->qpn, pg->id, RDMA_NP_OK);
 		np_trans_send(&pg->gone);
 		np_trans_put(&pg->gone);
 	}
@@ -733,7 +733,7 @@ static void np_pgrant_drop(struct np_pgrant *pg)
 	lockdep_assert_held(&peer->ctl);
 	xa_erase(&peer->grants, pg->id);
 	peer->nr_grants--;
-	trace_np_ungrant(peer->hca->ibdev, peer->qpn, pg->id, NP_OK);
+	trace_np_ungrant(peer->hca->ibdev, peer->qpn, pg->id, RDMA_NP_OK);
 	/* After this np_peer_region_gone() is not called for it any more */
 	np_region_ungrant(&pg->grant);
 	np_gone_stop(pg);
@@ -762,7 +762,7 @@ static void np_gone_done(struct np_trans *gone, u32 status,
 {
 	struct np_pgrant *pg = container_of(gone, struct np_pgrant, gone);
 	struct np_peer *peer = pg->peer;
-	bool over = answer && status != NP_BUSY;
+	bool over = answer && status != RDMA_NP_BUSY;
 
 	spin_lock(&peer->lock);
 	peer->nr_gone--;
@@ -962,14 +962,14 @@ static void np_asked_work(struct work_struct *work)
 	struct np_msg answer;
 	int err = 0;
 
-	np_answer_init(&answer, &asked->msg, NP_OK);
+	np_answer_init(&answer, &asked->msg, RDMA_NP_OK);
 	if (stranger) {
 		peer = np_stranger_peer(asked);
 		if (IS_ERR(peer)) {
 			err = PTR_ERR(peer);
 			/* The same for each reason; a QP may be connected soon */
 			answer.status = err == -EBUSY || err == -ENOMEM ?
-					NP_BUSY : NP_QP;
+					RDMA_NP_BUSY : RDMA_NP_QP;
 			np_send(asked->port, asked->ah, asked->pkey_index,
 				NULL, &answer);
 			goto out;
@@ -1066,14 +1066,14 @@ static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
 		if (!np_asked_queue(port, NULL, msg, from, recv))
-			np_answer_stranger(port, recv, msg, NP_BUSY);
+			np_answer_stranger(port, recv, msg, RDMA_NP_BUSY);
 		return;
 	case NP_MSG_GONE:
 		/* Who is no peer has no keys */
-		np_answer_stranger(port, recv, msg, NP_OK);
+		np_answer_stranger(port, recv, msg, RDMA_NP_OK);
 		return;
 	default:
-		np_answer_stranger(port, recv, msg, NP_QP);
+		np_answer_stranger(port, recv, msg, RDMA_NP_QP);
 	}
 }
 
@@ -1103,7 +1103,7 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 	case NP_MSG_RESOLVE:
 	case NP_MSG_FORGET:
 		if (!np_asked_queue(port, peer, msg, from, recv))
-			np_answer_status(peer, msg, NP_BUSY);
+			np_answer_status(peer, msg, RDMA_NP_BUSY);
 	}
 }
 
@@ -1123,7 +1123,7 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 	struct np_peer *peer;
 
 	if (malformed) {
-		np_answer_stranger(port, recv, msg, NP_PROTO);
+		np_answer_stranger(port, recv, msg, RDMA_NP_PROTO);
 		return;
 	}
 

@@ -15,39 +15,39 @@
 #include <rdma/ib_verbs.h>
 #include <uapi/rdma/nprdma.h>
 
-TRACE_DEFINE_ENUM(NP_OK);
-TRACE_DEFINE_ENUM(NP_GONE);
-TRACE_DEFINE_ENUM(NP_ACCESS);
-TRACE_DEFINE_ENUM(NP_ADDRESS);
-TRACE_DEFINE_ENUM(NP_BUSY);
-TRACE_DEFINE_ENUM(NP_TIMEOUT);
-TRACE_DEFINE_ENUM(NP_NOMEM);
-TRACE_DEFINE_ENUM(NP_QP);
-TRACE_DEFINE_ENUM(NP_PROTO);
+TRACE_DEFINE_ENUM(RDMA_NP_OK);
+TRACE_DEFINE_ENUM(RDMA_NP_GONE);
+TRACE_DEFINE_ENUM(RDMA_NP_ACCESS);
+TRACE_DEFINE_ENUM(RDMA_NP_ADDRESS);
+TRACE_DEFINE_ENUM(RDMA_NP_BUSY);
+TRACE_DEFINE_ENUM(RDMA_NP_TIMEOUT);
+TRACE_DEFINE_ENUM(RDMA_NP_NOMEM);
+TRACE_DEFINE_ENUM(RDMA_NP_QP);
+TRACE_DEFINE_ENUM(RDMA_NP_PROTO);
 
 #define np_show_status(status)						\
 	__print_symbolic(status,					\
-		{ NP_OK,	"OK" },					\
-		{ NP_GONE,	"GONE" },				\
-		{ NP_ACCESS,	"ACCESS" },				\
-		{ NP_ADDRESS,	"ADDRESS" },				\
-		{ NP_BUSY,	"BUSY" },				\
-		{ NP_TIMEOUT,	"TIMEOUT" },				\
-		{ NP_NOMEM,	"NOMEM" },				\
-		{ NP_QP,	"QP" },					\
-		{ NP_PROTO,	"PROTO" },				\
+		{ RDMA_NP_OK,	"OK" },					\
+		{ RDMA_NP_GONE,	"GONE" },				\
+		{ RDMA_NP_ACCESS,	"ACCESS" },				\
+		{ RDMA_NP_ADDRESS,	"ADDRESS" },				\
+		{ RDMA_NP_BUSY,	"BUSY" },				\
+		{ RDMA_NP_TIMEOUT,	"TIMEOUT" },				\
+		{ RDMA_NP_NOMEM,	"NOMEM" },				\
+		{ RDMA_NP_QP,	"QP" },					\
+		{ RDMA_NP_PROTO,	"PROTO" },				\
 		{ NP_WIRE_FULL,	"FULL" })
 
 #define np_show_fault_flags(flags)					\
 	__print_flags(flags, "|",					\
-		{ NP_FAULT_WRITE,	"WRITE" },			\
-		{ NP_FAULT_HOLD,	"HOLD" })
+		{ RDMA_NP_FAULT_WRITE,	"WRITE" },			\
+		{ RDMA_NP_FAULT_HOLD,	"HOLD" })
 
 #define np_show_rights(rights)						\
 	__print_symbolic(rights,					\
 		{ 0,					"absent" },	\
-		{ NP_WORD_READABLE,			"read" },	\
-		{ NP_WORD_READABLE | NP_WORD_WRITABLE,	"write" })
+		{ RDMA_NP_WORD_READABLE,			"read" },	\
+		{ RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE,	"write" })
 
 DECLARE_EVENT_CLASS(np_resolve_class,
 	TP_PROTO(struct ib_device *ibdev, u32 qpn, u32 rkey, u64 region_id,

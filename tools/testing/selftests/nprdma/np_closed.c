@@ -34,7 +34,7 @@ FIXTURE_SETUP(application_key)
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
 	if (variant->resident) {
 		ASSERT_EQ(0, np_pair_resolve(&self->pair));
-		ASSERT_EQ(0, np_pair_fault(&self->pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(0, np_pair_fault(&self->pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	}
 }
 
@@ -144,7 +144,7 @@ FIXTURE_SETUP(resolved)
 	ASSERT_EQ(0, np_pair_open(&self->pair));
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
-	ASSERT_EQ(0, np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(0, np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	np_fill(self->pair.peer.buf, PAGE, 1234);
 }
 
@@ -155,8 +155,8 @@ FIXTURE_TEARDOWN_PARENT(resolved)
 
 TEST_F(resolved, region_is_as_registered)
 {
-	struct np_region_info *info = &self->pair.info;
-	struct np_mr_info mr;
+	struct rdma_np_region_info *info = &self->pair.info;
+	struct rdma_np_mr_info mr;
 
 	ASSERT_EQ(0, np_query_mr(self->pair.mr, &mr));
 	EXPECT_EQ(mr.region_id, info->region_id);
@@ -291,7 +291,7 @@ TEST_F(resolved, qp_of_another_pd_cannot_use_the_keys)
 
 TEST_F(resolved, qp_of_another_pd_cannot_resolve)
 {
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct np_stranger s;
 
 	ASSERT_EQ(0, np_stranger_open(&self->pair, &s));
@@ -313,7 +313,7 @@ TEST_F(resolved, qp_that_did_not_resolve_cannot_fault)
 TEST_F(resolved, unconnected_qp_cannot_resolve)
 {
 	struct np_end *peer = &self->pair.peer;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_qp *qp;
 
 	qp = np_make_qp(peer, peer->pd);
@@ -332,7 +332,7 @@ TEST_F(resolved, datagram_qp_cannot_resolve)
 		.qp_type = IBV_QPT_UD,
 		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_qp *qp;
 
 	qp = ibv_create_qp(peer->pd, &init);
@@ -345,7 +345,7 @@ TEST_F(resolved, one_sided_connection_cannot_resolve)
 {
 	struct np_addr addr = np_address(&self->pair.owner);
 	struct np_end *peer = &self->pair.peer;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_qp *qp;
 
 	qp = np_make_qp(peer, peer->pd);
@@ -359,7 +359,7 @@ TEST_F(resolved, connection_that_is_not_complete_is_no_answer)
 {
 	struct np_end *peer = &self->pair.peer, *owner = &self->pair.owner;
 	struct np_addr there = np_address(owner), here = np_address(peer);
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_qp *a, *b;
 
 	a = np_make_qp(peer, peer->pd);
@@ -377,7 +377,7 @@ TEST_F(resolved, connection_that_is_not_complete_is_no_answer)
 
 TEST_F(resolved, pinned_and_unknown_keys_do_not_resolve)
 {
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_mr *pinned;
 
 	pinned = ibv_reg_mr(self->pair.owner.pd, self->pair.data, PAGE, NP_RIGHTS);
@@ -392,7 +392,7 @@ TEST_F(resolved, pinned_and_unknown_keys_do_not_resolve)
 
 TEST_F(resolved, resolving_again_tells_the_same)
 {
-	struct np_region_info again;
+	struct rdma_np_region_info again;
 
 	ASSERT_EQ(0, np_resolve(&self->pair.peer, self->pair.mr->rkey, &again));
 	EXPECT_EQ(0, memcmp(&again, &self->pair.info, sizeof(again)));
@@ -402,7 +402,7 @@ TEST_F(resolved, peers_of_one_pd_share_the_keys)
 {
 	struct np_end *peer = &self->pair.peer;
 	struct ibv_qp *a, *b;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 
 	a = np_make_qp(&self->pair.owner, self->pair.owner.pd);
 	b = np_make_qp(peer, peer->pd);
@@ -419,26 +419,26 @@ TEST_F(resolved, peers_of_one_pd_share_the_keys)
 
 TEST_F(resolved, faults_outside_the_region_are_address_errors)
 {
-	struct np_event event;
+	struct rdma_np_event event;
 
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, NP_DATA_LEN, PAGE, 0, &event));
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, -PAGE, PAGE, 0, &event));
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, NP_DATA_LEN - PAGE, PAGE + 1, 0, &event));
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, 1ULL << 62, PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(&self->pair, NP_DATA_LEN, PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(&self->pair, -PAGE, PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(&self->pair, NP_DATA_LEN - PAGE, PAGE + 1, 0, &event));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(&self->pair, 1ULL << 62, PAGE, 0, &event));
 	/* Its last byte is inside. */
-	EXPECT_EQ(NP_OK, np_pair_fault(&self->pair, NP_DATA_LEN - 1, 1, 0, &event));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, NP_DATA_LEN - 1, 1, 0, &event));
 }
 
 TEST_F(resolved, senseless_fault_requests_are_refused)
 {
 	struct np_end *peer = &self->pair.peer;
 	uint64_t id = self->pair.info.region_id, base = self->pair.info.base;
-	struct np_range ranges[NP_MAX_RANGES + 1];
+	struct rdma_np_range ranges[RDMA_NP_MAX_RANGES + 1];
 
-	for (int i = 0; i <= NP_MAX_RANGES; i++)
-		ranges[i] = (struct np_range){ .addr = base + i * PAGE, .length = PAGE };
+	for (int i = 0; i <= RDMA_NP_MAX_RANGES; i++)
+		ranges[i] = (struct rdma_np_range){ .addr = base + i * PAGE, .length = PAGE };
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 0, 0, ranges, 0));
-	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 0, 0, ranges, NP_MAX_RANGES + 1));
+	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 0, 0, ranges, RDMA_NP_MAX_RANGES + 1));
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 1 << 2, 0, ranges, 1));
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 1 << 8, 0, ranges, 1));
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 1U << 31, 0, ranges, 1));
@@ -446,21 +446,21 @@ TEST_F(resolved, senseless_fault_requests_are_refused)
 	EXPECT_EQ(-ENOENT, np_fault_start(peer, 0, 0, 0, ranges, 1));
 	ranges[0].length = 0;
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 0, 0, ranges, 1));
-	ranges[0].length = (NP_MAX_PAGES + 1) * PAGE;
+	ranges[0].length = (RDMA_NP_MAX_PAGES + 1) * PAGE;
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 0, 0, ranges, 1));
-	ranges[0] = (struct np_range){ .addr = -PAGE, .length = 2 * PAGE };
+	ranges[0] = (struct rdma_np_range){ .addr = -PAGE, .length = 2 * PAGE };
 	EXPECT_EQ(-EINVAL, np_fault_start(peer, id, 0, 0, ranges, 1));
 	/* A refused request has no event. */
-	EXPECT_EQ(0, np_next_event(peer, &(struct np_event){}, 0));
+	EXPECT_EQ(0, np_next_event(peer, &(struct rdma_np_event){}, 0));
 }
 
 TEST_F(resolved, fault_of_512_pages_is_granted_and_one_more_is_not)
 {
-	struct np_range range = { .addr = self->pair.info.base, .length = NP_MAX_PAGES * PAGE };
-	struct np_event event;
+	struct rdma_np_range range = { .addr = self->pair.info.base, .length = RDMA_NP_MAX_PAGES * PAGE };
+	struct rdma_np_event event;
 
-	EXPECT_EQ(NP_OK, np_pair_fault(&self->pair, 0, NP_MAX_PAGES * PAGE, 0, &event));
-	EXPECT_EQ(NP_EVENT_WORDS, event.nr_words);
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, 0, RDMA_NP_MAX_PAGES * PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_EVENT_WORDS, event.nr_words);
 	/* The same length, but it touches 513. */
 	range.addr += 1;
 	EXPECT_EQ(-EINVAL, np_fault_start(&self->pair.peer, self->pair.info.region_id, 0, 0,
@@ -475,7 +475,7 @@ TEST_F(resolved, releasing_what_is_not_held_is_refused)
 
 TEST_F(resolved, channel_gives_whole_events_only)
 {
-	struct np_event event;
+	struct rdma_np_event event;
 
 	EXPECT_EQ(-1, read(self->pair.peer.channel, &event, sizeof(event) - 1));
 	EXPECT_EQ(EINVAL, errno);
@@ -507,22 +507,22 @@ TEST_F(rights, local_region_does_not_resolve)
 
 TEST_F(rights, read_only_region_has_no_write_key)
 {
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_pair_register(&self->pair, IBV_ACCESS_REMOTE_READ));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
 	EXPECT_EQ(0, self->pair.info.write_key);
 	EXPECT_EQ(0, self->pair.info.write_addr);
-	EXPECT_EQ(NP_ACCESS, np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	EXPECT_EQ(RDMA_NP_ACCESS, np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	EXPECT_FALSE(np_writable(np_pair_word(&self->pair, 0)));
-	EXPECT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, 0, PAGE, 0, &event));
 	EXPECT_EQ(0, np_pair_read(&self->pair, 0, PAGE));
 	EXPECT_EQ(-1, np_differs(self->pair.peer.buf, PAGE, 0));
 }
 
 TEST_F(rights, write_only_region_cannot_be_read)
 {
-	struct np_event event;
+	struct rdma_np_event event;
 	uint64_t word;
 
 	ASSERT_EQ(0, np_pair_register(&self->pair,
@@ -530,7 +530,7 @@ TEST_F(rights, write_only_region_cannot_be_read)
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
 	EXPECT_EQ(0, self->pair.info.read_key);
 	EXPECT_EQ(0, self->pair.info.read_addr);
-	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	ASSERT_EQ(0, np_word(&self->pair.peer, &self->pair.info, 0, &word));
 	EXPECT_EQ(event.words[0], word);
 	/* The words are the only thing to read: one page before them is none of it. */

@@ -274,7 +274,7 @@ TEST_F(file, keeps_what_peers_write)
 {
 	struct np_load *load = &self->load;
 	const bool cached = variant->kind == DISK && !variant->dax;
-	struct np_mr_info before, after;
+	struct rdma_np_mr_info before, after;
 	long swapped = 0, met = 0, major;
 	uint8_t *page;
 	int fd;
@@ -343,7 +343,7 @@ TEST_F(file, truncation_is_an_address_error)
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, ftruncate(self->fd, HUGE_PAGE));
 		np_load_lose_for_zeros(load, first, n);
-		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, first, n, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
@@ -355,15 +355,15 @@ TEST_F(file, truncation_is_an_address_error)
 	/* Nobody writes now: what was cut off does not come back when the file grows. */
 	for (int write = 0; write < 2; write++) {
 		memset(pair->data + HUGE_PAGE, 1, n * PAGE);
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, n * PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, HUGE_PAGE, n * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 		ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, n * PAGE));
 		ASSERT_TRUE(np_all(pair->peer.buf, n * PAGE, 0x0101010101010101));
 		ASSERT_EQ(0, ftruncate(self->fd, HUGE_PAGE));
 		ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
 		ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, n * PAGE));
 		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, pair->info.signature));
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, n * PAGE,
-					       write ? NP_FAULT_WRITE : 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, HUGE_PAGE, n * PAGE,
+					       write ? RDMA_NP_FAULT_WRITE : 0, NULL));
 		ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, HUGE_PAGE, n * PAGE));
 		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, 0));
 		EXPECT_TRUE(np_all(pair->data + HUGE_PAGE, n * PAGE, 0));
@@ -378,7 +378,7 @@ TEST_F(file, peers_reach_beyond_the_end_what_the_owner_does)
 {
 	const size_t beyond = HUGE_PAGE + 200 * PAGE;
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	if (variant->kind != TMPFS && variant->kind != MEMFD)
 		SKIP(return, "not tmpfs");
@@ -389,7 +389,7 @@ TEST_F(file, peers_reach_beyond_the_end_what_the_owner_does)
 		ASSERT_EQ(0, madvise(pair->data + HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE))
 			TH_LOG("%s", strerror(errno));
 		event.hold_id = 0;
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, PAGE, hold ? NP_FAULT_HOLD : 0,
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, HUGE_PAGE, PAGE, hold ? RDMA_NP_FAULT_HOLD : 0,
 					       &event));
 		ASSERT_EQ(!!hold, !!event.hold_id);
 		ASSERT_EQ(0, ftruncate(self->fd, beyond - PAGE));
@@ -401,8 +401,8 @@ TEST_F(file, peers_reach_beyond_the_end_what_the_owner_does)
 			pair->data[beyond] = 3;
 			EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
 		}
-		EXPECT_EQ(reaches ? NP_OK : NP_ADDRESS,
-			  np_pair_fault(pair, beyond, PAGE, NP_FAULT_WRITE, &event));
+		EXPECT_EQ(reaches ? RDMA_NP_OK : RDMA_NP_ADDRESS,
+			  np_pair_fault(pair, beyond, PAGE, RDMA_NP_FAULT_WRITE, &event));
 		EXPECT_EQ(reaches, np_readable(np_pair_word(pair, beyond)));
 		if (reaches) {
 			ASSERT_EQ(0, np_pair_read(pair, beyond, PAGE));
@@ -416,7 +416,7 @@ TEST_F(file, punched_hole_is_zeros_and_can_be_written)
 {
 	const unsigned int n = PAGES - (512 - FIRST_PAGE);
 	struct np_load *load = &self->load;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	if (variant->kind == HUGETLB_PRIVATE)
 		SKIP(return, "not a file");
@@ -439,7 +439,7 @@ TEST_F(file, punched_hole_is_zeros_and_can_be_written)
 			       HUGE_PAGE));
 	ASSERT_EQ(0, np_pair_read(&self->pair, HUGE_PAGE, PAGE));
 	EXPECT_TRUE(np_all(self->pair.peer.buf, PAGE, self->pair.info.signature));
-	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, HUGE_PAGE, PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, HUGE_PAGE, PAGE, 0, &event));
 	ASSERT_EQ(0, np_pair_read(&self->pair, HUGE_PAGE, PAGE));
 	EXPECT_TRUE(np_all(self->pair.peer.buf, PAGE, 0));
 }
@@ -455,7 +455,7 @@ TEST_F(file, read_only_mapping_is_read_and_not_written)
 		ASSERT_LOAD(np_load_goes_on(load, PAGES));
 		np_load_step(load, 0, PAGES);
 		ASSERT_EQ(0, map_file(self, PROT_READ, 0));
-		np_load_gone(load, 0, PAGES, NP_OK, NP_ACCESS);
+		np_load_gone(load, 0, PAGES, RDMA_NP_OK, RDMA_NP_ACCESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, 0, PAGES);
 		ASSERT_EQ(0, map_file(self, PROT_READ | PROT_WRITE, 0));
@@ -467,18 +467,18 @@ TEST_F(file, read_only_mapping_is_read_and_not_written)
 
 TEST_F(file, hold_is_refused_where_pages_cannot_be_pinned_for_long)
 {
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 
 	/* For write not where pages are written back, and not at all on DAX. */
 
-	EXPECT_EQ(variant->kind == DISK ? NP_ADDRESS : NP_OK,
-		  np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	EXPECT_EQ(variant->kind == DISK ? RDMA_NP_ADDRESS : RDMA_NP_OK,
+		  np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	if (event.hold_id) {
 		EXPECT_EQ(0, np_release(&self->pair.peer, event.hold_id));
 	}
 	event.hold_id = 0;
-	EXPECT_EQ(variant->dax ? NP_ADDRESS : NP_OK,
-		  np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	EXPECT_EQ(variant->dax ? RDMA_NP_ADDRESS : RDMA_NP_OK,
+		  np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	if (event.hold_id) {
 		EXPECT_EQ(0, np_release(&self->pair.peer, event.hold_id));
 	}
@@ -542,11 +542,11 @@ static void expect_address_errors(struct __test_metadata *_metadata, struct np_p
 				  size_t off)
 {
 	for (int i = 0; i < 4; i++) {
-		struct np_event event = {};
+		struct rdma_np_event event = {};
 
-		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off, PAGE,
-						    (i & 1 ? NP_FAULT_WRITE : 0) |
-						    (i & 2 ? NP_FAULT_HOLD : 0), &event));
+		EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, off, PAGE,
+						    (i & 1 ? RDMA_NP_FAULT_WRITE : 0) |
+						    (i & 2 ? RDMA_NP_FAULT_HOLD : 0), &event));
 	}
 	EXPECT_FALSE(np_readable(np_pair_word(pair, off)));
 	EXPECT_FALSE(np_writable(np_pair_word(pair, off)));
@@ -599,11 +599,11 @@ TEST_F(file, poisoned_page_is_an_address_error_until_it_is_replaced)
 		 * all of it, and then nobody is sent a signal before he uses what is bad.
 		 */
 		if (split) {
-			struct np_mr_info info;
+			struct rdma_np_mr_info info;
 
 			ASSERT_EQ(0, madvise(pair->data + HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE))
 				TH_LOG("%s", strerror(errno));
-			ASSERT_EQ(NP_OK, np_pair_fault(pair, at, PAGE, NP_FAULT_WRITE, NULL));
+			ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, at, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 			ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 			ASSERT_EQ(1, info.huge_leaves);
 		}
@@ -713,16 +713,16 @@ TEST_F(file, hold_for_reading_is_no_leave_to_write)
 	for (enum loss how = 0; how < LOSSES; how++) {
 		const uint64_t held = 10 + how, late = 20 + how, other = 30 + how;
 		const char *name = loss_names[how];
-		struct np_event event = {};
-		struct np_mr_info info;
+		struct rdma_np_event event = {};
+		struct rdma_np_mr_info info;
 
 		/* It is for write-back only that a page is cleaned. */
 		if (how <= FSYNC && variant->kind != DISK)
 			continue;
 		ASSERT_EQ(0, map_file(self, PROT_READ | PROT_WRITE, 0));
 		np_fill(pair->data + HUGE_PAGE, PAGE, other);
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 		ASSERT_NE(0, event.hold_id);
 		np_fill(peer->buf, PAGE, held);
 		ASSERT_EQ(0, np_write_proven(peer, &pair->info, 0, 0, PAGE));
@@ -754,8 +754,8 @@ TEST_F(file, hold_for_reading_is_no_leave_to_write)
 		/* After it its holder reaches what all reach. */
 		ASSERT_EQ(0, np_release(peer, event.hold_id));
 		ASSERT_TRUE(np_wait_until(!np_query_mr(pair->mr, &info) && !info.held_pages));
-		EXPECT_EQ(how == PROTECT ? NP_ACCESS : how == UNMAP ? NP_ADDRESS : NP_OK,
-			  np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL)) TH_LOG("%s", name);
+		EXPECT_EQ(how == PROTECT ? RDMA_NP_ACCESS : how == UNMAP ? RDMA_NP_ADDRESS : RDMA_NP_OK,
+			  np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL)) TH_LOG("%s", name);
 		if (how >= MAP_OTHER) {
 			ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 			EXPECT_TRUE(how == UNMAP ? np_all(peer->buf, PAGE, pair->info.signature) :

@@ -189,7 +189,7 @@ static int many_open(struct many *many, unsigned int nr, uint8_t *data)
 /* One FAULT of page @page on QP @i, which may be refused; @page is its cookie. */
 static int many_fault(struct many *many, unsigned int i, unsigned int page, unsigned int pages)
 {
-	struct np_range range = {
+	struct rdma_np_range range = {
 		.addr = many->pair.info.base + page % (NP_DATA_PAGES - pages + 1) * PAGE,
 		.length = pages * PAGE,
 	};
@@ -259,7 +259,7 @@ static void stuck_process(int sock, int share)
 	static struct stuck_file file;
 	uint8_t *data = stuck_map(&file), *other = np_map(PAGE);
 	int busy = 0, sent = 0, under_way;
-	struct np_event event;
+	struct rdma_np_event event;
 	struct ibv_sge sge;
 	struct ibv_mr *mr;
 	char c;
@@ -284,10 +284,10 @@ static void stuck_process(int sock, int share)
 	while (sent - busy > share) {
 		if (np_next_event(&many.pair.peer, &event, NP_WAIT_MS) != 1)
 			_exit(3);
-		if (event.status == NP_TIMEOUT && event.cookie < MANY * LANES &&
+		if (event.status == RDMA_NP_TIMEOUT && event.cookie < MANY * LANES &&
 		    np_now_ms() - asked[event.cookie] >= GIVEN_UP_MS)
 			continue;
-		if (event.status != NP_BUSY) {
+		if (event.status != RDMA_NP_BUSY) {
 			fprintf(stderr, "FAULT %llu ended with status %u\n", event.cookie,
 				event.status);
 			_exit(4);
@@ -298,7 +298,7 @@ static void stuck_process(int sock, int share)
 	if (!np_wait_until(atomic_load(&file.waiting) > 0))
 		_exit(5);
 	while (np_next_event(&many.pair.peer, &event, 0) == 1)
-		busy += event.status == NP_BUSY;
+		busy += event.status == RDMA_NP_BUSY;
 	sge = (struct ibv_sge){ (uintptr_t)other, PAGE, mr->lkey };
 	if (ibv_advise_mr(many.pair.owner.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
 			  IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1))
@@ -319,7 +319,7 @@ TEST_F(stuck, faults_of_others_go_on_while_an_owners_memory_never_comes)
 	struct np_pair *pair = &self->pair;
 	unsigned int total = 0;
 	pid_t child[MAX_OWNERS];
-	struct np_event event;
+	struct rdma_np_event event;
 	struct ibv_mr *mr;
 
 	for (unsigned int i = 0; i < variant->owners; i++) {
@@ -349,9 +349,9 @@ TEST_F(stuck, faults_of_others_go_on_while_an_owners_memory_never_comes)
 		size_t off = n % NP_DATA_PAGES * PAGE;
 
 		ASSERT_EQ(0, madvise(pair->data + off, PAGE, MADV_DONTNEED));
-		ASSERT_EQ(NP_OK, np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id,
+		ASSERT_EQ(RDMA_NP_OK, np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id,
 					       pair->info.base + off, PAGE,
-					       n & 1 ? NP_FAULT_WRITE | NP_FAULT_HOLD : 0, &event));
+					       n & 1 ? RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD : 0, &event));
 		if (n & 1)
 			ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	}
@@ -360,7 +360,7 @@ TEST_F(stuck, faults_of_others_go_on_while_an_owners_memory_never_comes)
 	ASSERT_NE(NULL, mr);
 	ASSERT_EQ(0, np_resolve(&pair->peer, mr->rkey, &pair->info));
 	ASSERT_EQ(0, ibv_dereg_mr(mr));
-	EXPECT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	EXPECT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
 	EXPECT_EQ(0, np_forget(&pair->peer, event.region_id));
 	/* They die with their faults under way, and leave nothing: see the fixture. */
 	for (unsigned int i = 0; i < variant->owners; i++) {
@@ -392,18 +392,18 @@ FIXTURE_TEARDOWN_PARENT(order)
 /* Waits until the FAULT of page @want was answered, or @nr of page @first or later refused. */
 static int order_wait(struct many *many, unsigned int want, unsigned int first, unsigned int nr)
 {
-	struct np_event event;
+	struct rdma_np_event event;
 
 	for (unsigned int refused = 0; refused < nr;) {
 		if (np_next_event(&many->pair.peer, &event, NP_WAIT_MS) != 1)
 			return -ETIMEDOUT;
 		if (event.cookie == want)
-			return event.status == NP_OK ? 0 : -EBUSY;
+			return event.status == RDMA_NP_OK ? 0 : -EBUSY;
 		/* On a slow machine some of the flood wait for longer than anybody asks. */
-		if (event.status != NP_OK && event.status != NP_BUSY &&
-		    event.status != NP_TIMEOUT)
+		if (event.status != RDMA_NP_OK && event.status != RDMA_NP_BUSY &&
+		    event.status != RDMA_NP_TIMEOUT)
 			return -EIO;
-		refused += event.status == NP_BUSY && event.cookie >= first;
+		refused += event.status == RDMA_NP_BUSY && event.cookie >= first;
 	}
 	return 1;
 }
@@ -471,7 +471,7 @@ TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_faul
 	uint8_t *data = stuck_map(&file);
 	bool ended[NP_DATA_PAGES] = {};
 	int at_work = OWNER_ACTIVE;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_NE(NULL, data);
 	ASSERT_EQ(0, many_open(&many, MANY + 1, data));
@@ -497,7 +497,7 @@ TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_faul
 		/* Who was served asks again. On a slow machine some have waited for too long. */
 		while (!ended[next]) {
 			ASSERT_EQ(1, np_next_event(&many.pair.peer, &event, NP_WAIT_MS));
-			ASSERT_TRUE(event.status == NP_OK || event.status == NP_TIMEOUT)
+			ASSERT_TRUE(event.status == RDMA_NP_OK || event.status == RDMA_NP_TIMEOUT)
 				TH_LOG("FAULT %llu ended with %u", event.cookie, event.status);
 			ended[event.cookie] = true;
 		}
@@ -574,7 +574,7 @@ static int flood(struct many *many, bool drop, atomic_ulong *answered, atomic_ul
 		 bool (*go_on)(void *arg), void *arg)
 {
 	unsigned int under_way = 0, next = 0;
-	struct np_event event;
+	struct rdma_np_event event;
 	bool more;
 
 	do {
@@ -589,13 +589,13 @@ static int flood(struct many *many, bool drop, atomic_ulong *answered, atomic_ul
 		if (np_next_event(&many->pair.peer, &event, NP_WAIT_MS) != 1)
 			return -ETIMEDOUT;
 		do {
-			if (event.status != NP_OK && event.status != NP_BUSY) {
+			if (event.status != RDMA_NP_OK && event.status != RDMA_NP_BUSY) {
 				fprintf(stderr, "FAULT %llu ended with status %u, after %lu\n",
 					event.cookie, event.status, atomic_load(answered));
 				return -EIO;
 			}
 			under_way--;
-			atomic_fetch_add(event.status == NP_OK ? answered : refused, 1);
+			atomic_fetch_add(event.status == RDMA_NP_OK ? answered : refused, 1);
 		} while (np_next_event(&many->pair.peer, &event, 0) == 1);
 	} while (more || under_way);
 	return 0;
@@ -619,7 +619,7 @@ static struct message flood_message(struct many *many, uint64_t tid)
 		m.type = FAULT;
 		m.length = htobe16(16 + 16);
 		m.fault.region_id = htobe64(many->pair.info.region_id);
-		m.fault.flags = htobe32(NP_FAULT_HOLD);
+		m.fault.flags = htobe32(RDMA_NP_FAULT_HOLD);
 		m.fault.lane = htobe16(LANES - 1);
 		m.fault.nr_ranges = htobe16(1);
 		m.fault.ranges[0].addr = htobe64(many->pair.info.base);
@@ -665,7 +665,7 @@ static int flood_messages(struct many *many, struct port *port, bool dropped, at
 			  bool (*go_on)(void *arg), void *arg)
 {
 	static uint64_t tid;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	uint64_t base, asked = 0, deadline;
 	bool more;
 

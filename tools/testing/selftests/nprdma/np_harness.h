@@ -42,7 +42,7 @@ struct np_pair {
 	struct np_end peer;
 	uint8_t *data;
 	struct ibv_mr *mr;
-	struct np_region_info info;	/* after np_pair_resolve() */
+	struct rdma_np_region_info info;	/* after np_pair_resolve() */
 };
 
 static inline int np_pair_open(struct np_pair *pair)
@@ -80,7 +80,7 @@ static inline int np_pair_resolve(struct np_pair *pair)
 
 /* FAULT of pages of the pair's region. */
 static inline int np_pair_fault(struct np_pair *pair, size_t off, size_t len, uint32_t flags,
-				struct np_event *event)
+				struct rdma_np_event *event)
 {
 	return np_fault(&pair->peer, pair->info.region_id, pair->info.base + off, len, flags,
 			event);

@@ -17,7 +17,7 @@
  * listen		receive what WRITEs with immediate say
  * heard		-> WRITEs with immediate heard (told), those not in turn, holds taken
  * stop
- * hold OFF PAGES	take a hold on the target for write, and keep it -> enum np_status
+ * hold OFF PAGES	take a hold on the target for write, and keep it -> enum rdma_np_status
  * state		-> state of the QP, pages held of the region, of those resident
  * check SPAN		does the region hold what it may? -> wrong words, counter
  * sum			what the initiator believes is in the region, or what is in ours
@@ -536,14 +536,14 @@ static int connect_qp(unsigned int lid, unsigned int qpn, unsigned int rq_psn, u
 
 static int hold(uint64_t off, uint64_t pages)
 {
-	struct np_region_info info;
-	struct np_event event;
+	struct rdma_np_region_info info;
+	struct rdma_np_event event;
 	int ret = np_resolve(&end, rkey, &info);
 
 	if (ret)
 		return ret;
 	return np_fault(&end, info.region_id, info.base + off, pages * PAGE,
-			NP_FAULT_WRITE | NP_FAULT_HOLD, &event);
+			RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event);
 }
 
 static void state(void)

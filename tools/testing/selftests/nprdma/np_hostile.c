@@ -61,36 +61,36 @@ enum {
 };
 
 static const struct method methods[NR_METHODS] = {
-	[QUERY] = { "QUERY", UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY, 1, {
-		{ NP_ATTR_QUERY_RESP, OUT, sizeof(struct np_query) } } },
-	[RESOLVE] = { "RESOLVE", UVERBS_OBJECT_NPRDMA, NP_METHOD_RESOLVE, 4, {
-		{ NP_ATTR_RESOLVE_QP, HANDLE },
-		{ NP_ATTR_RESOLVE_CHANNEL, FD },
-		{ NP_ATTR_RESOLVE_RKEY, IN, sizeof(uint32_t) },
-		{ NP_ATTR_RESOLVE_RESP, OUT, sizeof(struct np_region_info) } } },
-	[FAULT] = { "FAULT", UVERBS_OBJECT_NPRDMA, NP_METHOD_FAULT, 4, {
-		{ NP_ATTR_FAULT_QP, HANDLE },
-		{ NP_ATTR_FAULT_CHANNEL, FD },
-		{ NP_ATTR_FAULT_REQ, IN_OPEN, sizeof(struct np_fault_req) },
-		{ NP_ATTR_FAULT_RANGES, IN_ARRAY, sizeof(struct np_range), NP_MAX_RANGES } } },
-	[RELEASE] = { "RELEASE", UVERBS_OBJECT_NPRDMA, NP_METHOD_RELEASE, 2, {
-		{ NP_ATTR_RELEASE_QP, HANDLE },
-		{ NP_ATTR_RELEASE_HOLD, IN, sizeof(uint64_t) } } },
-	[FORGET] = { "FORGET", UVERBS_OBJECT_NPRDMA, NP_METHOD_FORGET, 2, {
-		{ NP_ATTR_FORGET_QP, HANDLE },
-		{ NP_ATTR_FORGET_REGION, IN, sizeof(uint64_t) } } },
-	[QUERY_MR] = { "QUERY_MR", UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY_MR, 2, {
-		{ NP_ATTR_QUERY_MR_HANDLE, HANDLE },
-		{ NP_ATTR_QUERY_MR_RESP, OUT, sizeof(struct np_mr_info) } } },
-	[CHANNEL] = { "CHANNEL_ALLOC", UVERBS_OBJECT_NP_CHANNEL, NP_METHOD_CHANNEL_ALLOC, 1, {
-		{ NP_ATTR_CHANNEL_FD, NEW } } },
-	[HOLD] = { "HOLD_ALLOC", UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_ALLOC, 4, {
-		{ NP_ATTR_HOLD_ALLOC_HANDLE, NEW },
-		{ NP_ATTR_HOLD_ALLOC_MR, HANDLE },
-		{ NP_ATTR_HOLD_ALLOC_REQ, IN_OPEN, sizeof(struct np_hold_req) },
-		{ NP_ATTR_HOLD_ALLOC_RESP, OUT, sizeof(struct np_hold_info) } } },
-	[HOLD_FREE] = { "HOLD_FREE", UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_FREE, 1, {
-		{ NP_ATTR_HOLD_FREE_HANDLE, GONE } } },
+	[QUERY] = { "QUERY", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY, 1, {
+		{ RDMA_NP_ATTR_QUERY_RESP, OUT, sizeof(struct rdma_np_query) } } },
+	[RESOLVE] = { "RESOLVE", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE, 4, {
+		{ RDMA_NP_ATTR_RESOLVE_QP, HANDLE },
+		{ RDMA_NP_ATTR_RESOLVE_CHANNEL, FD },
+		{ RDMA_NP_ATTR_RESOLVE_RKEY, IN, sizeof(uint32_t) },
+		{ RDMA_NP_ATTR_RESOLVE_RESP, OUT, sizeof(struct rdma_np_region_info) } } },
+	[FAULT] = { "FAULT", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FAULT, 4, {
+		{ RDMA_NP_ATTR_FAULT_QP, HANDLE },
+		{ RDMA_NP_ATTR_FAULT_CHANNEL, FD },
+		{ RDMA_NP_ATTR_FAULT_REQ, IN_OPEN, sizeof(struct rdma_np_fault_req) },
+		{ RDMA_NP_ATTR_FAULT_RANGES, IN_ARRAY, sizeof(struct rdma_np_range), RDMA_NP_MAX_RANGES } } },
+	[RELEASE] = { "RELEASE", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RELEASE, 2, {
+		{ RDMA_NP_ATTR_RELEASE_QP, HANDLE },
+		{ RDMA_NP_ATTR_RELEASE_HOLD, IN, sizeof(uint64_t) } } },
+	[FORGET] = { "FORGET", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FORGET, 2, {
+		{ RDMA_NP_ATTR_FORGET_QP, HANDLE },
+		{ RDMA_NP_ATTR_FORGET_REGION, IN, sizeof(uint64_t) } } },
+	[QUERY_MR] = { "QUERY_MR", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_MR, 2, {
+		{ RDMA_NP_ATTR_QUERY_MR_HANDLE, HANDLE },
+		{ RDMA_NP_ATTR_QUERY_MR_RESP, OUT, sizeof(struct rdma_np_mr_info) } } },
+	[CHANNEL] = { "CHANNEL_ALLOC", UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC, 1, {
+		{ RDMA_NP_ATTR_CHANNEL_FD, NEW } } },
+	[HOLD] = { "HOLD_ALLOC", UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC, 4, {
+		{ RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, NEW },
+		{ RDMA_NP_ATTR_HOLD_ALLOC_MR, HANDLE },
+		{ RDMA_NP_ATTR_HOLD_ALLOC_REQ, IN_OPEN, sizeof(struct rdma_np_hold_req) },
+		{ RDMA_NP_ATTR_HOLD_ALLOC_RESP, OUT, sizeof(struct rdma_np_hold_info) } } },
+	[HOLD_FREE] = { "HOLD_FREE", UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_FREE, 1, {
+		{ RDMA_NP_ATTR_HOLD_FREE_HANDLE, GONE } } },
 	/* Not ours, but what it does to unpinned regions is. */
 	[ADVISE] = { "ADVISE_MR", UVERBS_OBJECT_MR, UVERBS_METHOD_ADVISE_MR, 4, {
 		{ UVERBS_ATTR_ADVISE_MR_PD_HANDLE, HANDLE },
@@ -180,8 +180,8 @@ static uint8_t *place(const struct hostile *h, unsigned int i)
 static int prepare(struct hostile *h, unsigned int m)
 {
 	struct np_pair *pair = h->pair;
-	struct np_hold_info info;
-	struct np_event event;
+	struct rdma_np_hold_info info;
+	struct rdma_np_event event;
 	int ret;
 
 	if (m == FORGET || m == FAULT || (m == RELEASE && !h->hold_id)) {
@@ -190,7 +190,7 @@ static int prepare(struct hostile *h, unsigned int m)
 			return ret;
 	}
 	if (m == RELEASE && !h->hold_id) {
-		ret = np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event);
+		ret = np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event);
 		if (ret)
 			return ret;
 		h->hold_id = event.hold_id;
@@ -222,9 +222,9 @@ static uint64_t good_handle(const struct hostile *h, unsigned int m)
 /* The arguments of a good call; returns how many bytes go to the kernel. */
 static size_t good_data(const struct hostile *h, unsigned int m, unsigned int i, uint8_t *to)
 {
-	struct np_hold_req hold = { .addr = h->base, .length = PAGE };
-	struct np_fault_req req = { .region_id = h->region_id, .cookie = 1 };
-	struct np_range range = { .addr = h->base, .length = PAGE };
+	struct rdma_np_hold_req hold = { .addr = h->base, .length = PAGE };
+	struct rdma_np_fault_req req = { .region_id = h->region_id, .cookie = 1 };
+	struct rdma_np_range range = { .addr = h->base, .length = PAGE };
 	struct ib_uverbs_sge sge = { .addr = h->base, .length = PAGE, .lkey = h->mr_key };
 	const struct { const void *data; size_t len; } data[] = {
 		{ &h->mr_key, 4 }, { &req, sizeof(req) }, { &range, sizeof(range) },
@@ -309,7 +309,7 @@ static void good_call(struct hostile *h, unsigned int m, struct call *call)
 /* After success: undo it, and know what does not exist any more. */
 static int undo(struct hostile *h, unsigned int m, const struct call *call)
 {
-	struct np_event event;
+	struct rdma_np_event event;
 
 	switch (m) {
 	case CHANNEL:
@@ -323,9 +323,9 @@ static int undo(struct hostile *h, unsigned int m, const struct call *call)
 		h->hold_id = 0;
 		return 0;
 	case FAULT:
-		if (np_wait_event(&h->pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS) != 1)
+		if (np_wait_event(&h->pair->peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS) != 1)
 			return -ETIMEDOUT;
-		return event.status == NP_OK || event.status == NP_BUSY ? 0 : -EPROTO;
+		return event.status == RDMA_NP_OK || event.status == RDMA_NP_BUSY ? 0 : -EPROTO;
 	}
 	return 0;
 }
@@ -542,7 +542,7 @@ TEST_F(methods, handle_of_something_else_is_refused)
 	struct np_pair *pair = &self->pair;
 	struct ibv_context *ctx = context_of(&self->h, variant->m);
 	struct np_end *end = ctx == pair->owner.ctx ? &pair->owner : &pair->peer;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	struct np_end other;
 	struct call call;
 	unsigned int i;
@@ -665,27 +665,27 @@ TEST_F(edges, fault_reaches_the_region_and_nothing_else)
 	struct np_pair *pair = &self->pair;
 	uint64_t edges[NR_EDGES], start = pair->info.base;
 	unsigned int nr = make_edges(start, NP_DATA_LEN, edges), granted = 0;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	for (unsigned int a = 0; a < nr; a++) {
 		for (unsigned int l = 0; l < nr; l++) {
 			uint64_t addr = edges[a], len = edges[l];
-			int want = NP_ADDRESS, ret;
+			int want = RDMA_NP_ADDRESS, ret;
 			bool partly;
 
 			if (!len || addr + len - 1 < addr ||
-			    pages_of(addr, len) > NP_MAX_PAGES)
+			    pages_of(addr, len) > RDMA_NP_MAX_PAGES)
 				want = -EINVAL;
 			else if (is_inside(addr, len, start, NP_DATA_LEN))
-				want = NP_OK;
-			partly = want == NP_ADDRESS && is_inside(addr, 1, start, NP_DATA_LEN);
+				want = RDMA_NP_OK;
+			partly = want == RDMA_NP_ADDRESS && is_inside(addr, 1, start, NP_DATA_LEN);
 			if (partly) {
 				ASSERT_EQ(0, madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED));
 			}
 			ret = np_fault(&pair->peer, pair->info.region_id, addr, len,
-				       a & 1 ? NP_FAULT_WRITE : 0, NULL);
+				       a & 1 ? RDMA_NP_FAULT_WRITE : 0, NULL);
 			EXPECT_EQ(want, ret) TH_LOG("%#lx + %#lx", addr, len);
-			granted += ret == NP_OK;
+			granted += ret == RDMA_NP_OK;
 			if (!partly)
 				continue;
 			/* What is partly outside brings nothing of what is inside. */
@@ -706,8 +706,8 @@ TEST_F(edges, local_hold_reaches_the_region_and_nothing_else)
 	for (unsigned int a = 0; a < nr; a++) {
 		for (unsigned int l = 0; l < nr; l++) {
 			uint64_t addr = edges[a], len = edges[l];
-			struct np_hold_info info;
-			int64_t ret = np_hold(pair->mr, addr, len, a & 1 ? NP_FAULT_WRITE : 0,
+			struct rdma_np_hold_info info;
+			int64_t ret = np_hold(pair->mr, addr, len, a & 1 ? RDMA_NP_FAULT_WRITE : 0,
 					      &info);
 
 			if (!len) {
@@ -978,7 +978,7 @@ static void *fuzz(void *arg)
 {
 	struct fuzzer *f = arg;
 	struct hostile own = *f->h;
-	struct np_event events[4];
+	struct rdma_np_event events[4];
 
 	own.arena += f->nr * (ARENA_LEN + PAGE);
 	for (;;) {
@@ -1194,7 +1194,7 @@ static uint64_t scratch_word(struct np_pair *pair, size_t off)
 static unsigned int scratch_leaks(struct np_pair *pair)
 {
 	unsigned int found = 0;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	struct ibv_mr *sink;
 	int64_t hold;
 
@@ -1202,7 +1202,7 @@ static unsigned int scratch_leaks(struct np_pair *pair)
 	for (size_t off = 0; off < HUGE_PAGE; off += PAGE / 2)
 		found += !!scratch_word(pair, off);
 	/* What the owner's own work requests find beyond what they hold. */
-	hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &info);
+	hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, RDMA_NP_FAULT_WRITE, &info);
 	sink = ibv_reg_mr(pair->peer.pd, pair->peer.buf, NP_BUF_LEN, NP_RIGHTS);
 	if (hold < 0 || !sink)
 		return UINT_MAX;
@@ -1245,7 +1245,7 @@ TEST_F(edges, what_one_pd_writes_nowhere_is_seen_by_no_other)
 	/* Nor does the memory that is faulted in later come from there. */
 	for (size_t page = 1; page < 64; page++) {
 		ASSERT_EQ(0, madvise(other->data + page * PAGE, PAGE, MADV_DONTNEED));
-		ASSERT_EQ(NP_OK, np_pair_fault(other, page * PAGE, PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(other, page * PAGE, PAGE, 0, NULL));
 		ASSERT_EQ(0, np_pair_read(other, page * PAGE, PAGE));
 		EXPECT_TRUE(np_all(other->peer.buf, PAGE, 0));
 	}
@@ -1279,16 +1279,16 @@ TEST_F(edges, scratch_page_of_a_new_pd_is_empty)
 TEST_F(edges, no_key_of_one_pd_works_in_another)
 {
 	struct np_pair *pair = &self->pair, *other = malloc(sizeof(*other));
-	struct np_hold_info source, sink;
+	struct rdma_np_hold_info source, sink;
 	int64_t holds[2];
 
 	ASSERT_NE(NULL, other);
 	ASSERT_EQ(0, other_open(other));
 	holds[0] = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, 0, &source);
-	holds[1] = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &sink);
+	holds[1] = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, RDMA_NP_FAULT_WRITE, &sink);
 	ASSERT_LE(0, holds[0]);
 	ASSERT_LE(0, holds[1]);
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 
 	const struct {
 		const char *name;

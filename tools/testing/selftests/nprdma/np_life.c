@@ -31,13 +31,13 @@ FIXTURE_TEARDOWN_PARENT(life)
 TEST_F(life, dead_region_tells_its_peers_and_answers_no_more)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
-	ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
 	EXPECT_EQ(pair->info.region_id, event.region_id);
-	EXPECT_EQ(NP_GONE, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_GONE, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	/* Until the peer forgets them, its keys reach nothing, and fail no QP. */
 	ASSERT_EQ(0, np_pair_read(pair, 0, NP_DATA_LEN));
 	EXPECT_TRUE(np_all(pair->peer.buf, NP_DATA_LEN, pair->info.signature));
@@ -57,15 +57,15 @@ TEST_F(life, fault_on_a_dead_region_without_memory_says_that_it_is_dead)
 {
 	struct np_pair *pair = &self->pair;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
 	ASSERT_EQ(0, munmap(pair->data, NP_DATA_LEN));
-	EXPECT_EQ(NP_GONE, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_GONE, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 }
 
 TEST_F(life, dead_region_does_not_resolve)
 {
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	uint32_t rkey = self->pair.mr->rkey;
 
 	ASSERT_EQ(0, ibv_dereg_mr(self->pair.mr));
@@ -77,16 +77,16 @@ TEST_F(life, old_keys_never_reach_the_next_region_of_the_buffer)
 	struct np_pair *pair = &self->pair;
 
 	for (int i = 0; i < 20; i++) {
-		struct np_region_info old = pair->info;
+		struct rdma_np_region_info old = pair->info;
 
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 		ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
 		pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN,
 				      NP_RIGHTS | NP_UNPINNED);
 		ASSERT_NE(NULL, pair->mr);
 		ASSERT_EQ(0, np_pair_resolve(pair));
 		ASSERT_NE(old.region_id, pair->info.region_id);
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 		/* A peer that has not heard of it yet. */
 		ASSERT_EQ(0, np_read(&pair->peer, 0, PAGE, np_read_addr(&old, 0), old.read_key));
 		EXPECT_TRUE(np_all(pair->peer.buf, PAGE, old.signature));
@@ -102,12 +102,12 @@ TEST_F(life, fault_on_a_dead_regions_id_does_not_reach_the_next_one)
 {
 	struct np_pair *pair = &self->pair;
 	uint64_t old = pair->info.region_id;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
 	pair->mr = ibv_reg_mr(pair->owner.pd, pair->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
 	ASSERT_NE(NULL, pair->mr);
-	EXPECT_EQ(NP_GONE, np_fault(&pair->peer, old, pair->info.base, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_GONE, np_fault(&pair->peer, old, pair->info.base, PAGE, 0, NULL));
 	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 	EXPECT_EQ(0, info.resident_pages);
 }
@@ -117,26 +117,26 @@ TEST_F(life, each_fault_under_way_ends_once_when_the_region_dies)
 	struct np_pair *pair = &self->pair;
 
 	for (int round = 0; round < 10; round++) {
-		struct np_event event;
+		struct rdma_np_event event;
 		unsigned int sent, answered[16] = {};
 
 		for (sent = 0; sent < 16; sent++) {
-			struct np_range range = {
+			struct rdma_np_range range = {
 				.addr = pair->info.base + sent * 32 * PAGE,
 				.length = 32 * PAGE,
 			};
 
 			ASSERT_EQ(0, np_fault_start(&pair->peer, pair->info.region_id,
-						    sent % 2 ? NP_FAULT_WRITE : 0, sent, &range,
+						    sent % 2 ? RDMA_NP_FAULT_WRITE : 0, sent, &range,
 						    1));
 		}
 		ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
 		for (unsigned int i = 0; i < sent; i++) {
-			ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event,
+			ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_FAULT, &event,
 						   NP_WAIT_MS));
 			ASSERT_GT(sent, event.cookie);
 			answered[event.cookie]++;
-			EXPECT_TRUE(event.status == NP_OK || event.status == NP_GONE)
+			EXPECT_TRUE(event.status == RDMA_NP_OK || event.status == RDMA_NP_GONE)
 				TH_LOG("status %u", event.status);
 		}
 		for (unsigned int i = 0; i < sent; i++) {
@@ -146,7 +146,7 @@ TEST_F(life, each_fault_under_way_ends_once_when_the_region_dies)
 		ASSERT_EQ(0, np_pair_register(pair, NP_RIGHTS));
 		ASSERT_EQ(0, np_pair_resolve(pair));
 		while (np_next_event(&pair->peer, &event, 0) > 0) {
-			EXPECT_EQ(NP_EVENT_REGION_GONE, event.type);
+			EXPECT_EQ(RDMA_NP_EVENT_REGION_GONE, event.type);
 		}
 	}
 }
@@ -154,10 +154,10 @@ TEST_F(life, each_fault_under_way_ends_once_when_the_region_dies)
 TEST_F(life, region_with_a_hold_can_die)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(before + 8, np_pinned());
 	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
 	/* At once: an application may use its memory for something else now. */
@@ -174,11 +174,11 @@ TEST_F(life, hold_that_fails_after_pinning_pins_nothing)
 
 	/* Who pins for write needs no right to read, and who looks for a device does. */
 	ASSERT_EQ(0, mprotect(pair->data, 8 * PAGE, PROT_WRITE));
-	EXPECT_EQ(NP_ADDRESS,
-		  np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, NULL));
+	EXPECT_EQ(RDMA_NP_ADDRESS,
+		  np_pair_fault(pair, 0, 8 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, NULL));
 	EXPECT_EQ(before, np_pinned());
 	ASSERT_EQ(0, mprotect(pair->data, 8 * PAGE, PROT_READ | PROT_WRITE));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, NULL));
 	EXPECT_EQ(before + 8, np_pinned());
 }
 
@@ -189,13 +189,13 @@ TEST_F(life, hold_that_fails_after_pinning_pins_nothing)
 TEST_F(life, fork_leaves_held_pages_to_the_parent)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	int go[2], status;
 	pid_t pid;
 	char c;
 
 	ASSERT_EQ(0, pipe2(go, O_CLOEXEC));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 2 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	pid = np_fork();
 	ASSERT_LE(0, pid);
 	if (!pid) {
@@ -230,7 +230,7 @@ TEST_F(life, pd_can_go_right_after_mr_and_qp)
 {
 	struct np_end *owner = &self->pair.owner;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_HOLD, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_HOLD, NULL));
 	/* The peer does not acknowledge anything. */
 	EXPECT_EQ(0, ibv_dereg_mr(self->pair.mr));
 	EXPECT_EQ(0, ibv_dereg_mr(owner->mr));
@@ -242,7 +242,7 @@ TEST_F(life, pd_can_go_right_after_qp_and_mr)
 {
 	struct np_end *owner = &self->pair.owner;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, NP_FAULT_HOLD, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, 0, PAGE, RDMA_NP_FAULT_HOLD, NULL));
 	EXPECT_EQ(0, ibv_destroy_qp(owner->qp));
 	EXPECT_EQ(0, ibv_dereg_mr(self->pair.mr));
 	EXPECT_EQ(0, ibv_dereg_mr(owner->mr));
@@ -266,11 +266,11 @@ TEST_F(life, pd_with_a_region_is_busy)
 static int start_faults(struct np_pair *pair, unsigned int n)
 {
 	for (unsigned int i = 0; i < n; i++) {
-		struct np_range range = {
+		struct rdma_np_range range = {
 			.addr = pair->info.base + i * 8 * PAGE,
 			.length = 8 * PAGE,
 		};
-		int ret = np_fault_start(&pair->peer, pair->info.region_id, NP_FAULT_WRITE, i,
+		int ret = np_fault_start(&pair->peer, pair->info.region_id, RDMA_NP_FAULT_WRITE, i,
 					 &range, 1);
 
 		if (ret)
@@ -282,8 +282,8 @@ static int start_faults(struct np_pair *pair, unsigned int n)
 TEST_F(life, too_many_faults_are_refused_and_the_others_served)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
-	struct np_query query;
+	struct rdma_np_event event;
+	struct rdma_np_query query;
 
 	ASSERT_EQ(0, np_query(pair->peer.ctx, &query));
 	/* Nothing reaches the owner, so that none is answered before the last is asked */
@@ -292,24 +292,24 @@ TEST_F(life, too_many_faults_are_refused_and_the_others_served)
 	EXPECT_EQ(-EBUSY, start_faults(pair, 1));
 	ASSERT_EQ(0, np_hca_set(NP_OWNER_DEV, NP_HCA_LOSS, 0));
 	for (unsigned int i = 0; i < query.max_outstanding; i++) {
-		ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS));
-		EXPECT_EQ(NP_OK, event.status);
+		ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS));
+		EXPECT_EQ(RDMA_NP_OK, event.status);
 	}
 	EXPECT_EQ(0, start_faults(pair, 1));
-	EXPECT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS));
+	EXPECT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS));
 }
 
 TEST_F(life, destroyed_qp_ends_its_faults_once_each)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, start_faults(pair, 16));
 	ASSERT_EQ(0, ibv_destroy_qp(pair->peer.qp));
 	pair->peer.qp = NULL;
 	for (int i = 0; i < 16; i++) {
-		ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS));
-		EXPECT_TRUE(event.status == NP_OK || event.status == NP_QP)
+		ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS));
+		EXPECT_TRUE(event.status == RDMA_NP_OK || event.status == RDMA_NP_QP)
 			TH_LOG("status %u", event.status);
 	}
 	EXPECT_EQ(0, np_next_event(&pair->peer, &event, 0));
@@ -326,22 +326,22 @@ TEST_F(life, channel_can_be_closed_with_faults_under_way)
 		ASSERT_LE(0, pair->peer.channel);
 		/* The QP is not to be blamed: with another channel it works. */
 		ASSERT_EQ(0, np_pair_resolve(pair));
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	}
 }
 
 TEST_F(life, reset_qp_forgets_what_it_resolved)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_reconnect(&pair->owner, &pair->peer));
 	EXPECT_EQ(before, np_pinned());
 	EXPECT_EQ(-ENOENT, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	ASSERT_EQ(0, np_pair_resolve(pair));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 }
 
 TEST_F(life, owners_qp_in_error_releases_holds_at_once)
@@ -350,7 +350,7 @@ TEST_F(life, owners_qp_in_error_releases_holds_at_once)
 	struct np_pair *pair = &self->pair;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_HOLD, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, RDMA_NP_FAULT_HOLD, NULL));
 	ASSERT_EQ(before + 8, np_pinned());
 	ASSERT_EQ(0, ibv_modify_qp(pair->owner.qp, &attr, IBV_QP_STATE));
 	EXPECT_EQ(before, np_pinned());
@@ -362,7 +362,7 @@ TEST_F(life, peers_qp_in_error_releases_holds)
 	struct np_pair *pair = &self->pair;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_HOLD, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, RDMA_NP_FAULT_HOLD, NULL));
 	ASSERT_EQ(0, ibv_modify_qp(pair->peer.qp, &attr, IBV_QP_STATE));
 	EXPECT_TRUE(np_wait_until(np_pinned() == before));
 }
@@ -406,9 +406,9 @@ TEST_F(hold_time, hold_not_given_back_ends_its_qp_and_then_the_pin)
 {
 	struct np_pair *pair = &self->pair;
 	struct np_end other, third;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	uint64_t begin, lasted;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before;
 	int ret;
 
@@ -418,9 +418,9 @@ TEST_F(hold_time, hold_not_given_back_ends_its_qp_and_then_the_pin)
 
 	before = np_pinned();
 	begin = np_now_ms();
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
-	ASSERT_EQ(NP_OK, np_fault(&third, info.region_id, info.base + 2 * PAGE, PAGE,
-				  NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_fault(&third, info.region_id, info.base + 2 * PAGE, PAGE,
+				  RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_release(&third, event.hold_id));
 	ASSERT_TRUE(np_wait_until(np_pinned() == before));
 	/* Not before its time; how long after it depends on the machine. */
@@ -433,7 +433,7 @@ TEST_F(hold_time, hold_not_given_back_ends_its_qp_and_then_the_pin)
 	ret = np_pair_read(pair, 0, PAGE);
 	EXPECT_LT(0, ret) TH_LOG("%d", ret);
 	/* ... and the other one does not. */
-	EXPECT_EQ(NP_OK, np_fault(&third, info.region_id, info.base, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_fault(&third, info.region_id, info.base, PAGE, 0, NULL));
 	ASSERT_EQ(0, np_read(&third, 0, PAGE, np_read_addr(&info, 0), info.read_key));
 	EXPECT_EQ(-1, np_differs(third.buf, PAGE, 0));
 }
@@ -442,10 +442,10 @@ TEST_F(hold_time, hold_given_back_in_time_ends_nothing)
 {
 	struct np_pair *pair = &self->pair;
 	uint64_t end = np_now_ms() + 2 * HOLD_MS;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	while (np_now_ms() < end) {
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 		ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	}
 	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(pair->owner.qp));
@@ -468,7 +468,7 @@ TEST_F(hold_time, qp_that_fails_by_itself_gives_back_all_it_had)
 	ASSERT_EQ(0, np_set_hold_ms(NP_HOLD_MS));
 	ASSERT_EQ(0, second_peer(pair, &other, &third));
 	before = np_pinned();
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, NULL));
 	ASSERT_EQ(before + 4, np_pinned());
 	ASSERT_EQ(IBV_WC_REM_ACCESS_ERR, fail_owners_qp(pair));
 	EXPECT_TRUE(np_wait_until(np_pinned() == before));
@@ -484,7 +484,7 @@ TEST_F(hold_time, qp_that_fails_by_itself_gives_back_all_it_had)
 TEST_F(hold_time, qp_that_failed_keeps_what_it_is_given_when_connected_anew)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_set_hold_ms(NP_HOLD_MS));
 	for (int i = 0; i < 20; i++) {
@@ -493,7 +493,7 @@ TEST_F(hold_time, qp_that_failed_keeps_what_it_is_given_when_connected_anew)
 		ASSERT_EQ(0, np_reconnect(&pair->owner, &pair->peer));
 		ASSERT_EQ(0, np_pair_resolve(pair));
 		for (int j = 0; j < 8; j++) {
-			ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+			ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 			ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 		}
 	}
@@ -510,7 +510,7 @@ struct hello {
 FIXTURE(apart) {
 	struct np_usage before;
 	struct np_end end;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	pid_t pid;
 	int sock;
 };
@@ -558,7 +558,7 @@ static void owner_process(int sock, bool leave_fds)
 }
 
 /* 0, or -errno; the peer's side of owner_process(). */
-static int meet_owner(struct np_end *peer, pid_t *pid, int *sock, struct np_region_info *info,
+static int meet_owner(struct np_end *peer, pid_t *pid, int *sock, struct rdma_np_region_info *info,
 		      bool leave_fds)
 {
 	struct hello mine = {}, theirs;
@@ -606,31 +606,31 @@ TEST_F(apart, killed_owner_ends_faults_and_traffic_with_an_error)
 {
 	for (int round = 0; round < 5; round++) {
 		uint64_t kill_at;
-		int ret = 0, faults = 0, status = NP_OK;
+		int ret = 0, faults = 0, status = RDMA_NP_OK;
 
 		ASSERT_EQ(0, meet_owner(&self->end, &self->pid, &self->sock, &self->info, false));
 		kill_at = np_now_ms() + 100 * round;
-		while (!ret && status == NP_OK) {
-			struct np_range range = {
+		while (!ret && status == RDMA_NP_OK) {
+			struct rdma_np_range range = {
 				.addr = self->info.base + faults % 64 * 8 * PAGE,
 				.length = 8 * PAGE,
 			};
-			struct np_event event;
+			struct rdma_np_event event;
 
 			if (np_now_ms() >= kill_at && self->pid) {
 				/* In the middle of one. */
 				ASSERT_EQ(0, np_fault_start(&self->end, self->info.region_id,
-							    NP_FAULT_WRITE, 0, &range, 1));
+							    RDMA_NP_FAULT_WRITE, 0, &range, 1));
 				ASSERT_EQ(0, kill(self->pid, SIGKILL));
 				ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 				self->pid = 0;
-				ASSERT_EQ(1, np_wait_event(&self->end, NP_EVENT_FAULT, &event,
+				ASSERT_EQ(1, np_wait_event(&self->end, RDMA_NP_EVENT_FAULT, &event,
 							   NP_WAIT_MS));
 			}
 			status = np_fault_once(&self->end, self->end.qp, self->info.region_id,
 					       range.addr, range.length, faults++ % 2, &event);
-			if (status == NP_BUSY)
-				status = NP_OK;
+			if (status == RDMA_NP_BUSY)
+				status = RDMA_NP_OK;
 			ret = np_read(&self->end, 0, 8 * PAGE, self->info.read_addr,
 				      self->info.read_key);
 			ASSERT_GT(kill_at + 2 * NP_WAIT_MS, np_now_ms());
@@ -648,14 +648,14 @@ TEST_F(apart, owner_without_memory_is_gone_although_its_qp_lives)
 	struct np_end *peer = &self->end;
 
 	ASSERT_EQ(0, meet_owner(peer, &self->pid, &self->sock, &self->info, true));
-	ASSERT_EQ(NP_OK, np_fault(peer, self->info.region_id, self->info.base, 4 * PAGE,
-				  NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_fault(peer, self->info.region_id, self->info.base, 4 * PAGE,
+				  RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, kill(self->pid, SIGKILL));
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 	/* Its child has the QP still, so READs succeed, and find nothing. */
 	ASSERT_EQ(0, np_read(peer, 0, NP_DATA_LEN, self->info.read_addr, self->info.read_key));
 	EXPECT_TRUE(np_all(peer->buf, NP_DATA_LEN, self->info.signature));
-	EXPECT_EQ(NP_GONE, np_fault(peer, self->info.region_id, self->info.base, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_GONE, np_fault(peer, self->info.region_id, self->info.base, PAGE, 0, NULL));
 	/* The child goes, too, or its QP would outlive the test. */
 	shutdown(self->sock, SHUT_RDWR);
 }
@@ -663,7 +663,7 @@ TEST_F(apart, owner_without_memory_is_gone_although_its_qp_lives)
 TEST_F(apart, killed_peer_gives_back_its_holds)
 {
 	struct hello mine = {}, theirs;
-	struct np_mr_info info = {};
+	struct rdma_np_mr_info info = {};
 	struct np_pair pair = {};
 	int sock[2];
 	char c = 0;
@@ -673,7 +673,7 @@ TEST_F(apart, killed_peer_gives_back_its_holds)
 	pid = np_fork();
 	ASSERT_LE(0, pid);
 	if (!pid) {
-		struct np_event event;
+		struct rdma_np_event event;
 
 		if (!hear(sock[1], &theirs) || np_open(&pair.peer, NP_PEER_DEV, PAGE) ||
 		    np_qp_connect(pair.peer.qp, theirs.addr))
@@ -681,7 +681,7 @@ TEST_F(apart, killed_peer_gives_back_its_holds)
 		mine.addr = np_address(&pair.peer);
 		if (!say(sock[1], &mine) || recv(sock[1], &c, 1, 0) != 1 ||
 		    np_resolve(&pair.peer, theirs.rkey, &pair.info) ||
-		    np_pair_fault(&pair, 0, 16 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event) ||
+		    np_pair_fault(&pair, 0, 16 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event) ||
 		    !say(sock[1], &mine))
 			_exit(2);
 		for (;;)
@@ -711,7 +711,7 @@ TEST_F(apart, killed_peer_gives_back_its_holds)
 static void sender_process(int sock)
 {
 	struct hello mine = {}, theirs;
-	struct np_hold_info hold;
+	struct rdma_np_hold_info hold;
 	struct np_pair pair = {};
 	struct ibv_sge sge;
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
@@ -801,9 +801,9 @@ TEST_F(apart, owner_that_exits_under_traffic_leaves_nothing)
 
 	ASSERT_EQ(0, meet_owner(&self->end, &self->pid, &self->sock, &self->info, false));
 	for (int i = 0; i < 64; i++) {
-		ASSERT_EQ(NP_OK, np_fault(&self->end, self->info.region_id,
+		ASSERT_EQ(RDMA_NP_OK, np_fault(&self->end, self->info.region_id,
 					  self->info.base + i * 8 * PAGE, 8 * PAGE,
-					  NP_FAULT_WRITE | (i % 4 ? 0 : NP_FAULT_HOLD), NULL));
+					  RDMA_NP_FAULT_WRITE | (i % 4 ? 0 : RDMA_NP_FAULT_HOLD), NULL));
 	}
 	shutdown(self->sock, SHUT_RDWR);
 	do {

@@ -57,17 +57,17 @@ static size_t offset_of(const struct np_load *load, unsigned int page)
 }
 
 static int fault(struct np_load *load, unsigned int page, uint32_t flags, int round,
-		 struct np_event *event)
+		 struct rdma_np_event *event)
 {
 	if (round >= 4 && !load->no_holds)
-		flags |= NP_FAULT_HOLD;
+		flags |= RDMA_NP_FAULT_HOLD;
 	atomic_fetch_add(&load->faults, 1);
 	memset(event, 0, sizeof(*event));
 	return np_fault(load->peer, load->info->region_id,
 			load->info->base + offset_of(load, page), PAGE, flags, event);
 }
 
-static void release(struct np_load *load, struct np_event *event)
+static void release(struct np_load *load, struct rdma_np_event *event)
 {
 	if (event->hold_id)
 		np_release(load->peer, event->hold_id);
@@ -77,10 +77,10 @@ static void release(struct np_load *load, struct np_event *event)
 /* 0, the status of a fault, or -errno; what was read is at the begin of the buffer. */
 static int read_page(struct np_load *load, unsigned int page)
 {
-	const struct np_region_info *info = load->info;
+	const struct rdma_np_region_info *info = load->info;
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
 	const uint64_t *w = (uint64_t *)load->peer->buf;
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 	int ret;
 
 	for (int round = 0; np_now_ms() < deadline; round++) {
@@ -108,7 +108,7 @@ static int read_page(struct np_load *load, unsigned int page)
 static int write_page(struct np_load *load, unsigned int page, uint64_t version)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS, word;
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 	int ret;
 
 	page_fill(load, load->peer->buf, page, version);
@@ -123,7 +123,7 @@ static int write_page(struct np_load *load, unsigned int page, uint64_t version)
 			if (ret)
 				return ret < 0 ? ret : 0;
 		}
-		ret = fault(load, page, NP_FAULT_WRITE, round, &event);
+		ret = fault(load, page, RDMA_NP_FAULT_WRITE, round, &event);
 		if (ret)
 			return ret;
 		word = event.words[0];
@@ -165,7 +165,7 @@ static void operate(struct np_load *load, unsigned int number, bool write)
 		FAIL(load, number, ret);
 	else if (gone && ret != promised)
 		FAIL(load, number, 1000 + ret);
-	else if (ret && ret != NP_ADDRESS && ret != NP_ACCESS && ret != NP_GONE)
+	else if (ret && ret != RDMA_NP_ADDRESS && ret != RDMA_NP_ACCESS && ret != RDMA_NP_GONE)
 		FAIL(load, number, ret);
 	if (write) {
 		/*
@@ -209,7 +209,7 @@ static void *load_thread(void *arg)
 	return NULL;
 }
 
-void np_load_init(struct np_load *load, struct np_end *peer, const struct np_region_info *info,
+void np_load_init(struct np_load *load, struct np_end *peer, const struct rdma_np_region_info *info,
 		  uint8_t *data, size_t offset, unsigned int pages)
 {
 	memset(load, 0, sizeof(*load));

@@ -50,7 +50,7 @@ struct np_load_page {
 struct np_load {
 	/* The caller's, before np_load_start() */
 	struct np_end *peer;
-	const struct np_region_info *info;
+	const struct rdma_np_region_info *info;
 	uint8_t *data;			/* of the first page, in the owner */
 	size_t offset;			/* of the first page in the region */
 	unsigned int pages;
@@ -73,7 +73,7 @@ struct np_load {
 };
 
 /* All pages of @pair's region from @first on; the owner fills them. */
-void np_load_init(struct np_load *load, struct np_end *peer, const struct np_region_info *info,
+void np_load_init(struct np_load *load, struct np_end *peer, const struct rdma_np_region_info *info,
 		  uint8_t *data, size_t offset, unsigned int pages);
 int np_load_start(struct np_load *load);
 /* Until @n more operations succeeded (were refused); false: it failed, or hangs. */

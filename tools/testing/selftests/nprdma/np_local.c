@@ -29,7 +29,7 @@ FIXTURE_TEARDOWN_PARENT(local)
 
 /* A hold on [@off, @off + @len) of the pair's region. */
 static int64_t hold(struct np_pair *pair, size_t off, size_t len, uint32_t flags,
-		    struct np_hold_info *info)
+		    struct rdma_np_hold_info *info)
 {
 	return np_hold(pair->mr, (uintptr_t)pair->data + off, len, flags, info);
 }
@@ -76,12 +76,12 @@ TEST_F(local, what_cannot_be_held_is_refused)
 {
 	struct np_pair *pair = &self->pair;
 	uint64_t start = (uintptr_t)pair->data;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	struct ibv_mr *mr;
 	long before = np_pinned();
 
 	EXPECT_EQ(-EINVAL, np_hold(pair->mr, start, 0, 0, &info));
-	EXPECT_EQ(-EINVAL, np_hold(pair->mr, start, PAGE, NP_FAULT_HOLD, &info));
+	EXPECT_EQ(-EINVAL, np_hold(pair->mr, start, PAGE, RDMA_NP_FAULT_HOLD, &info));
 	EXPECT_EQ(-EINVAL, np_hold(pair->mr, start, PAGE, 1U << 8, &info));
 	EXPECT_EQ(-EINVAL, np_hold(pair->owner.mr, (uintptr_t)pair->owner.buf, 8, 0, &info));
 	EXPECT_EQ(-ERANGE, np_hold(pair->mr, start - 1, PAGE, 0, &info));
@@ -92,11 +92,11 @@ TEST_F(local, what_cannot_be_held_is_refused)
 
 	mr = ibv_reg_mr(pair->owner.pd, pair->data, PAGE, NP_UNPINNED);
 	ASSERT_NE(NULL, mr);
-	EXPECT_EQ(-EPERM, np_hold(mr, start, PAGE, NP_FAULT_WRITE, &info));
+	EXPECT_EQ(-EPERM, np_hold(mr, start, PAGE, RDMA_NP_FAULT_WRITE, &info));
 	EXPECT_EQ(0, ibv_dereg_mr(mr));
 
 	ASSERT_EQ(0, mprotect(pair->data, PAGE, PROT_READ));
-	EXPECT_EQ(-EFAULT, np_hold(pair->mr, start, PAGE, NP_FAULT_WRITE, &info));
+	EXPECT_EQ(-EFAULT, np_hold(pair->mr, start, PAGE, RDMA_NP_FAULT_WRITE, &info));
 	ASSERT_EQ(0, munmap(pair->data + PAGE, PAGE));
 	EXPECT_EQ(-EFAULT, np_hold(pair->mr, start, 2 * PAGE, 0, &info));
 	EXPECT_EQ(before, np_pinned());
@@ -107,10 +107,10 @@ TEST_F(local, key_of_a_hold_has_no_remote_rights)
 {
 	for (unsigned int i = 0; i < 4; i++) {
 		struct np_pair *pair = &self->pair;
-		struct np_hold_info info;
+		struct rdma_np_hold_info info;
 		int64_t id;
 
-		id = hold(pair, 0, PAGE, i & 1 ? NP_FAULT_WRITE : 0, &info);
+		id = hold(pair, 0, PAGE, i & 1 ? RDMA_NP_FAULT_WRITE : 0, &info);
 		ASSERT_LE(0, id);
 		EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
 			  i & 2 ? np_read(&pair->peer, 0, 8, info.addr, info.lkey) :
@@ -123,7 +123,7 @@ TEST_F(local, key_of_a_hold_has_no_remote_rights)
 TEST_F(local, source_key_is_no_sink)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 
 	ASSERT_LE(0, hold(pair, 0, PAGE, 0, &info));
 	EXPECT_EQ(IBV_WC_LOC_PROT_ERR,
@@ -135,11 +135,11 @@ TEST_F(local, source_key_is_no_sink)
 TEST_F(local, key_works_in_the_regions_pd_only)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	struct np_end other;
 
 	ASSERT_EQ(0, np_open(&other, NP_OWNER_DEV, PAGE));
-	ASSERT_LE(0, hold(pair, 0, PAGE, NP_FAULT_WRITE, &info));
+	ASSERT_LE(0, hold(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &info));
 	ASSERT_EQ(0, np_reconnect(&other, &pair->peer));
 	ASSERT_EQ(0, post_recv(&pair->peer, (uintptr_t)pair->peer.buf, PAGE, pair->peer.mr->lkey));
 	EXPECT_EQ(IBV_WC_LOC_PROT_ERR, post_send(&other, IBV_WR_SEND, info.addr, PAGE, info.lkey,
@@ -152,7 +152,7 @@ TEST_F(local, send_and_receive_in_unpinned_memory)
 {
 	struct np_pair *pair = &self->pair;
 	size_t len = 3 * PAGE + 17;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	struct ibv_wc wc;
 	int64_t id;
 
@@ -171,7 +171,7 @@ TEST_F(local, send_and_receive_in_unpinned_memory)
 
 		np_fill(pair->peer.buf, 4 * PAGE, 1000 + i);
 		ASSERT_EQ(0, np_page_out(pair->data + 5 * PAGE, 4 * PAGE));
-		id = hold(pair, 5 * PAGE + 11, len, NP_FAULT_WRITE, &info);
+		id = hold(pair, 5 * PAGE + 11, len, RDMA_NP_FAULT_WRITE, &info);
 		ASSERT_LE(0, id);
 		ASSERT_EQ(0, post_recv(&pair->owner, info.addr, len, info.lkey));
 		ASSERT_EQ(0, post_send(&pair->peer, IBV_WR_SEND, (uintptr_t)pair->peer.buf, len,
@@ -190,9 +190,9 @@ TEST_F(local, every_verb_takes_them)
 	struct np_pair *pair = &self->pair;
 	uint64_t remote = (uintptr_t)pair->peer.buf;
 	uint32_t rkey = self->remote->rkey;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 
-	ASSERT_LE(0, hold(pair, 0, 4 * PAGE, NP_FAULT_WRITE, &info));
+	ASSERT_LE(0, hold(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, &info));
 	ASSERT_EQ(0, post_send(&pair->owner, IBV_WR_RDMA_WRITE, info.addr, 4 * PAGE, info.lkey,
 			       remote, rkey));
 	EXPECT_EQ(0, memcmp(pair->data, pair->peer.buf, 4 * PAGE));
@@ -205,11 +205,11 @@ TEST_F(local, every_verb_takes_them)
 TEST_F(local, held_page_stays_under_whatever_its_owner_does)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	long before = np_pinned();
 	int64_t id;
 
-	id = hold(pair, 0, 8 * PAGE, NP_FAULT_WRITE, &info);
+	id = hold(pair, 0, 8 * PAGE, RDMA_NP_FAULT_WRITE, &info);
 	ASSERT_LE(0, id);
 	EXPECT_EQ(before + 8, np_pinned());
 	/* As of a pinned region: what is there now is something else. */
@@ -236,12 +236,12 @@ TEST_F(local, held_page_stays_under_whatever_its_owner_does)
 TEST_F(local, keys_die_with_the_region_and_holds_may_be_freed_later)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_hold_info info, sink;
+	struct rdma_np_hold_info info, sink;
 	long before = np_pinned();
 	int64_t a, b;
 
 	a = hold(pair, 0, 4 * PAGE, 0, &info);
-	b = hold(pair, 0, 4 * PAGE, NP_FAULT_WRITE, &sink);
+	b = hold(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, &sink);
 	ASSERT_LE(0, a);
 	ASSERT_LE(0, b);
 	EXPECT_EQ(before + 8, np_pinned());
@@ -261,7 +261,7 @@ TEST_F(local, held_pages_count_as_locked_ones)
 	const long pinned = np_status_kb("VmPin") / 4;
 	const struct rlimit limit = { (pinned + 64) * PAGE, (pinned + 64) * PAGE };
 	struct np_pair *pair = &self->pair;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	int64_t id;
 
 	ASSERT_EQ(0, setrlimit(RLIMIT_MEMLOCK, &limit));

@@ -162,7 +162,7 @@ FIXTURE_TEARDOWN_PARENT(memory)
 /* All pages writable for the peer; before the load starts, or with it at rest. */
 static int prefault(struct np_pair *pair)
 {
-	return np_pair_fault(pair, FIRST_PAGE * PAGE, PAGES * PAGE, NP_FAULT_WRITE, NULL);
+	return np_pair_fault(pair, FIRST_PAGE * PAGE, PAGES * PAGE, RDMA_NP_FAULT_WRITE, NULL);
 }
 
 static pid_t fork_and_wait(int *hold)
@@ -186,7 +186,7 @@ static pid_t fork_and_wait(int *hold)
 TEST_F(memory, fork_leaves_readers_alone)
 {
 	struct np_load *load = &self->load;
-	struct np_mr_info info, after;
+	struct rdma_np_mr_info info, after;
 	int hold, status;
 	pid_t pid;
 
@@ -196,7 +196,7 @@ TEST_F(memory, fork_leaves_readers_alone)
 	ASSERT_TRUE(np_load_stop(load));
 	load->stop = false;
 	for (int i = 0; i < ROUNDS; i++) {
-		ASSERT_EQ(NP_OK, prefault(&self->pair));
+		ASSERT_EQ(RDMA_NP_OK, prefault(&self->pair));
 		atomic_store(&load->suspicious, 0);
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
 		ASSERT_EQ(PAGES, info.resident_pages);
@@ -230,10 +230,10 @@ TEST_F(memory, fork_leaves_readers_alone)
 TEST_F(memory, protection_against_writes_leaves_readers_alone)
 {
 	struct np_load *load = &self->load;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	load->writes_of_8 = 0;
-	ASSERT_EQ(NP_OK, prefault(&self->pair));
+	ASSERT_EQ(RDMA_NP_OK, prefault(&self->pair));
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < 10 * ROUNDS; i++) {
 		/* All of the mapping: cutting it might mean to cut huge pages. */
@@ -276,12 +276,12 @@ TEST_F(memory, owners_stores_after_fork_are_read_at_once)
 TEST_F(memory, madv_dontfork_leaves_writers_alone)
 {
 	struct np_load *load = &self->load;
-	struct np_mr_info info, after;
+	struct rdma_np_mr_info info, after;
 	int hold, status;
 	pid_t pid;
 
 	ASSERT_EQ(0, madvise(self->pair.data, NP_DATA_LEN, MADV_DONTFORK));
-	ASSERT_EQ(NP_OK, prefault(&self->pair));
+	ASSERT_EQ(RDMA_NP_OK, prefault(&self->pair));
 	ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
 	ASSERT_EQ(0, np_load_start(load));
 	for (int i = 0; i < ROUNDS; i++) {
@@ -311,8 +311,8 @@ TEST_F(memory, protection_is_the_peers_too)
 		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, mprotect(p, 8 * PAGE, none ? PROT_NONE : PROT_READ));
-		np_load_gone(load, first, 8, none ? NP_ADDRESS : NP_OK,
-			     none ? NP_ADDRESS : NP_ACCESS);
+		np_load_gone(load, first, 8, none ? RDMA_NP_ADDRESS : RDMA_NP_OK,
+			     none ? RDMA_NP_ADDRESS : RDMA_NP_ACCESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, mprotect(p, 8 * PAGE, PROT_READ | PROT_WRITE));
@@ -340,9 +340,9 @@ TEST_F(memory, soft_dirty_pages_are_those_that_peers_write)
 {
 	struct np_load *load = &self->load;
 	struct np_pair *pair = &self->pair;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
-	ASSERT_EQ(NP_OK, prefault(pair));
+	ASSERT_EQ(RDMA_NP_OK, prefault(pair));
 	for (int i = 0; i < ROUNDS; i++) {
 		unsigned int page = random_of(i, PAGES);
 		size_t off = (FIRST_PAGE + page) * PAGE;
@@ -383,7 +383,7 @@ TEST_F(memory, unmapped_pages_are_address_errors_until_others_are_there)
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, munmap(p, 8 * PAGE));
 		np_load_lose_for_zeros(load, first, 8);
-		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, first, 8, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(p, mmap(p, 8 * PAGE, PROT_READ | PROT_WRITE,
@@ -410,7 +410,7 @@ TEST_F(memory, moved_pages_are_reached_when_they_are_back)
 		np_load_step(load, first, 8);
 		ASSERT_EQ(away, mremap(p, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
 				       away));
-		np_load_gone(load, first, 8, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, first, 8, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(p, mremap(away, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p));
@@ -436,7 +436,7 @@ TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 		np_load_step(load, first, n);
 		ASSERT_EQ(start, mremap(start, PAGES * PAGE, first * PAGE, 0));
 		np_load_lose_for_zeros(load, first, n);
-		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, first, n, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, n);
 		ASSERT_EQ(start, mremap(start, first * PAGE, PAGES * PAGE, 0));
@@ -448,14 +448,14 @@ TEST_F(memory, shrunk_and_grown_mapping_loses_its_tail_only)
 	/* Nobody writes now: what was cut off does not come back when the mapping grows. */
 	for (int write = 0; write < 2; write++) {
 		memset(pair->data + off, 1, n * PAGE);
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, n * PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, n * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 		ASSERT_EQ(0, np_pair_read(pair, off, n * PAGE));
 		ASSERT_TRUE(np_all(pair->peer.buf, n * PAGE, 0x0101010101010101));
 		ASSERT_EQ(start, mremap(start, PAGES * PAGE, first * PAGE, 0));
 		ASSERT_EQ(start, mremap(start, first * PAGE, PAGES * PAGE, 0));
 		ASSERT_EQ(0, np_pair_read(pair, off, n * PAGE));
 		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, pair->info.signature));
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, n * PAGE, write ? NP_FAULT_WRITE : 0,
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, n * PAGE, write ? RDMA_NP_FAULT_WRITE : 0,
 					       NULL));
 		ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, off, n * PAGE));
 		EXPECT_TRUE(np_all(pair->peer.buf, n * PAGE, 0));
@@ -500,7 +500,7 @@ FIXTURE_TEARDOWN_PARENT(slot)
 
 static unsigned int leaves(struct ibv_mr *mr)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(mr, &info) ? ~0U : info.huge_leaves;
 }
@@ -529,7 +529,7 @@ TEST_F(slot, moved_away_is_reached_when_it_is_back)
 		np_load_step(load, slot * n, n);
 		ASSERT_EQ(away, mremap(p, HUGE_PAGE, HUGE_PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
 				       away));
-		np_load_gone(load, slot * n, n, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, slot * n, n, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		EXPECT_EQ(frame, np_frame_of(away + (used - p)));
 		EXPECT_EQ(want / 2, leaves(self->pair.mr));
@@ -553,7 +553,7 @@ TEST_F(slot, moved_pages_leave_zeros_where_the_mapping_stays)
 
 	np_fill(p, HUGE_PAGE, 1);
 	for (size_t off = 0; off < NP_DATA_LEN; off += HUGE_PAGE) {
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, HUGE_PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, HUGE_PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	}
 	ASSERT_EQ(variant->huge ? NP_DATA_LEN / HUGE_PAGE : 0, leaves(pair->mr));
 	ASSERT_EQ(0, np_pair_read(pair, HUGE_PAGE, HUGE_PAGE));
@@ -603,7 +603,7 @@ TEST_F(memory, poisoned_page_is_an_address_error_until_it_is_replaced)
 		EXPECT_EQ(i + 1, poisoned);
 		ASSERT_FALSE(np_present(p));
 		np_load_lose_for_zeros(load, page, 1);
-		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, page, 1, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(p, mmap(p, PAGE, PROT_READ | PROT_WRITE,
@@ -669,14 +669,14 @@ TEST_F(memory, poisoned_page_stays_while_its_huge_page_is_held)
 	struct np_pair *pair = &self->pair;
 	struct np_end *peer = &pair->peer;
 	uint8_t *p = pair->data + 7 * PAGE;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	int64_t hold;
 
 	ASSERT_EQ(0, sigaction(SIGBUS, &action, NULL));
 	ASSERT_EQ(0, madvise(pair->data, HUGE_PAGE, MADV_HUGEPAGE));
 	np_fill(pair->data, HUGE_PAGE, 1);
 	ASSERT_TRUE(np_wait_until(!madvise(pair->data, HUGE_PAGE, MADV_COLLAPSE)));
-	hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &info);
+	hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, RDMA_NP_FAULT_WRITE, &info);
 	ASSERT_LE(0, hold);
 	ASSERT_NE(0, frame_flags(p) & huge);
 	ASSERT_EQ(-1, madvise(p, PAGE, MADV_HWPOISON));
@@ -724,7 +724,7 @@ TEST_F(slot, poisoned_page_goes_alone)
 		ASSERT_TRUE(np_present(p - PAGE));
 		ASSERT_TRUE(np_present(p + PAGE));
 		np_load_lose_for_zeros(load, page, 1);
-		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, page, 1, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
 		np_load_step(load, page, 1);
@@ -759,7 +759,7 @@ static void *hold_again_and_again(void *arg)
 	struct holder *h = arg;
 
 	for (int i = 0; i < HOLD_ROUNDS; i++) {
-		struct np_hold_info info;
+		struct rdma_np_hold_info info;
 		int64_t hold;
 
 		/* Pages that are brought in anew, for whom all memory is good enough. */
@@ -768,7 +768,7 @@ static void *hold_again_and_again(void *arg)
 			memset(h->data, i, 16 * PAGE);
 		}
 		pthread_barrier_wait(h->meet);
-		hold = np_hold(h->pair->mr, (uintptr_t)h->data, 16 * PAGE, NP_FAULT_WRITE, &info);
+		hold = np_hold(h->pair->mr, (uintptr_t)h->data, 16 * PAGE, RDMA_NP_FAULT_WRITE, &info);
 		if (hold < 0)
 			h->failed = h->failed ?: hold;
 		else
@@ -810,25 +810,25 @@ static void expect_refused(struct __test_metadata *_metadata, struct np_pair *pa
 			   struct ibv_mr *mr)
 {
 	const size_t len = 2 * PAGE;
-	struct np_region_info info;
-	struct np_hold_info local;
-	struct np_mr_info usage;
-	struct np_event event;
+	struct rdma_np_region_info info;
+	struct rdma_np_hold_info local;
+	struct rdma_np_mr_info usage;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_resolve(&pair->peer, mr->rkey, &info));
 	for (int i = 0; i < 8; i++) {
 		size_t at = i & 4 ? PAGE : 0;
 		uint64_t word = ~0ULL;
 
-		EXPECT_EQ(NP_ADDRESS, np_fault(&pair->peer, info.region_id, info.base + at, PAGE,
-					       (i & 1 ? NP_FAULT_WRITE : 0) |
-					       (i & 2 ? NP_FAULT_HOLD : 0), &event));
+		EXPECT_EQ(RDMA_NP_ADDRESS, np_fault(&pair->peer, info.region_id, info.base + at, PAGE,
+					       (i & 1 ? RDMA_NP_FAULT_WRITE : 0) |
+					       (i & 2 ? RDMA_NP_FAULT_HOLD : 0), &event));
 		ASSERT_EQ(0, np_word(&pair->peer, &info, at, &word));
 		EXPECT_FALSE(np_readable(word));
 		EXPECT_FALSE(np_writable(word));
 	}
 	EXPECT_EQ(-EFAULT, np_hold(mr, (uintptr_t)mr->addr, PAGE, 0, &local));
-	EXPECT_EQ(-EFAULT, np_hold(mr, (uintptr_t)mr->addr, PAGE, NP_FAULT_WRITE, &local));
+	EXPECT_EQ(-EFAULT, np_hold(mr, (uintptr_t)mr->addr, PAGE, RDMA_NP_FAULT_WRITE, &local));
 	/* Who does not ask meets what stands in for it. */
 	memset(pair->peer.buf, 2, len);
 	ASSERT_EQ(0, np_write(&pair->peer, 0, len, np_write_addr(&info, 0), info.write_key));
@@ -844,12 +844,12 @@ static void expect_refused_between(struct __test_metadata *_metadata, struct np_
 				   size_t off)
 {
 	for (int write = 0; write < 2; write++) {
-		const uint32_t flags = write ? NP_FAULT_WRITE : 0;
+		const uint32_t flags = write ? RDMA_NP_FAULT_WRITE : 0;
 
-		EXPECT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, flags, NULL));
-		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off + PAGE, PAGE, flags, NULL));
-		EXPECT_EQ(NP_OK, np_pair_fault(pair, off + 2 * PAGE, PAGE, flags, NULL));
-		EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, off, 3 * PAGE, flags, NULL));
+		EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, PAGE, flags, NULL));
+		EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, off + PAGE, PAGE, flags, NULL));
+		EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, off + 2 * PAGE, PAGE, flags, NULL));
+		EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, off, 3 * PAGE, flags, NULL));
 		EXPECT_FALSE(np_readable(np_pair_word(pair, off + PAGE)));
 	}
 	ASSERT_EQ(0, np_pair_write(pair, off + PAGE, PAGE));
@@ -886,7 +886,7 @@ TEST_F(memory, secret_memory_is_refused)
 	EXPECT_TRUE(np_all(secret + PAGE, PAGE, 0));
 
 	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, off, 3 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, 3 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(self->data + PAGE, mmap(self->data + PAGE, PAGE, PROT_READ | PROT_WRITE,
 					  MAP_SHARED | MAP_FIXED, fd, 0));
 	expect_refused_between(_metadata, pair, off);
@@ -940,7 +940,7 @@ TEST_F(memory, registers_of_a_device_are_refused)
 	EXPECT_EQ(was, *version);
 
 	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, off, 3 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, 3 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(data + PAGE, map_registers(data + PAGE, PAGE));
 	expect_refused_between(_metadata, pair, off);
 	EXPECT_EQ(was, *version);
@@ -968,7 +968,7 @@ static int uffd_open(uint64_t features)
 TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
 {
 	struct np_load *load = &self->load;
-	struct np_event event;
+	struct rdma_np_event event;
 	uint8_t *source = np_map(HUGE_PAGE);
 	int uffd = uffd_open(0);
 	struct uffdio_register reg = {
@@ -983,9 +983,9 @@ TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
 	/* Nobody answers, and nobody waits for that: neither for a page nor for a hold. */
 	ASSERT_EQ(0, madvise(self->data, 2 * PAGE, MADV_DONTNEED));
 	for (int i = 0; i < 4; i++) {
-		EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, FIRST_PAGE * PAGE, PAGE,
-						    (i & 1 ? NP_FAULT_WRITE : 0) |
-						    (i & 2 ? NP_FAULT_HOLD : 0), &event));
+		EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(&self->pair, FIRST_PAGE * PAGE, PAGE,
+						    (i & 1 ? RDMA_NP_FAULT_WRITE : 0) |
+						    (i & 2 ? RDMA_NP_FAULT_HOLD : 0), &event));
 	}
 	for (int i = 0; i < 2; i++) {
 		struct uffdio_copy copy = {
@@ -1009,7 +1009,7 @@ TEST_F(memory, page_that_userfaultfd_has_to_bring_is_an_address_error)
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, madvise(self->data + page * PAGE, PAGE, MADV_DONTNEED));
 		np_load_lose_for_zeros(load, page, 1);
-		np_load_gone(load, page, 1, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, page, 1, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, ioctl(uffd, UFFDIO_COPY, &copy));
@@ -1043,7 +1043,7 @@ TEST_F(memory, page_that_userfaultfd_protects_is_read_only)
 		ASSERT_LOAD(np_load_goes_on(load, 50));
 		np_load_step(load, first, 8);
 		ASSERT_EQ(0, ioctl(uffd, UFFDIO_WRITEPROTECT, &wp));
-		np_load_gone(load, first, 8, NP_OK, NP_ADDRESS);
+		np_load_gone(load, first, 8, RDMA_NP_OK, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 5));
 		np_load_step(load, first, 8);
 		wp.mode = 0;
@@ -1136,7 +1136,7 @@ TEST_F(uffd, page_of_a_file_that_it_has_to_bring_is_an_address_error)
 	int uffd = uffd_open(!variant->minor ? 0 : variant->huge ? UFFD_FEATURE_MINOR_HUGETLBFS :
 								 UFFD_FEATURE_MINOR_SHMEM);
 	uint8_t *source = np_map(HUGE_PAGE);
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_LE(0, uffd);
 	ASSERT_NE(NULL, source);
@@ -1146,12 +1146,12 @@ TEST_F(uffd, page_of_a_file_that_it_has_to_bring_is_an_address_error)
 	/* Nobody answers, and nobody waits for that: neither for a page nor for a hold. */
 	ASSERT_EQ(0, uffd_take(self, variant->minor, 0, unit));
 	for (int i = 0; i < 4; i++) {
-		EXPECT_EQ(NP_ADDRESS, np_pair_fault(&self->pair, 0, PAGE,
-						    (i & 1 ? NP_FAULT_WRITE : 0) |
-						    (i & 2 ? NP_FAULT_HOLD : 0), &event));
+		EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(&self->pair, 0, PAGE,
+						    (i & 1 ? RDMA_NP_FAULT_WRITE : 0) |
+						    (i & 2 ? RDMA_NP_FAULT_HOLD : 0), &event));
 	}
 	ASSERT_EQ(0, uffd_bring(self, variant->minor, uffd, 0, unit, source));
-	ASSERT_EQ(NP_OK, np_pair_fault(&self->pair, 0, PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(&self->pair, 0, PAGE, 0, &event));
 	ASSERT_EQ(0, np_pair_read(&self->pair, 0, PAGE));
 	EXPECT_TRUE(np_all(self->pair.peer.buf, PAGE, variant->minor ? 0x0101010101010101 : 0));
 
@@ -1167,7 +1167,7 @@ TEST_F(uffd, page_of_a_file_that_it_has_to_bring_is_an_address_error)
 		ASSERT_EQ(0, uffd_take(self, variant->minor, off, unit));
 		if (!variant->minor)
 			np_load_lose_for_zeros(load, first, n);
-		np_load_gone(load, first, n, NP_ADDRESS, NP_ADDRESS);
+		np_load_gone(load, first, n, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 		ASSERT_LOAD(np_load_is_refused(load, 2));
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, uffd_bring(self, variant->minor, uffd, off, unit, source));
@@ -1202,7 +1202,7 @@ FIXTURE_VARIANT(kept) {
 /* It is about what reclaim takes first, and there is none: nothing becomes absent. */
 static long change_cold(kept *self, unsigned int i)
 {
-	struct np_mr_info before, after;
+	struct rdma_np_mr_info before, after;
 	int ret = np_query_mr(self->pair.mr, &before);
 
 	if (!ret && madvise(self->data, PAGES * PAGE, MADV_COLD))
@@ -1473,7 +1473,7 @@ static int begin_pressure(kept *self)
 static long change_pressure(kept *self, unsigned int i)
 {
 	static uint8_t *other;
-	struct np_mr_info before, after;
+	struct rdma_np_mr_info before, after;
 	int ret;
 
 	if (!other)
@@ -1520,7 +1520,7 @@ static int begin_huge(kept *self)
 /* Huge pages, which the peer reaches through one leaf each. */
 static int wait_for_leaves(kept *self)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_wait_until((!np_query_mr(self->pair.mr, &info) &&
 			      info.huge_leaves == HUGE_PAGES_OF_DATA) ||
@@ -1737,7 +1737,7 @@ FIXTURE_TEARDOWN_PARENT(kept_readers)
 TEST_F(kept_readers, do_not_notice_traps_of_numa_balancing)
 {
 	struct np_load *load = &self->load;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	load->writes_of_8 = 0;
 	for (int i = 0; i < ROUNDS; i++) {
@@ -1747,7 +1747,7 @@ TEST_F(kept_readers, do_not_notice_traps_of_numa_balancing)
 		ASSERT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "0"));
 		for (unsigned int page = 0; page < PAGES; page++)
 			*(volatile uint8_t *)(self->data + page * PAGE) = 1;
-		ASSERT_EQ(NP_OK, prefault(&self->pair));
+		ASSERT_EQ(RDMA_NP_OK, prefault(&self->pair));
 		ASSERT_EQ(0, np_load_start(load));
 		ASSERT_LOAD(np_load_goes_on(load, 10));
 		ASSERT_EQ(0, np_query_mr(self->pair.mr, &info));
@@ -1792,14 +1792,14 @@ static int is_idle(uint64_t frame)
 
 static long resident(struct ibv_mr *mr)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(mr, &info) ? -1 : (long)info.resident_pages;
 }
 
 static long held(struct ibv_mr *mr)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(mr, &info) ? -1 : (long)info.held_pages;
 }
@@ -1816,7 +1816,7 @@ TEST_F(memory, idle_page_tracking_sees_what_peers_use)
 	for (int i = 0; i < ROUNDS; i++) {
 		bool used = i % 3;
 
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, PAGE, 0, NULL));
 		frame = np_frame_of(self->data);
 		ASSERT_NE(0, frame);
 		ASSERT_EQ(0, np_set_idle(frame));
@@ -1829,7 +1829,7 @@ TEST_F(memory, idle_page_tracking_sees_what_peers_use)
 		if (used) {
 			/* As peers do it: reclaim may ask about the page at any time, too. */
 			ASSERT_TRUE(np_wait_until(
-				!np_pair_fault(pair, off, PAGE, i % 2 ? NP_FAULT_WRITE : 0, NULL) &&
+				!np_pair_fault(pair, off, PAGE, i % 2 ? RDMA_NP_FAULT_WRITE : 0, NULL) &&
 				!np_pair_read(pair, off, PAGE) &&
 				np_differs(pair->peer.buf, PAGE, FIRST_PAGE) == -1));
 		}
@@ -1842,19 +1842,19 @@ TEST_F(memory, held_pages_stay_when_they_are_aged)
 {
 	struct np_pair *pair = &self->pair;
 	const size_t off = FIRST_PAGE * PAGE;
-	struct np_event event;
+	struct rdma_np_event event;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, NP_FAULT_HOLD, &event));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, off + PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, PAGE, RDMA_NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off + PAGE, PAGE, 0, NULL));
 	/* A hold may have moved its page, and those on a list of a CPU are not asked about. */
 	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
 	ASSERT_EQ(2, resident(pair->mr));
 	/* Both are asked about; when the second has gone, so has had the first its turn. */
 	ASSERT_EQ(0, np_set_idle(np_frame_of(self->data)));
 	ASSERT_EQ(0, np_set_idle(np_frame_of(self->data + PAGE)));
-	ASSERT_TRUE(np_wait_until(!(np_pair_word(pair, off + PAGE) & NP_WORD_READABLE)));
+	ASSERT_TRUE(np_wait_until(!(np_pair_word(pair, off + PAGE) & RDMA_NP_WORD_READABLE)));
 	EXPECT_EQ(1, resident(pair->mr));
-	EXPECT_NE(0, np_pair_word(pair, off) & NP_WORD_READABLE);
+	EXPECT_NE(0, np_pair_word(pair, off) & RDMA_NP_WORD_READABLE);
 	ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST_PAGE));
 	/* When it can be taken, it still is resident, and nobody knows that it is used. */
@@ -1947,7 +1947,7 @@ FIXTURE_TEARDOWN_PARENT(in_use)
  */
 static int read_used(struct np_pair *pair, uint8_t *data)
 {
-	int ret = np_pair_fault(pair, LAST, PAGE, NP_FAULT_WRITE, NULL);
+	int ret = np_pair_fault(pair, LAST, PAGE, RDMA_NP_FAULT_WRITE, NULL);
 
 	if (!ret)
 		ret = np_set_idle(np_frame_of(pair->data + LAST));
@@ -1989,7 +1989,7 @@ TEST_F(in_use, pages_that_peers_use_are_not_taken_first)
 	memset(pair->data, 1, NP_DATA_LEN);
 	memset(others, 1, OTHERS_LEN);
 	for (size_t off = 0; off < NP_DATA_LEN && !variant->unasked; off += HUGE_PAGE) {
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, HUGE_PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, HUGE_PAGE, 0, NULL));
 	}
 	for (size_t i = 0; i < USED && variant->unasked; i++) {
 		size_t off = first + i * PAGE;
@@ -1997,7 +1997,7 @@ TEST_F(in_use, pages_that_peers_use_are_not_taken_first)
 		/* The first of each block; the others come along. */
 		if (i && (pair->info.base + off) / PAGE % NP_FAULT_AROUND)
 			continue;
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, PAGE, 0, NULL));
 	}
 	for (size_t i = 0; i < USED; i++)
 		ASSERT_TRUE(np_wait_until(np_readable(np_pair_word(pair, first + i * PAGE))));
@@ -2042,7 +2042,7 @@ struct hello {
 FIXTURE(owner) {
 	struct np_usage before;
 	struct np_end peer;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct np_load load;
 	pid_t pid;
 	int sock;
@@ -2191,7 +2191,7 @@ TEST_F(owner, region_of_a_process_that_execs_is_gone)
 	ASSERT_EQ(1, send(self->sock, &c, 1, MSG_NOSIGNAL));
 	ASSERT_EQ(1, recv(self->sock, &c, 1, 0));
 	np_load_lose(load, 0, PAGES);
-	np_load_gone(load, 0, PAGES, NP_GONE, NP_GONE);
+	np_load_gone(load, 0, PAGES, RDMA_NP_GONE, RDMA_NP_GONE);
 	ASSERT_LOAD(np_load_is_refused(load, 20));
 	EXPECT_TRUE(np_load_stop(load));
 	ASSERT_EQ(0, np_read(&self->peer, 0, NP_DATA_LEN, np_read_addr(&self->info, 0),
@@ -2202,7 +2202,7 @@ TEST_F(owner, region_of_a_process_that_execs_is_gone)
 }
 
 /* READs and WRITEs until something fails: which page that was on. */
-static size_t until_error(struct np_end *peer, const struct np_region_info *info, size_t pages)
+static size_t until_error(struct np_end *peer, const struct rdma_np_region_info *info, size_t pages)
 {
 	uint64_t end = np_now_ms() + 2 * NP_WAIT_MS;
 	size_t done = 0;
@@ -2302,7 +2302,7 @@ static int enter_large_group(void)
 TEST_F(owner, pays_for_file_pages_that_its_peers_touch)
 {
 	const size_t len = 16UL << 20;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before, now;
 
 	ASSERT_EQ(0, make_disk());
@@ -2313,7 +2313,7 @@ TEST_F(owner, pays_for_file_pages_that_its_peers_touch)
 	before = group_field("memory.stat", "file");
 	ASSERT_LE(0, before);
 	for (size_t off = 0; off < len; off += HUGE_PAGE) {
-		ASSERT_EQ(NP_OK, np_fault(&self->peer, self->info.region_id, self->info.base + off,
+		ASSERT_EQ(RDMA_NP_OK, np_fault(&self->peer, self->info.region_id, self->info.base + off,
 					  HUGE_PAGE, 0, &event));
 	}
 	EXPECT_TRUE(np_wait_until((now = group_field("memory.stat", "file")) >= before + (long)len));
@@ -2329,7 +2329,7 @@ TEST_F(owner, pays_for_file_pages_that_its_peers_touch)
 TEST_F(owner, pays_for_tables_that_its_peers_need)
 {
 	const size_t slots = 128;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before, now, want;
 
 	ASSERT_EQ(0, meet_owner(self, slots * HUGE_PAGE, enter_large_group, live_until_told));
@@ -2337,8 +2337,8 @@ TEST_F(owner, pays_for_tables_that_its_peers_need)
 	before = group_field("memory.stat", "kernel");
 	ASSERT_LE(0, before);
 	for (size_t i = 0; i < slots; i++) {
-		ASSERT_EQ(NP_OK, np_fault(&self->peer, self->info.region_id,
-					  self->info.base + i * HUGE_PAGE, PAGE, NP_FAULT_WRITE,
+		ASSERT_EQ(RDMA_NP_OK, np_fault(&self->peer, self->info.region_id,
+					  self->info.base + i * HUGE_PAGE, PAGE, RDMA_NP_FAULT_WRITE,
 					  &event));
 	}
 	want = before + (long)(4 * slots * PAGE);
@@ -2367,16 +2367,16 @@ TEST_F(owner, that_nobody_kills_lets_its_peers_wait_for_memory)
 {
 	const size_t len = 64UL << 20;
 	struct np_end *peer = &self->peer;
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 	size_t off = 0, late = 0;
 	int ret;
 
 	ASSERT_EQ(0, meet_owner(self, len, enter_small_group_for_good, live_until_told));
 	for (int busy = 0; busy < ROUNDS && off < len;) {
 		ret = np_fault_once(peer, peer->qp, self->info.region_id, self->info.base + off,
-				    PAGE, NP_FAULT_WRITE, &event);
-		if (ret != NP_OK) {
-			ASSERT_EQ(NP_BUSY, ret);
+				    PAGE, RDMA_NP_FAULT_WRITE, &event);
+		if (ret != RDMA_NP_OK) {
+			ASSERT_EQ(RDMA_NP_BUSY, ret);
 			busy++;
 			continue;
 		}
@@ -2385,13 +2385,13 @@ TEST_F(owner, that_nobody_kills_lets_its_peers_wait_for_memory)
 	}
 	EXPECT_LE((4UL << 20), off);
 	while ((ret = np_fault_once(peer, peer->qp, self->info.region_id, self->info.base + off,
-				    PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event)) == NP_OK &&
+				    PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event)) == RDMA_NP_OK &&
 	       off < len) {
 		ASSERT_EQ(0, np_release(peer, event.hold_id));
 		off += PAGE;
 		late++;
 	}
-	EXPECT_EQ(NP_NOMEM, ret);
+	EXPECT_EQ(RDMA_NP_NOMEM, ret);
 	EXPECT_GE((16UL << 20), off);
 	TH_LOG("%zu KiB, of which %zu pages after the first refusal", off >> 10, late);
 	EXPECT_LT(0, group_field("memory.events", "oom"));
@@ -2400,8 +2400,8 @@ TEST_F(owner, that_nobody_kills_lets_its_peers_wait_for_memory)
 	for (; off < len; off += HUGE_PAGE) {
 		ASSERT_EQ(0, np_write_proven(peer, &self->info, 0, off, 8));
 	}
-	ASSERT_EQ(NP_OK, np_fault(peer, self->info.region_id, self->info.base, PAGE,
-				  NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_fault(peer, self->info.region_id, self->info.base, PAGE,
+				  RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_release(peer, event.hold_id));
 	shutdown(self->sock, SHUT_RDWR);
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
@@ -2523,7 +2523,7 @@ TEST_F(owner, memory_that_the_reaper_takes_is_an_address_error)
 	ASSERT_EQ(0, np_write_text("/proc/sysrq-trigger", "f"));
 	ASSERT_TRUE(np_wait_until(kernel_said(log, "oom_reaper: reaped process")));
 	np_load_lose(load, 0, PAGES);
-	np_load_gone(load, 0, PAGES, NP_ADDRESS, NP_ADDRESS);
+	np_load_gone(load, 0, PAGES, RDMA_NP_ADDRESS, RDMA_NP_ADDRESS);
 	ASSERT_LOAD(np_load_is_refused(load, 20));
 	EXPECT_TRUE(np_load_stop(load));
 	/* Its pages are not there for anybody who does not ask, either. */

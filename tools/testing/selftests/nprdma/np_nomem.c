@@ -144,15 +144,15 @@ TEST_F(fail_nth, resolve_fails_cleanly_at_each_allocation)
 TEST_F(fail_nth, fault_fails_cleanly_at_each_allocation)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_pair_resolve(pair));
 	SWEEP((madvise(pair->data, PAGE, MADV_DONTNEED),
 	       np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id, pair->info.base,
-			     PAGE, NP_FAULT_WRITE, &event)),
-	      NP_OK, ret_ == -ENOMEM || ret_ == -EFAULT || ret_ == NP_NOMEM || ret_ == NP_TIMEOUT,
+			     PAGE, RDMA_NP_FAULT_WRITE, &event)),
+	      RDMA_NP_OK, ret_ == -ENOMEM || ret_ == -EFAULT || ret_ == RDMA_NP_NOMEM || ret_ == RDMA_NP_TIMEOUT,
 	      );
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 }
 
 TEST_F(fail_nth, advice_fails_cleanly_at_each_allocation)
@@ -175,12 +175,12 @@ TEST_F(fail_nth, advice_fails_cleanly_at_each_allocation)
 TEST_F(fail_nth, local_hold_fails_cleanly_at_each_allocation)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_hold_info info;
+	struct rdma_np_hold_info info;
 	long before = np_pinned();
 	int64_t id = -1;
 
 	SWEEP((madvise(pair->data, NP_DATA_LEN, MADV_DONTNEED),
-	       id = np_hold(pair->mr, (uintptr_t)pair->data, 4 * PAGE, NP_FAULT_WRITE, &info),
+	       id = np_hold(pair->mr, (uintptr_t)pair->data, 4 * PAGE, RDMA_NP_FAULT_WRITE, &info),
 	       id < 0 ? (int)id : 0),
 	      0, ret_ == -ENOMEM || ret_ == -EFAULT, EXPECT_EQ(0, np_hold_free(pair->owner.ctx, id)));
 	EXPECT_EQ(before, np_pinned());
@@ -189,13 +189,13 @@ TEST_F(fail_nth, local_hold_fails_cleanly_at_each_allocation)
 TEST_F(fail_nth, release_and_forget_fail_only_before_they_begin)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before = np_pinned();
 
 	ASSERT_EQ(0, np_pair_resolve(pair));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	SWEEP(np_release(&pair->peer, event.hold_id), 0, ret_ == -EFAULT || ret_ == -ENOMEM,
-	      ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,
+	      ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD,
 					     &event)));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	EXPECT_TRUE(np_wait_until(np_pinned() == before));
@@ -255,14 +255,14 @@ TEST_F(fail_nth, memory_that_goes_is_gone_for_peers_at_each_allocation)
 
 			ASSERT_EQ(0, replace(page));
 			np_fill(page, PAGE, nth);
-			ASSERT_EQ(NP_OK, np_pair_fault(pair, off, PAGE, NP_FAULT_WRITE, NULL));
+			ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 			ASSERT_TRUE(fail_nth(fd, nth));
 			ret = change[c](page);
 			hit = fail_nth(fd, 0);
 			ASSERT_EQ(0, np_pair_read(pair, off, PAGE));
 			if (!ret) {
 				EXPECT_TRUE(np_all(pair->peer.buf, PAGE, pair->info.signature));
-				EXPECT_EQ(0, np_pair_word(pair, off) & (NP_WORD_READABLE | NP_WORD_WRITABLE));
+				EXPECT_EQ(0, np_pair_word(pair, off) & (RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE));
 				done++;
 			} else {
 				EXPECT_TRUE(hit) TH_LOG("%s", strerror(errno));
@@ -426,10 +426,10 @@ static bool injected(void)
 }
 
 /* What a peer does with a region, until something fails: its status, or -errno. */
-static int all_of_it(struct np_pair *pair, struct np_region_info *info)
+static int all_of_it(struct np_pair *pair, struct rdma_np_region_info *info)
 {
-	struct np_event event = {};
-	struct np_hold_info local;
+	struct rdma_np_event event = {};
+	struct rdma_np_hold_info local;
 	int ret = np_resolve(&pair->peer, pair->mr->rkey, info);
 	int64_t hold;
 
@@ -438,17 +438,17 @@ static int all_of_it(struct np_pair *pair, struct np_region_info *info)
 		ret = np_fault(&pair->peer, info->region_id, info->base, 4 * PAGE, 0, &event);
 	if (!ret)
 		ret = np_fault(&pair->peer, info->region_id, info->base + HUGE_PAGE, PAGE,
-			       NP_FAULT_WRITE, &event);
+			       RDMA_NP_FAULT_WRITE, &event);
 	if (!ret)
 		ret = np_fault(&pair->peer, info->region_id, info->base, 4 * PAGE,
-			       NP_FAULT_WRITE | NP_FAULT_HOLD, &event);
+			       RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event);
 	if (event.hold_id) {
 		int err = np_release(&pair->peer, event.hold_id);
 
 		ret = ret ?: err;
 	}
 	if (!ret) {
-		hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, NP_FAULT_WRITE, &local);
+		hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, RDMA_NP_FAULT_WRITE, &local);
 		ret = hold < 0 ? hold : np_hold_free(pair->owner.ctx, hold);
 	}
 	return ret;
@@ -460,7 +460,7 @@ static int all_of_it(struct np_pair *pair, struct np_region_info *info)
  */
 static int with_failure(struct np_pair *pair, size_t which, unsigned long count, int *ret)
 {
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	int err = inject_by(which, "interval", count);
 
 	err = err ?: inject("times", 1);
@@ -518,7 +518,7 @@ TEST_F(worker, peers_hear_of_each_allocation_that_fails)
 {
 	struct np_pair *pair = &self->pair;
 	unsigned int failed = 0, hits = 0;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_mr *mr;
 
 	ASSERT_NE(NULL, counted);
@@ -536,8 +536,8 @@ TEST_F(worker, peers_hear_of_each_allocation_that_fails)
 			hit = injected();
 			if (ret) {
 				failed++;
-				EXPECT_TRUE(hit && (ret == -ENOMEM || ret == NP_NOMEM ||
-						    ret == NP_TIMEOUT || ret == -ETIMEDOUT ||
+				EXPECT_TRUE(hit && (ret == -ENOMEM || ret == RDMA_NP_NOMEM ||
+						    ret == RDMA_NP_TIMEOUT || ret == -ETIMEDOUT ||
 						    ret == -EHOSTUNREACH))
 					TH_LOG("allocation %u: %d", nth, ret);
 			}
@@ -570,13 +570,13 @@ TEST_F(worker, peers_hear_of_each_allocation_that_fails)
 static int live_and_end(unsigned int nth)
 {
 	struct np_pair pair = {};
-	struct np_hold_info info;
-	struct np_event event;
+	struct rdma_np_hold_info info;
+	struct rdma_np_event event;
 	int fd = open_fail_nth();
 
 	return fd < 0 || np_pair_open(&pair) || np_pair_register(&pair, NP_RIGHTS) ||
 	       np_pair_resolve(&pair) ||
-	       np_pair_fault(&pair, 0, 4 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event) ||
+	       np_pair_fault(&pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event) ||
 	       np_hold(pair.mr, (uintptr_t)pair.data, PAGE, 0, &info) < 0 || !fail_nth(fd, nth);
 }
 
@@ -663,7 +663,7 @@ TEST(owner_at_its_memory_limit_is_killed_and_nobody_else)
 		if (!pair.mr || np_pair_resolve(&pair))
 			_exit(2);
 		for (size_t off = 0; off < 64 << 20; off += HUGE_PAGE) {
-			if (np_pair_fault(&pair, off, HUGE_PAGE, NP_FAULT_WRITE, NULL) != NP_OK)
+			if (np_pair_fault(&pair, off, HUGE_PAGE, RDMA_NP_FAULT_WRITE, NULL) != RDMA_NP_OK)
 				_exit(3);
 		}
 		_exit(4);

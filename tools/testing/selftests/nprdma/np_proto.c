@@ -38,7 +38,7 @@ static int connect_to_nobody(struct np_pair *pair)
 TEST_F(proto, peer_that_never_answers_is_unreachable_in_seconds)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	uint64_t begin;
 
 	ASSERT_EQ(0, connect_to_nobody(pair));
@@ -51,7 +51,7 @@ TEST_F(proto, peer_that_never_answers_is_unreachable_in_seconds)
 TEST_F(proto, waiting_for_an_answer_can_be_killed)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	uint64_t begin, unkilled;
 	int status, to_child[2];
 	pid_t child;
@@ -89,14 +89,14 @@ TEST_F(proto, waiting_for_an_answer_can_be_killed)
 TEST_F(proto, peer_whose_qp_was_reset_says_so)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	uint64_t begin;
 
 	ASSERT_EQ(0, np_pair_resolve(pair));
 	/* The owner's kernel is there, but obeys no more. */
 	ASSERT_EQ(0, np_qp_reset(pair->owner.qp));
 	begin = np_now_ms();
-	EXPECT_EQ(NP_QP, np_pair_fault(pair, 0, PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_QP, np_pair_fault(pair, 0, PAGE, 0, &event));
 	EXPECT_GT(NP_WAIT_MS, np_now_ms() - begin);
 }
 
@@ -105,8 +105,8 @@ TEST_F(proto, peer_whose_qp_was_reset_says_so)
 TEST_F(proto, both_ends_may_ask_on_one_connection)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info back;
-	struct np_event event;
+	struct rdma_np_region_info back;
+	struct rdma_np_event event;
 	struct ibv_mr *mr;
 	uint8_t *data;
 
@@ -119,8 +119,8 @@ TEST_F(proto, both_ends_may_ask_on_one_connection)
 	ASSERT_EQ(0, np_pair_resolve(pair));
 	ASSERT_EQ(0, np_resolve(&pair->owner, mr->rkey, &back));
 	EXPECT_NE(pair->info.region_id, back.region_id);
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
-	EXPECT_EQ(NP_OK, np_fault(&pair->owner, back.region_id, back.base, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
+	EXPECT_EQ(RDMA_NP_OK, np_fault(&pair->owner, back.region_id, back.base, PAGE, 0, NULL));
 	EXPECT_EQ(0, np_read(&pair->owner, 0, PAGE, np_read_addr(&back, 0), back.read_key));
 	EXPECT_EQ(-1, np_differs(pair->owner.buf, PAGE, 5));
 	EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
@@ -134,29 +134,29 @@ TEST_F(proto, both_ends_may_ask_on_one_connection)
 TEST_F(proto, both_ends_may_be_on_one_port)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
-	struct np_event event;
+	struct rdma_np_region_info info;
+	struct rdma_np_event event;
 	struct np_end near;
 
 	ASSERT_EQ(0, np_open(&near, NP_OWNER_DEV, PAGE));
 	ASSERT_EQ(0, np_qp_reset(pair->owner.qp));
 	ASSERT_EQ(0, np_connect(&pair->owner, &near));
 	ASSERT_EQ(0, np_resolve(&near, pair->mr->rkey, &info));
-	EXPECT_EQ(NP_OK, np_fault(&near, info.region_id, info.base, 3 * PAGE, NP_FAULT_HOLD,
+	EXPECT_EQ(RDMA_NP_OK, np_fault(&near, info.region_id, info.base, 3 * PAGE, RDMA_NP_FAULT_HOLD,
 				  &event));
 	EXPECT_EQ(0, np_read(&near, 0, PAGE, np_read_addr(&info, 0), info.read_key));
 	EXPECT_EQ(-1, np_differs(near.buf, PAGE, 0));
 	EXPECT_EQ(0, np_release(&near, event.hold_id));
 	EXPECT_EQ(0, ibv_dereg_mr(pair->mr));
-	EXPECT_EQ(1, np_wait_event(&near, NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	EXPECT_EQ(1, np_wait_event(&near, RDMA_NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
 	EXPECT_EQ(0, np_forget(&near, info.region_id));
 }
 
 TEST_F(proto, hold_of_one_qp_is_nobody_elses)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
-	struct np_event event;
+	struct rdma_np_region_info info;
+	struct rdma_np_event event;
 	struct np_end other, third;
 
 	ASSERT_EQ(0, np_open(&other, NP_OWNER_DEV, 0));
@@ -168,7 +168,7 @@ TEST_F(proto, hold_of_one_qp_is_nobody_elses)
 	ASSERT_EQ(0, np_resolve(&third, pair->mr->rkey, &info));
 	ASSERT_EQ(0, np_pair_resolve(pair));
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	EXPECT_EQ(-ENOENT, np_release(&third, event.hold_id));
 	EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
 	EXPECT_EQ(-ENOENT, np_release(&pair->peer, event.hold_id));
@@ -183,7 +183,7 @@ TEST_F(proto, many_qps_fault_at_once_and_each_gets_its_own_events)
 	struct np_pair *pair = &self->pair;
 	struct np_end near[MANY], far[MANY];
 	unsigned int seen[MANY] = {};
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 
 	for (int i = 0; i < MANY; i++) {
 		ASSERT_EQ(0, np_open(&near[i], NP_OWNER_DEV, 0));
@@ -196,7 +196,7 @@ TEST_F(proto, many_qps_fault_at_once_and_each_gets_its_own_events)
 	}
 	for (int round = 0; round < 8; round++) {
 		for (int i = 0; i < MANY; i++) {
-			struct np_range range = {
+			struct rdma_np_range range = {
 				info.base + (round * MANY + i) * PAGE, 4 * PAGE
 			};
 
@@ -206,11 +206,11 @@ TEST_F(proto, many_qps_fault_at_once_and_each_gets_its_own_events)
 	}
 	for (int i = 0; i < MANY; i++) {
 		for (int round = 0; round < 8; round++) {
-			struct np_event event;
+			struct rdma_np_event event;
 
 			ASSERT_EQ(1, np_next_event(&far[i], &event, NP_WAIT_MS));
-			EXPECT_EQ(NP_EVENT_FAULT, event.type);
-			EXPECT_TRUE(event.status == NP_OK || event.status == NP_BUSY);
+			EXPECT_EQ(RDMA_NP_EVENT_FAULT, event.type);
+			EXPECT_TRUE(event.status == RDMA_NP_OK || event.status == RDMA_NP_BUSY);
 			EXPECT_EQ(i, event.cookie >> 8);
 			EXPECT_EQ(0, seen[i] & 1 << (event.cookie & 0xff));
 			seen[i] |= 1 << (event.cookie & 0xff);
@@ -222,38 +222,38 @@ TEST_F(proto, many_qps_fault_at_once_and_each_gets_its_own_events)
 TEST_F(proto, ranges_of_one_fault_are_all_served)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_range ranges[NP_MAX_RANGES];
-	struct np_event event;
+	struct rdma_np_range ranges[RDMA_NP_MAX_RANGES];
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_pair_resolve(pair));
-	for (int i = 0; i < NP_MAX_RANGES; i++)
-		ranges[i] = (struct np_range){ pair->info.base + 4 * i * PAGE + 7, PAGE };
-	ASSERT_EQ(0, np_fault_start(&pair->peer, pair->info.region_id, NP_FAULT_WRITE, 1, ranges,
-				    NP_MAX_RANGES));
+	for (int i = 0; i < RDMA_NP_MAX_RANGES; i++)
+		ranges[i] = (struct rdma_np_range){ pair->info.base + 4 * i * PAGE + 7, PAGE };
+	ASSERT_EQ(0, np_fault_start(&pair->peer, pair->info.region_id, RDMA_NP_FAULT_WRITE, 1, ranges,
+				    RDMA_NP_MAX_RANGES));
 	ASSERT_EQ(1, np_next_event(&pair->peer, &event, NP_WAIT_MS));
-	EXPECT_EQ(NP_OK, event.status);
+	EXPECT_EQ(RDMA_NP_OK, event.status);
 	/* The first range touches two pages, and the words are of these. */
 	EXPECT_EQ(2, event.nr_words);
 	EXPECT_TRUE(np_writable(event.words[0]));
 	EXPECT_TRUE(np_writable(event.words[1]));
-	for (int i = 0; i < 4 * NP_MAX_RANGES; i++)
+	for (int i = 0; i < 4 * RDMA_NP_MAX_RANGES; i++)
 		EXPECT_EQ(i % 4 < 2, np_writable(np_pair_word(pair, i * PAGE)));
 }
 
 TEST_F(proto, words_of_an_event_are_those_of_the_table)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_pair_resolve(pair));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, (NP_EVENT_WORDS + 3) * PAGE, 0, &event));
-	EXPECT_EQ(NP_EVENT_WORDS, event.nr_words);
-	for (int i = 0; i < NP_EVENT_WORDS; i++) {
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, (RDMA_NP_EVENT_WORDS + 3) * PAGE, 0, &event));
+	EXPECT_EQ(RDMA_NP_EVENT_WORDS, event.nr_words);
+	for (int i = 0; i < RDMA_NP_EVENT_WORDS; i++) {
 		EXPECT_TRUE(np_readable(event.words[i]));
 		EXPECT_EQ(event.words[i], np_pair_word(pair, i * PAGE));
 	}
 	/* Asking again for what is there changes nothing. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, &event));
 	EXPECT_EQ(1, event.nr_words);
 	EXPECT_EQ(event.words[0], np_pair_word(pair, 0));
 }

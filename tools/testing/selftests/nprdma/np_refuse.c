@@ -32,7 +32,7 @@ static void check_refusal(struct __test_metadata *_metadata, const char *dev)
 {
 	uint8_t *data = np_map(NP_DATA_LEN);
 	struct ibv_context *ctx = np_open_device(dev);
-	struct np_query query;
+	struct rdma_np_query query;
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
 

@@ -170,7 +170,7 @@ TEST_F(registration, dmabuf_regions_cannot_be_unpinned)
 
 TEST_F(registration, unpinned_region_cannot_be_reregistered)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_mr *mr;
 
 	mr = ibv_reg_mr(self->end.pd, self->data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
@@ -196,7 +196,7 @@ TEST_F(registration, unpinned_region_cannot_be_reregistered)
 
 TEST_F(registration, pinned_region_cannot_become_unpinned)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_mr *mr;
 
 	mr = ibv_reg_mr(self->end.pd, self->data, PAGE, NP_RIGHTS);
@@ -249,12 +249,12 @@ TEST_F(registration, memory_window_does_not_show_it)
 
 TEST_F(registration, query_tells_the_bounds)
 {
-	struct np_query query;
+	struct rdma_np_query query;
 
 	ASSERT_EQ(0, np_query(self->end.ctx, &query));
-	EXPECT_EQ(NP_ABI_VERSION, query.abi_version);
-	EXPECT_EQ(NP_MAX_RANGES, query.max_ranges);
-	EXPECT_EQ(NP_MAX_PAGES, query.max_pages);
+	EXPECT_EQ(RDMA_NP_ABI_VERSION, query.abi_version);
+	EXPECT_EQ(RDMA_NP_MAX_RANGES, query.max_ranges);
+	EXPECT_EQ(RDMA_NP_MAX_PAGES, query.max_pages);
 	EXPECT_LT(0, query.max_outstanding);
 	EXPECT_EQ(0, query.reserved);
 }
@@ -262,7 +262,7 @@ TEST_F(registration, query_tells_the_bounds)
 TEST_F(registration, pins_charges_and_touches_nothing)
 {
 	long rss = np_status_kb("VmRSS"), pins;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_mr *mr;
 
 	pins = np_vmstat("nr_foll_pin_acquired");
@@ -289,7 +289,7 @@ TEST_F(registration, ids_are_not_used_again)
 	uint64_t last = 0;
 
 	for (int i = 0; i < 10; i++) {
-		struct np_mr_info info;
+		struct rdma_np_mr_info info;
 		struct ibv_mr *mr;
 
 		mr = ibv_reg_mr(self->end.pd, self->data, PAGE, NP_RIGHTS | NP_UNPINNED);
@@ -341,7 +341,7 @@ static const uint32_t advice_flags[] = { IBV_ADVISE_MR_FLAG_FLUSH, 0 };
 TEST_F(registration, advice_makes_pages_resident)
 {
 	struct ibv_sge sge = { .length = 16 * PAGE };
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_mr *mr;
 
 	np_fill(self->data, NP_DATA_LEN, 1);
@@ -367,7 +367,7 @@ TEST_F(registration, advice_makes_pages_resident)
 TEST_F(registration, advice_without_faults_takes_what_is_there)
 {
 	struct ibv_sge sge = { (uintptr_t)self->data, 16 * PAGE };
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_mr *mr;
 
 	np_fill(self->data, 16 * PAGE, 1);
@@ -388,7 +388,7 @@ TEST_F(registration, advice_without_faults_takes_what_is_there)
 TEST_F(registration, advice_that_fails_says_so)
 {
 	struct ibv_sge sge = { (uintptr_t)self->data, PAGE };
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_mr *mr;
 
 	np_fill(self->data, PAGE, 1);
@@ -415,7 +415,7 @@ TEST_F(registration, advice_is_for_regions_of_the_pd_and_of_one_sort)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(self->end.pd->context);
 	struct ibv_mr *mr, *pinned;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	struct ibv_sge sge[2];
 
 	ASSERT_NE(NULL, pd);

@@ -54,7 +54,7 @@ static int open_pair(struct np_pair *pair)
 FIXTURE_SETUP(remove)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, np_usage_start(&pair->before));
 	self->pinned = np_pinned();
@@ -65,7 +65,7 @@ FIXTURE_SETUP(remove)
 	ASSERT_EQ(0, join_pair(pair));
 	np_fill(pair->peer.buf, PAGE, 77);
 	ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, PAGE, PAGE));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(self->pinned + self->owner_pinned + self->peer_pinned + 8, np_pinned());
 }
 
@@ -82,12 +82,12 @@ FIXTURE_TEARDOWN_PARENT(remove)
 static int start_faults(struct np_pair *pair)
 {
 	for (unsigned int i = 0; i < FAULTS; i++) {
-		struct np_range range = {
+		struct rdma_np_range range = {
 			.addr = pair->info.base + i * 32 * PAGE,
 			.length = 32 * PAGE,
 		};
 		int ret = np_fault_start(&pair->peer, pair->info.region_id,
-					 i % 2 ? NP_FAULT_WRITE : 0, i, &range, 1);
+					 i % 2 ? RDMA_NP_FAULT_WRITE : 0, i, &range, 1);
 
 		if (ret)
 			return ret;
@@ -178,7 +178,7 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 	struct np_pair *pair = &self->pair, again = {};
 	unsigned int answered[FAULTS] = {};
 	struct traffic traffic = {};
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	int ret;
 
 	ASSERT_EQ(0, start_traffic(&traffic, pair));
@@ -193,9 +193,9 @@ TEST_F(remove, owners_device_can_go_under_all_who_use_it)
 	EXPECT_EQ(NULL, ibv_reg_mr(pair->owner.pd, pair->data, PAGE, NP_RIGHTS | NP_UNPINNED));
 
 	for (int i = 0; i < FAULTS; i++) {
-		struct np_event event;
+		struct rdma_np_event event;
 
-		ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS));
+		ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS));
 		ASSERT_GT(FAULTS, event.cookie);
 		EXPECT_EQ(1, ++answered[event.cookie]);
 	}
@@ -216,7 +216,7 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 {
 	struct np_pair *pair = &self->pair, again = {};
 	struct traffic traffic = {};
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, start_traffic(&traffic, pair));
 	ASSERT_TRUE(np_wait_until(atomic_load(&traffic.done) >= 2 * CHAIN));
@@ -253,7 +253,7 @@ TEST_F(remove, device_can_come_and_go)
 		ASSERT_EQ(0, np_device_remove(dev, variant->how, self->function));
 		ASSERT_EQ(0, np_device_return(dev, variant->how, self->function));
 		ASSERT_EQ(0, open_pair(&again));
-		ASSERT_EQ(NP_OK, np_pair_fault(&again, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(&again, 0, PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD,
 					       NULL));
 	}
 }

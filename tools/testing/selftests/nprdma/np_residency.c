@@ -78,7 +78,7 @@ TEST_F(residency, write_to_an_absent_page_changes_nothing_and_is_not_proven)
 	EXPECT_EQ(0, after);
 	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 0));
 	/* Not now, and not when the page comes. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 0));
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 0));
@@ -99,9 +99,9 @@ TEST_F(residency, scratch_is_never_readable_as_data)
 TEST_F(residency, read_fault_shows_the_data_and_nothing_else)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 3 * PAGE, PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 3 * PAGE, PAGE, 0, &event));
 	EXPECT_EQ(1, event.nr_words);
 	EXPECT_TRUE(np_readable(event.words[0]));
 	EXPECT_FALSE(np_writable(event.words[0]));
@@ -121,10 +121,10 @@ TEST_F(residency, read_fault_shows_the_data_and_nothing_else)
 TEST_F(residency, fault_of_a_byte_is_a_fault_of_its_page)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	/* Two bytes, on two pages. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 2 * PAGE - 1, 2, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 2 * PAGE - 1, 2, 0, &event));
 	EXPECT_EQ(2, event.nr_words);
 	EXPECT_FALSE(np_readable(np_pair_word(pair, 0)));
 	EXPECT_TRUE(np_readable(np_pair_word(pair, PAGE)));
@@ -135,10 +135,10 @@ TEST_F(residency, fault_of_a_byte_is_a_fault_of_its_page)
 TEST_F(residency, read_resident_page_is_scratch_for_writes)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	uint64_t after;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, &event));
 	np_fill(pair->peer.buf, PAGE, 77);
 	EXPECT_EQ(0, np_write_try(&pair->peer, &pair->info, 0, 0, PAGE, event.words[0], &after));
 	EXPECT_EQ(event.words[0], after);
@@ -148,9 +148,9 @@ TEST_F(residency, read_resident_page_is_scratch_for_writes)
 TEST_F(residency, write_fault_makes_writes_land_and_prove)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, PAGE, PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, PAGE, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	EXPECT_TRUE(np_readable(event.words[0]));
 	EXPECT_TRUE(np_writable(event.words[0]));
 	np_fill(pair->peer.buf, PAGE, 77);
@@ -167,7 +167,7 @@ TEST_F(residency, owner_and_peer_see_each_others_stores)
 	struct np_pair *pair = &self->pair;
 	volatile uint64_t *word = (uint64_t *)pair->data;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	for (uint64_t i = 1; i < 100; i++) {
 		*word = i;
 		ASSERT_EQ(0, np_pair_read(pair, 0, 8));
@@ -182,24 +182,24 @@ TEST_F(residency, owner_and_peer_see_each_others_stores)
 TEST_F(residency, ranges_of_one_request_are_served_together)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_range ranges[NP_MAX_RANGES];
-	struct np_event event;
+	struct rdma_np_range ranges[RDMA_NP_MAX_RANGES];
+	struct rdma_np_event event;
 
-	for (int i = 0; i < NP_MAX_RANGES; i++)
-		ranges[i] = (struct np_range){
+	for (int i = 0; i < RDMA_NP_MAX_RANGES; i++)
+		ranges[i] = (struct rdma_np_range){
 			.addr = pair->info.base + i * 64 * PAGE,
 			.length = (i + 1) * PAGE,
 		};
 	ASSERT_EQ(0, np_fault_start(&pair->peer, pair->info.region_id, 0, 4711, ranges,
-				    NP_MAX_RANGES));
-	ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_FAULT, &event, NP_WAIT_MS));
-	ASSERT_EQ(NP_OK, event.status);
+				    RDMA_NP_MAX_RANGES));
+	ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS));
+	ASSERT_EQ(RDMA_NP_OK, event.status);
 	EXPECT_EQ(4711, event.cookie);
 	EXPECT_EQ(pair->info.region_id, event.region_id);
 	/* Words are those of the first range. */
 	EXPECT_EQ(1, event.nr_words);
 	for (size_t i = 0; i < NP_DATA_PAGES; i++) {
-		bool asked = i / 64 < NP_MAX_RANGES && i % 64 <= i / 64;
+		bool asked = i / 64 < RDMA_NP_MAX_RANGES && i % 64 <= i / 64;
 
 		ASSERT_EQ(asked, np_readable(np_pair_word(pair, i * PAGE)))
 			TH_LOG("page %zu", i);
@@ -230,16 +230,16 @@ TEST_F(residency, neighbours_that_are_there_come_with_a_fault)
 	size_t first = 32 - base % 16;
 
 	ASSERT_EQ(0, np_set_fault_around(16));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 5) * PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, (first + 5) * PAGE, PAGE, 0, NULL));
 	EXPECT_TRUE(np_wait_until(just_these(pair, first, first + 16)));
 	/* They are read only: a WRITE there needs a fault of its own. */
 	EXPECT_FALSE(np_writable(np_pair_word(pair, (first + 6) * PAGE)));
 	/* Across two blocks, and at both ends of the region. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 47) * PAGE, 2 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, (first + 47) * PAGE, 2 * PAGE, 0, NULL));
 	EXPECT_TRUE(np_wait_until(just_these(pair, first + 32, first + 64)));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 1, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 1, 0, NULL));
 	EXPECT_TRUE(np_wait_until(just_these(pair, 0, base % 16 ? 16 - base % 16 : 16)));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, NP_DATA_LEN - 1, 1, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, NP_DATA_LEN - 1, 1, 0, NULL));
 	EXPECT_TRUE(np_wait_until(np_readable(np_pair_word(pair, NP_DATA_LEN - PAGE))));
 	ASSERT_EQ(0, np_pair_read(pair, first * PAGE, 16 * PAGE));
 	for (size_t i = 0; i < 16; i++) {
@@ -259,7 +259,7 @@ TEST_F(residency, neighbours_that_are_not_there_do_not_come)
 	EXPECT_EQ(-1, np_differs(pair->data + (first + 9) * PAGE, PAGE, first + 9));
 	for (size_t i = 0; i < 16; i++)
 		there[i] = i == 5 || np_present(pair->data + (first + i) * PAGE);
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, (first + 5) * PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, (first + 5) * PAGE, PAGE, 0, NULL));
 	EXPECT_TRUE(np_wait_until(np_readable(np_pair_word(pair, (first + 9) * PAGE))));
 	for (size_t i = 0; i < 16; i++) {
 		EXPECT_EQ(there[i], np_readable(np_pair_word(pair, (first + i) * PAGE)))
@@ -269,7 +269,7 @@ TEST_F(residency, neighbours_that_are_not_there_do_not_come)
 
 TEST_F(residency, neighbours_come_only_with_a_fault_for_reading)
 {
-	static const uint32_t flags[] = { NP_FAULT_WRITE, NP_FAULT_HOLD, 0 };
+	static const uint32_t flags[] = { RDMA_NP_FAULT_WRITE, RDMA_NP_FAULT_HOLD, 0 };
 	struct np_pair *pair = &self->pair;
 	size_t first = 32 - pair->info.base / PAGE % 16;
 
@@ -277,7 +277,7 @@ TEST_F(residency, neighbours_come_only_with_a_fault_for_reading)
 	for (size_t i = 0; i < ARRAY_SIZE(flags); i++, first += 32) {
 		for (size_t n = 0; n < 16; n++)
 			ASSERT_TRUE(np_present(pair->data + (first + n) * PAGE));
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, first * PAGE, PAGE, flags[i], NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, first * PAGE, PAGE, flags[i], NULL));
 	}
 	/* Neighbours come after the answer: when the last ones are there, others would be. */
 	first -= 32;
@@ -289,22 +289,22 @@ TEST_F(residency, neighbours_come_only_with_a_fault_for_reading)
 TEST_F(residency, generation_counts_each_change_of_state)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	uint64_t word = np_pair_word(pair, 0), next;
 
 	/* absent -> readable */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, &event));
 	next = np_pair_word(pair, 0);
 	EXPECT_EQ(event.words[0], next);
 	EXPECT_EQ(np_generation(word) + 1, np_generation(next));
-	EXPECT_EQ(NP_WORD_READABLE, next & 3);
+	EXPECT_EQ(RDMA_NP_WORD_READABLE, next & 3);
 	word = next;
 	/* readable -> writable */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	next = np_pair_word(pair, 0);
 	EXPECT_EQ(event.words[0], next);
 	EXPECT_EQ(np_generation(word) + 1, np_generation(next));
-	EXPECT_EQ(NP_WORD_READABLE | NP_WORD_WRITABLE, next & 3);
+	EXPECT_EQ(RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE, next & 3);
 	word = next;
 	/* resident -> absent */
 	ASSERT_EQ(0, madvise(pair->data, PAGE, MADV_DONTNEED));
@@ -313,26 +313,26 @@ TEST_F(residency, generation_counts_each_change_of_state)
 	EXPECT_EQ(0, next & 3);
 	word = next;
 	/* absent -> writable */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	next = np_pair_word(pair, 0);
 	EXPECT_EQ(np_generation(word) + 1, np_generation(next));
-	EXPECT_EQ(NP_WORD_READABLE | NP_WORD_WRITABLE, next & 3);
+	EXPECT_EQ(RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE, next & 3);
 }
 
 TEST_F(residency, fault_on_a_resident_page_changes_nothing)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event first, again;
+	struct rdma_np_event first, again;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 16 * PAGE, NP_FAULT_WRITE, &first));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 16 * PAGE, RDMA_NP_FAULT_WRITE, &first));
 	ASSERT_EQ(16, first.nr_words);
 	for (int i = 0; i < 4; i++) {
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 16 * PAGE, i % 2 ? NP_FAULT_WRITE : 0,
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 16 * PAGE, i % 2 ? RDMA_NP_FAULT_WRITE : 0,
 					       &again));
 		EXPECT_EQ(0, memcmp(first.words, again.words, sizeof(first.words)));
 	}
 	/* The pages in between that are resident stay as they are, too. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 64 * PAGE, 0, &again));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 64 * PAGE, 0, &again));
 	EXPECT_EQ(0, memcmp(first.words, again.words, sizeof(first.words)));
 }
 
@@ -341,7 +341,7 @@ TEST_F(residency, words_belong_to_their_pages)
 	struct np_pair *pair = &self->pair;
 
 	for (size_t i = 0; i < NP_DATA_PAGES; i += 37) {
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, i * PAGE, PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, i * PAGE, PAGE, 0, NULL));
 	}
 	for (size_t i = 0; i < NP_DATA_PAGES; i++) {
 		ASSERT_EQ(i % 37 == 0, np_readable(np_pair_word(pair, i * PAGE)))
@@ -352,10 +352,10 @@ TEST_F(residency, words_belong_to_their_pages)
 TEST_F(residency, counters_tell_what_happened)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, 0, NULL));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 2 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 	EXPECT_EQ(8, info.resident_pages);
 	EXPECT_EQ(2, info.writable_pages);
@@ -376,7 +376,7 @@ TEST_F(residency, dropped_page_reads_as_the_signature_at_once)
 {
 	struct np_pair *pair = &self->pair;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	for (int i = 0; i < 50; i++) {
 		ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 		ASSERT_FALSE(np_signed(pair, PAGE));
@@ -384,7 +384,7 @@ TEST_F(residency, dropped_page_reads_as_the_signature_at_once)
 		ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 		ASSERT_TRUE(np_signed(pair, PAGE));
 		np_fill(pair->data, PAGE, i);
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 		ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 		ASSERT_EQ(-1, np_differs(pair->peer.buf, PAGE, i));
 	}
@@ -398,7 +398,7 @@ TEST_F(residency, dropped_page_faults_in_as_zeros)
 	struct np_pair *pair = &self->pair;
 
 	ASSERT_EQ(0, madvise(pair->data, PAGE, MADV_DONTNEED));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_TRUE(np_all(pair->peer.buf, PAGE, 0));
 }
@@ -406,12 +406,12 @@ TEST_F(residency, dropped_page_faults_in_as_zeros)
 TEST_F(residency, zero_page_is_replaced_before_a_write)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	/* A read fault of untouched memory may map the shared page of zeros. */
 	ASSERT_EQ(0, madvise(pair->data, 2 * PAGE, MADV_DONTNEED));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, 0, &event));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 2 * PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	np_fill(pair->peer.buf, PAGE, 77);
 	ASSERT_EQ(1, np_write_try(&pair->peer, &pair->info, 0, 0, PAGE, event.words[0], NULL));
 	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 77));
@@ -421,14 +421,14 @@ TEST_F(residency, zero_page_is_replaced_before_a_write)
 TEST_F(residency, write_after_the_page_went_is_not_proven)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &event));
 	ASSERT_EQ(0, madvise(pair->data, PAGE, MADV_DONTNEED));
 	np_fill(pair->peer.buf, PAGE, 77);
 	EXPECT_EQ(0, np_write_try(&pair->peer, &pair->info, 0, 0, PAGE, event.words[0], NULL));
 	/* Nor if it came back meanwhile: that is another generation. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	EXPECT_EQ(0, np_write_try(&pair->peer, &pair->info, 0, 0, PAGE, event.words[0], NULL));
 }
 
@@ -438,14 +438,14 @@ TEST_F(residency, hole_is_an_address_error)
 {
 	struct np_pair *pair = &self->pair;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 8 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 8 * PAGE, 0, NULL));
 	ASSERT_EQ(0, munmap(pair->data + 4 * PAGE, PAGE));
 	ASSERT_EQ(0, np_pair_read(pair, 4 * PAGE, PAGE));
 	EXPECT_TRUE(np_signed(pair, PAGE));
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, 4 * PAGE, PAGE, 0, NULL));
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, 0, 8 * PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, 4 * PAGE, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, 0, 8 * PAGE, 0, NULL));
 	/* The rest of the region works. */
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 5 * PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 5 * PAGE, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, np_pair_read(pair, 5 * PAGE, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 5));
 }
@@ -455,14 +455,14 @@ TEST_F(residency, region_follows_addresses_not_memory)
 	struct np_pair *pair = &self->pair;
 	void *p;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	p = mmap(pair->data, PAGE, PROT_READ | PROT_WRITE,
 		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	ASSERT_EQ(pair->data, p);
 	np_fill(p, PAGE, 99);
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_TRUE(np_signed(pair, PAGE));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 99));
 }
@@ -473,11 +473,11 @@ TEST_F(residency, moved_mapping_leaves_a_hole)
 	void *to = np_map(HUGE_PAGE);
 
 	ASSERT_NE(NULL, to);
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(to, mremap(pair->data, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to));
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_TRUE(np_signed(pair, PAGE));
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	EXPECT_EQ(-1, np_differs(to, PAGE, 0));
 }
 
@@ -485,18 +485,18 @@ TEST_F(residency, read_only_mapping_is_an_access_error_for_writes)
 {
 	struct np_pair *pair = &self->pair;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, mprotect(pair->data, PAGE, PROT_READ));
 	EXPECT_FALSE(np_writable(np_pair_word(pair, 0)));
-	EXPECT_EQ(NP_ACCESS, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_ACCESS, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	np_fill(pair->peer.buf, PAGE, 77);
 	ASSERT_EQ(0, np_pair_write(pair, 0, PAGE));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 	EXPECT_EQ(-1, np_differs(pair->data, PAGE, 0));
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 0));
 	ASSERT_EQ(0, mprotect(pair->data, PAGE, PROT_READ | PROT_WRITE));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 }
 
 TEST_F(residency, inaccessible_mapping_is_an_error)
@@ -504,12 +504,12 @@ TEST_F(residency, inaccessible_mapping_is_an_error)
 	struct np_pair *pair = &self->pair;
 	int ret;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, mprotect(pair->data, PAGE, PROT_NONE));
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
 	EXPECT_TRUE(np_signed(pair, PAGE));
 	ret = np_pair_fault(pair, 0, PAGE, 0, NULL);
-	EXPECT_TRUE(ret == NP_ADDRESS || ret == NP_ACCESS) TH_LOG("status %d", ret);
+	EXPECT_TRUE(ret == RDMA_NP_ADDRESS || ret == RDMA_NP_ACCESS) TH_LOG("status %d", ret);
 }
 
 /* --- kinds of memory ------------------------------------------------------------------------ */
@@ -523,7 +523,7 @@ TEST_F(residency, fork_separates_parent_and_child)
 
 	ASSERT_EQ(0, pipe(to_child));
 	ASSERT_EQ(0, pipe(from_child));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	pid = np_fork();
 	ASSERT_LE(0, pid);
 	if (!pid) {
@@ -563,7 +563,7 @@ TEST_F(residency, owners_store_after_fork_reaches_the_peer)
 	pid_t pid;
 
 	ASSERT_EQ(0, pipe(hold));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	pid = np_fork();
 	ASSERT_LE(0, pid);
 	if (!pid) {
@@ -593,7 +593,7 @@ static int map_huge(struct np_pair *pair)
 
 static long huge_leaves(struct np_pair *pair)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(pair->mr, &info) ?: (long)info.huge_leaves;
 }
@@ -601,12 +601,12 @@ static long huge_leaves(struct np_pair *pair)
 TEST_F(residency, huge_page_is_one_leaf)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
-	struct np_mr_info info;
+	struct rdma_np_event event;
+	struct rdma_np_mr_info info;
 	uint64_t word;
 
 	ASSERT_EQ(0, map_huge(pair));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 9 * PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 9 * PAGE, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 	EXPECT_EQ(1, info.huge_leaves);
 	EXPECT_EQ(512, info.resident_pages);
@@ -623,7 +623,7 @@ TEST_F(residency, huge_page_is_one_leaf)
 	EXPECT_EQ(-1, np_differs(pair->data + 300 * PAGE, PAGE, 77));
 
 	/* What is held is a page of its own. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 5 * PAGE, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 5 * PAGE, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	EXPECT_EQ(0, huge_leaves(pair));
 	ASSERT_EQ(0, np_pair_read(pair, 0, HUGE_PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf + 300 * PAGE, PAGE, 77));
@@ -642,12 +642,12 @@ TEST_F(residency, huge_page_is_one_leaf)
 TEST_F(residency, part_of_a_huge_page_can_go)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	ASSERT_EQ(0, map_huge(pair));
 	EXPECT_LT(0, np_vmstat("thp_fault_alloc"));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, NP_FAULT_WRITE, &event));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, HUGE_PAGE, HUGE_PAGE, NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, RDMA_NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, HUGE_PAGE, HUGE_PAGE, RDMA_NP_FAULT_WRITE, &event));
 	ASSERT_EQ(0, np_pair_read(pair, 0, NP_DATA_LEN));
 	for (size_t i = 0; i < NP_DATA_PAGES; i++) {
 		ASSERT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, i));
@@ -674,7 +674,7 @@ TEST_F(residency, collapse_into_a_huge_page_loses_nothing)
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	np_fill(pair->peer.buf, PAGE, 77);
 	ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, 7 * PAGE, PAGE));
 	ASSERT_EQ(0, madvise(pair->data, NP_DATA_LEN, MADV_HUGEPAGE));
@@ -694,7 +694,7 @@ TEST_F(residency, merged_pages_are_separated_before_a_write)
 	struct np_pair *pair = &self->pair;
 
 	memset(pair->data, 0x5a, 64 * PAGE);
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 64 * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 64 * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, np_ksm_start()) TH_LOG("CONFIG_KSM is needed");
 	ASSERT_EQ(0, madvise(pair->data, 64 * PAGE, MADV_MERGEABLE));
 	EXPECT_TRUE(np_wait_until(np_ksm_sharing() >= 60))
@@ -712,7 +712,7 @@ TEST_F(residency, merged_pages_are_separated_before_a_write)
 TEST_F(residency, truncated_file_is_an_address_error)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_mr *mr;
 	uint8_t *p;
 	int fd;
@@ -727,7 +727,7 @@ TEST_F(residency, truncated_file_is_an_address_error)
 	mr = ibv_reg_mr(pair->owner.pd, p, 8 * PAGE, NP_RIGHTS | NP_UNPINNED);
 	ASSERT_NE(NULL, mr);
 	ASSERT_EQ(0, np_resolve(&pair->peer, mr->rkey, &info));
-	ASSERT_EQ(NP_OK, np_fault(&pair->peer, info.region_id, info.base, 8 * PAGE, NP_FAULT_WRITE,
+	ASSERT_EQ(RDMA_NP_OK, np_fault(&pair->peer, info.region_id, info.base, 8 * PAGE, RDMA_NP_FAULT_WRITE,
 				  NULL));
 	np_fill(pair->peer.buf, PAGE, 77);
 	ASSERT_EQ(0, np_write_proven(&pair->peer, &info, 0, 2 * PAGE, PAGE));
@@ -737,7 +737,7 @@ TEST_F(residency, truncated_file_is_an_address_error)
 	ASSERT_EQ(0, ftruncate(fd, 4 * PAGE));
 	ASSERT_EQ(0, np_read(&pair->peer, 0, PAGE, np_read_addr(&info, 5 * PAGE), info.read_key));
 	EXPECT_TRUE(np_all(pair->peer.buf, PAGE, info.signature));
-	EXPECT_EQ(NP_ADDRESS, np_fault(&pair->peer, info.region_id, info.base + 5 * PAGE, PAGE, 0,
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_fault(&pair->peer, info.region_id, info.base + 5 * PAGE, PAGE, 0,
 				       NULL));
 	ASSERT_EQ(0, np_read_proven(&pair->peer, &info, 0, 2 * PAGE, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 77));
@@ -746,7 +746,7 @@ TEST_F(residency, truncated_file_is_an_address_error)
 TEST_F(residency, private_file_mapping_does_not_write_the_file)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
+	struct rdma_np_region_info info;
 	struct ibv_mr *mr;
 	uint8_t page[PAGE], *p;
 	int fd;
@@ -774,11 +774,11 @@ TEST_F(residency, private_file_mapping_does_not_write_the_file)
 TEST_F(residency, held_page_stays_until_it_is_released)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event, again;
-	struct np_mr_info info;
+	struct rdma_np_event event, again;
+	struct rdma_np_mr_info info;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 2 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_NE(0, event.hold_id);
 	EXPECT_EQ(before + 2, np_pinned());
 	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
@@ -798,17 +798,17 @@ TEST_F(residency, held_page_stays_until_it_is_released)
 	EXPECT_EQ(0, info.held_pages);
 	EXPECT_NE(0, np_release(&pair->peer, event.hold_id));
 	/* Nothing happened to the mapping, so the page is resident still. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, &again));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, &again));
 	EXPECT_EQ(event.words[0], again.words[0]);
 }
 
 TEST_F(residency, page_dropped_under_a_hold_is_absent_after_it)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, madvise(pair->data, PAGE, MADV_DONTNEED));
 	/* As with a pinned region: the peer has the page that was. */
 	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
@@ -825,12 +825,12 @@ TEST_F(residency, page_dropped_under_a_hold_is_absent_after_it)
 TEST_F(residency, page_is_held_until_the_last_hold)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event one, two;
-	struct np_mr_info info;
+	struct rdma_np_event one, two;
+	struct rdma_np_mr_info info;
 	long before = np_pinned();
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 4 * PAGE, NP_FAULT_HOLD, &one));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 2 * PAGE, 4 * PAGE, NP_FAULT_HOLD, &two));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 4 * PAGE, RDMA_NP_FAULT_HOLD, &one));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 2 * PAGE, 4 * PAGE, RDMA_NP_FAULT_HOLD, &two));
 	EXPECT_NE(one.hold_id, two.hold_id);
 	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 	EXPECT_EQ(6, info.held_pages);
@@ -846,11 +846,11 @@ TEST_F(residency, atomics_under_a_hold_happen_exactly_once)
 {
 	struct np_pair *pair = &self->pair;
 	volatile uint64_t *word = (uint64_t *)pair->data;
-	struct np_event event;
+	struct rdma_np_event event;
 
 	*word = 0;
 	for (int i = 0; i < 20; i++) {
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD,
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD,
 					       &event));
 		ASSERT_EQ(0, np_fetch_add(&pair->peer, 0, np_write_addr(&pair->info, 0),
 					  pair->info.write_key, 3));
@@ -860,7 +860,7 @@ TEST_F(residency, atomics_under_a_hold_happen_exactly_once)
 		ASSERT_EQ(0, np_page_out(pair->data, PAGE));
 	}
 	EXPECT_EQ(60, *word);
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_cmp_swap(&pair->peer, 0, np_write_addr(&pair->info, 0),
 				 pair->info.write_key, 60, 4711));
 	EXPECT_EQ(60, *(uint64_t *)pair->peer.buf);
@@ -925,11 +925,11 @@ TEST_F(placement, bytes_are_where_they_should_be)
 	     off = off == variant->len - 1 || off + step < variant->len ? off + step :
 									  variant->len - 1) {
 		uint8_t value = off * 7 + 1;
-		struct np_event event;
+		struct rdma_np_event event;
 		uint64_t word;
 
 		pair->data[off] = ~value;
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, off, 1, NP_FAULT_WRITE, &event));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, off, 1, RDMA_NP_FAULT_WRITE, &event));
 		ASSERT_EQ(0, np_pair_read(pair, off, 1));
 		ASSERT_EQ((uint8_t)~value, pair->peer.buf[0]);
 		ASSERT_EQ(0, np_word(&pair->peer, &pair->info, off, &word));
@@ -948,8 +948,8 @@ TEST_F(placement, one_byte_beyond_is_an_error)
 {
 	struct np_pair *pair = &self->pair;
 
-	EXPECT_EQ(NP_ADDRESS, np_pair_fault(pair, variant->len, 1, 0, NULL));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, variant->len - 1, 1, 0, NULL));
+	EXPECT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, variant->len, 1, 0, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, variant->len - 1, 1, 0, NULL));
 	pair->peer.buf[0] = 0xff;
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, np_pair_write(pair, variant->len, 1));
 	EXPECT_EQ(0, pair->data[variant->len]);
@@ -959,7 +959,7 @@ TEST_F(placement, one_byte_beyond_is_an_error)
 TEST_F(placement, no_key_reads_what_is_not_its_own)
 {
 	struct np_pair *pair = &self->pair;
-	const struct np_region_info *info = &pair->info;
+	const struct rdma_np_region_info *info = &pair->info;
 	size_t last = variant->len - 1;
 	const struct {
 		const char *name;
@@ -977,8 +977,8 @@ TEST_F(placement, no_key_reads_what_is_not_its_own)
 	};
 	uint64_t word;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 1, 0, NULL));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, last, 1, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 1, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, last, 1, 0, NULL));
 	for (unsigned int i = 0; i < ARRAY_SIZE(beyond); i++) {
 		EXPECT_EQ(0, np_pair_read(pair, 0, 1));
 		EXPECT_EQ(0, np_pair_read(pair, last, 1));

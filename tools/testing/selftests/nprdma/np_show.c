@@ -68,11 +68,11 @@ TEST_F(show, resource_says_what_is_resident_and_held)
 {
 	struct np_pair *pair = &self->pair;
 	char region[32], line[1024];
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, &event));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, NP_FAULT_WRITE, &event));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 8 * PAGE, 2 * PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 3 * PAGE, RDMA_NP_FAULT_WRITE, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 8 * PAGE, 2 * PAGE, RDMA_NP_FAULT_HOLD, &event));
 
 	snprintf(region, sizeof(region), " drv_region %llu ", (unsigned long long)pair->info.region_id);
 	ASSERT_TRUE(find_line("rdma resource show mr -dd", region, line, sizeof(line)));
@@ -96,15 +96,15 @@ TEST_F(show, statistic_counts_what_happens)
 {
 	struct np_pair *pair = &self->pair;
 	char line[2048];
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, NULL));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, NULL));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 5 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	ASSERT_EQ(0, madvise(pair->data, 2 * PAGE, MADV_DONTNEED));
 	ASSERT_EQ(0, munmap(pair->data + HUGE_PAGE, PAGE));
-	ASSERT_EQ(NP_ADDRESS, np_pair_fault(pair, HUGE_PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_ADDRESS, np_pair_fault(pair, HUGE_PAGE, PAGE, 0, NULL));
 
 	ASSERT_TRUE(find_line("rdma statistic show mr", "faults_minor", line, sizeof(line)));
 	TH_LOG("%s", line);
@@ -130,7 +130,7 @@ TEST_F(show, statistic_tells_what_waited_for_a_disk)
 	for (int i = 0; i < 20 && counter("faults_major") < 1; i++) {
 		ASSERT_EQ(0, np_page_out(pair->data, HUGE_PAGE));
 		ASSERT_EQ(0, counter("faults_major"));
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, 0, NULL));
 		faults += HUGE_PAGE / PAGE;
 	}
 	TH_LOG("%ld of %ld", counter("faults_major"), faults);
@@ -143,31 +143,31 @@ TEST_F(show, statistic_tells_what_waited_for_a_disk)
 TEST_F(show, statistic_counts_retries)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, madvise(pair->data, PAGE, MADV_DONTNEED));
 	EXPECT_EQ(0, counter("retries"));
-	EXPECT_EQ(NP_BUSY, np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id,
+	EXPECT_EQ(RDMA_NP_BUSY, np_fault_once(&pair->peer, pair->peer.qp, pair->info.region_id,
 					 pair->info.base, PAGE, 0, NULL));
 	EXPECT_LE(1, counter("retries"));
 	EXPECT_EQ(1, counter("faults_failed"));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, 0, NULL));
 }
 
 TEST_F(show, statistic_counts_what_was_made_absent_to_see_who_uses_it)
 {
 	struct np_pair *pair = &self->pair;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 3 * PAGE, 0, NULL));
 	EXPECT_EQ(0, counter("page_agings"));
 	/* Nobody is asked about a page that is on a list of a CPU. */
 	ASSERT_EQ(0, np_write_text("/proc/sys/vm/drop_caches", "1"));
 	ASSERT_EQ(0, np_set_idle(np_frame_of(pair->data + PAGE)));
 	EXPECT_TRUE(np_wait_until(counter("page_agings") > 0));
 	EXPECT_EQ(1, counter("page_agings"));
-	EXPECT_EQ(0, np_pair_word(pair, PAGE) & NP_WORD_READABLE);
+	EXPECT_EQ(0, np_pair_word(pair, PAGE) & RDMA_NP_WORD_READABLE);
 	/* The owner has lost nothing. */
 	EXPECT_EQ(0, counter("page_invalidations"));
 	EXPECT_EQ(0, counter("invalidations"));
@@ -256,19 +256,19 @@ TEST_F(show, tracepoints_tell_the_life_of_a_region)
 {
 	struct np_pair *pair = &self->pair;
 	char id[40], owner_qp[32], peer_qp[32], hold[40];
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 
 	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
 	ASSERT_EQ(0, np_write_text(TRACING "trace", ""));
 	ASSERT_EQ(0, np_write_text(TRACING "events/nprdma/enable", "1"));
 	ASSERT_EQ(0, np_pair_resolve(pair));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 2 * PAGE, NP_FAULT_WRITE | NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 2 * PAGE, RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD, &event));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	ASSERT_EQ(0, madvise(pair->data + 4 * PAGE, PAGE, MADV_DONTNEED));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 4 * PAGE, PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 4 * PAGE, PAGE, 0, NULL));
 	ASSERT_EQ(0, madvise(pair->data + 4 * PAGE, PAGE, MADV_DONTNEED));
 	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
-	ASSERT_EQ(1, np_wait_event(&pair->peer, NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
 	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
 
 	snprintf(id, sizeof(id), "region=0x%llx ", (unsigned long long)pair->info.region_id);
@@ -294,13 +294,13 @@ TEST_F(show, tracepoints_tell_the_life_of_a_region)
 TEST_F(show, tracepoint_tells_whose_hold_expired)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 	char qp[32], hold[40];
 
 	ASSERT_EQ(0, np_set_hold_ms(HOLD_MS));
 	ASSERT_EQ(0, np_write_text(TRACING "trace", ""));
 	ASSERT_EQ(0, np_write_text(TRACING "events/nprdma/enable", "1"));
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, 3 * PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, 3 * PAGE, RDMA_NP_FAULT_HOLD, &event));
 	snprintf(qp, sizeof(qp), "qp=%u ", pair->owner.qp->qp_num);
 	snprintf(hold, sizeof(hold), "hold=0x%llx ", (unsigned long long)event.hold_id);
 	EXPECT_TRACED("np_hold_grant:", "dev=" NP_OWNER_DEV, qp, hold, "pages=3");

@@ -36,8 +36,8 @@ TEST_F(stock, flag_is_refused)
 
 TEST_F(stock, methods_do_not_exist)
 {
-	struct np_mr_info info;
-	struct np_query query;
+	struct rdma_np_mr_info info;
+	struct rdma_np_query query;
 
 	EXPECT_EQ(-EPROTONOSUPPORT, np_query(self->end.ctx, &query));
 	EXPECT_EQ(-EPROTONOSUPPORT, self->end.channel);

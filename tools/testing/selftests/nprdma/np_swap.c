@@ -118,7 +118,7 @@ TEST_F(swap, proven_write_after_faulted_swap_in_survives_page_out)
 	for (int round = 0; round < 3; round++) {
 		ASSERT_EQ(0, np_page_out(pair->data, PAGES * PAGE));
 		/* The same, but it is the peer that has it read from swap. */
-		ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGES * PAGE, 0, NULL));
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGES * PAGE, 0, NULL));
 		ASSERT_EQ(0, write_words(pair, 200 + round));
 		ASSERT_EQ(0, np_page_out(pair->data, PAGES * PAGE));
 		EXPECT_EQ(0, lost_words(pair, 200 + round));
@@ -141,7 +141,7 @@ TEST_F(swap, second_proven_write_survives_page_out_too)
 TEST_F(swap, swapped_pages_are_read_and_written_right)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	ASSERT_EQ(0, np_page_out(pair->data, PAGES * PAGE));
 	for (size_t i = 0; i < PAGES; i++) {
@@ -159,9 +159,9 @@ TEST_F(swap, swapped_pages_are_read_and_written_right)
 TEST_F(swap, paged_out_region_leaves_nothing_resident)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGES * PAGE, NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGES * PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	ASSERT_EQ(0, np_query_mr(pair->mr, &info));
 	EXPECT_EQ(PAGES, info.resident_pages);
 	ASSERT_EQ(0, np_page_out(pair->data, PAGES * PAGE));
@@ -204,7 +204,7 @@ TEST_F(swap, proven_write_before_madv_free_may_go_but_never_half)
 	}
 	ASSERT_EQ(0, madvise(pair->data, PAGES * PAGE, MADV_FREE));
 	/* Who only reads them does not keep them. */
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, 0, PAGES / 2 * PAGE, 0, NULL));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGES / 2 * PAGE, 0, NULL));
 	freed = np_vmstat("pglazyfreed");
 	ASSERT_EQ(0, np_page_out(pair->data, PAGES * PAGE));
 	freed = np_vmstat("pglazyfreed") - freed;
@@ -269,12 +269,12 @@ static bool all_on_disk(const uint8_t *data)
 TEST_F(swap, fault_ends_although_pages_go_as_fast_as_they_come)
 {
 	static const uint32_t flags[] = {
-		0, NP_FAULT_WRITE, NP_FAULT_HOLD, NP_FAULT_HOLD | NP_FAULT_WRITE,
+		0, RDMA_NP_FAULT_WRITE, RDMA_NP_FAULT_HOLD, RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_WRITE,
 	};
 	struct np_pair *pair = &self->pair;
 	struct thief thief = { .addr = pair->data, .len = NP_DATA_LEN };
-	struct np_mr_info before, after;
-	struct np_event event = {};
+	struct rdma_np_mr_info before, after;
+	struct rdma_np_event event = {};
 	pthread_t thread;
 
 	for (size_t i = PAGES; i < HUGE_PAGE / PAGE; i++)
@@ -286,7 +286,7 @@ TEST_F(swap, fault_ends_although_pages_go_as_fast_as_they_come)
 		/* A shared page that is mapped has to be written anew. */
 		if (variant->memory != SHARED)
 			ASSERT_TRUE(np_wait_until(all_on_disk(pair->data)));
-		EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, flags[i], &event))
+		EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, HUGE_PAGE, flags[i], &event))
 			TH_LOG("flags %u", flags[i]);
 		if (event.hold_id)
 			EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
@@ -306,8 +306,8 @@ TEST_F(swap, region_larger_than_memory_keeps_its_data)
 {
 	const size_t pages = (48UL << 20) / PAGE, step = 31;
 	struct np_pair *pair = &self->pair;
-	struct np_region_info info;
-	struct np_mr_info counters;
+	struct rdma_np_region_info info;
+	struct rdma_np_mr_info counters;
 	struct ibv_mr *mr;
 	uint8_t *big;
 

@@ -278,12 +278,12 @@ static int np_ioctl(struct ibv_context *ctx, struct np_call *call, unsigned int 
 	return ioctl(ctx->cmd_fd, RDMA_VERBS_IOCTL, &call->hdr) ? -errno : 0;
 }
 
-int np_query(struct ibv_context *ctx, struct np_query *out)
+int np_query(struct ibv_context *ctx, struct rdma_np_query *out)
 {
 	struct np_call call = {};
 
-	np_add_out(&call, NP_ATTR_QUERY_RESP, out, sizeof(*out));
-	return np_ioctl(ctx, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY);
+	np_add_out(&call, RDMA_NP_ATTR_QUERY_RESP, out, sizeof(*out));
+	return np_ioctl(ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY);
 }
 
 int np_channel(struct ibv_context *ctx)
@@ -291,8 +291,8 @@ int np_channel(struct ibv_context *ctx)
 	struct np_call call = {};
 	int ret;
 
-	np_add_handle(&call, NP_ATTR_CHANNEL_FD, 0);
-	ret = np_ioctl(ctx, &call, UVERBS_OBJECT_NP_CHANNEL, NP_METHOD_CHANNEL_ALLOC);
+	np_add_handle(&call, RDMA_NP_ATTR_CHANNEL_FD, 0);
+	ret = np_ioctl(ctx, &call, UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC);
 	if (ret)
 		return ret;
 	ret = call.attrs[0].data_s64;
@@ -300,16 +300,16 @@ int np_channel(struct ibv_context *ctx)
 	return ret;
 }
 
-int np_query_mr(struct ibv_mr *mr, struct np_mr_info *out)
+int np_query_mr(struct ibv_mr *mr, struct rdma_np_mr_info *out)
 {
 	struct np_call call = {};
 
-	np_add_handle(&call, NP_ATTR_QUERY_MR_HANDLE, mr->handle);
-	np_add_out(&call, NP_ATTR_QUERY_MR_RESP, out, sizeof(*out));
-	return np_ioctl(mr->context, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_QUERY_MR);
+	np_add_handle(&call, RDMA_NP_ATTR_QUERY_MR_HANDLE, mr->handle);
+	np_add_out(&call, RDMA_NP_ATTR_QUERY_MR_RESP, out, sizeof(*out));
+	return np_ioctl(mr->context, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_MR);
 }
 
-int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, struct np_region_info *out)
+int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, struct rdma_np_region_info *out)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
 	int ret;
@@ -318,42 +318,42 @@ int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, struct n
 		struct np_call call = {};
 
 		memset(out, 0, sizeof(*out));
-		np_add_handle(&call, NP_ATTR_RESOLVE_QP, qp->handle);
-		np_add_handle(&call, NP_ATTR_RESOLVE_CHANNEL, end->channel);
-		np_add_in(&call, NP_ATTR_RESOLVE_RKEY, &rkey, sizeof(rkey));
-		np_add_out(&call, NP_ATTR_RESOLVE_RESP, out, sizeof(*out));
-		ret = np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_RESOLVE);
+		np_add_handle(&call, RDMA_NP_ATTR_RESOLVE_QP, qp->handle);
+		np_add_handle(&call, RDMA_NP_ATTR_RESOLVE_CHANNEL, end->channel);
+		np_add_in(&call, RDMA_NP_ATTR_RESOLVE_RKEY, &rkey, sizeof(rkey));
+		np_add_out(&call, RDMA_NP_ATTR_RESOLVE_RESP, out, sizeof(*out));
+		ret = np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE);
 		if (ret == -EBUSY)
 			np_pause();
 	} while (ret == -EBUSY && np_now_ms() < deadline);
 	return ret;
 }
 
-int np_resolve(struct np_end *end, uint32_t rkey, struct np_region_info *out)
+int np_resolve(struct np_end *end, uint32_t rkey, struct rdma_np_region_info *out)
 {
 	return np_resolve_on(end, end->qp, rkey, out);
 }
 
 static int np_fault_post(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint32_t flags,
-			 uint64_t cookie, const struct np_range *ranges, unsigned int nr)
+			 uint64_t cookie, const struct rdma_np_range *ranges, unsigned int nr)
 {
-	struct np_fault_req req = { .region_id = region, .cookie = cookie, .flags = flags };
+	struct rdma_np_fault_req req = { .region_id = region, .cookie = cookie, .flags = flags };
 	struct np_call call = {};
 
-	np_add_handle(&call, NP_ATTR_FAULT_QP, qp->handle);
-	np_add_handle(&call, NP_ATTR_FAULT_CHANNEL, end->channel);
-	np_add_in(&call, NP_ATTR_FAULT_REQ, &req, sizeof(req));
-	np_add_in(&call, NP_ATTR_FAULT_RANGES, ranges, nr * sizeof(*ranges));
-	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_FAULT);
+	np_add_handle(&call, RDMA_NP_ATTR_FAULT_QP, qp->handle);
+	np_add_handle(&call, RDMA_NP_ATTR_FAULT_CHANNEL, end->channel);
+	np_add_in(&call, RDMA_NP_ATTR_FAULT_REQ, &req, sizeof(req));
+	np_add_in(&call, RDMA_NP_ATTR_FAULT_RANGES, ranges, nr * sizeof(*ranges));
+	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FAULT);
 }
 
 int np_fault_start(struct np_end *end, uint64_t region, uint32_t flags, uint64_t cookie,
-		   const struct np_range *ranges, unsigned int nr)
+		   const struct rdma_np_range *ranges, unsigned int nr)
 {
 	return np_fault_post(end, end->qp, region, flags, cookie, ranges, nr);
 }
 
-int np_next_event(struct np_end *end, struct np_event *event, int timeout_ms)
+int np_next_event(struct np_end *end, struct rdma_np_event *event, int timeout_ms)
 {
 	struct pollfd p = { .fd = end->channel, .events = POLLIN };
 	uint64_t deadline = np_now_ms() + timeout_ms;
@@ -374,7 +374,7 @@ int np_next_event(struct np_end *end, struct np_event *event, int timeout_ms)
 	}
 }
 
-int np_wait_event(struct np_end *end, uint32_t type, struct np_event *event, int timeout_ms)
+int np_wait_event(struct np_end *end, uint32_t type, struct rdma_np_event *event, int timeout_ms)
 {
 	uint64_t deadline = np_now_ms() + timeout_ms;
 	int ret;
@@ -388,11 +388,11 @@ int np_wait_event(struct np_end *end, uint32_t type, struct np_event *event, int
 }
 
 int np_fault_once(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint64_t addr,
-		  uint64_t len, uint32_t flags, struct np_event *event)
+		  uint64_t len, uint32_t flags, struct rdma_np_event *event)
 {
-	struct np_range range = { .addr = addr, .length = len };
+	struct rdma_np_range range = { .addr = addr, .length = len };
 	uint64_t cookie = ++end->cookie;
-	struct np_event unused;
+	struct rdma_np_event unused;
 	int ret;
 
 	if (!event)
@@ -401,7 +401,7 @@ int np_fault_once(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint64
 	if (ret)
 		return ret;
 	do {
-		ret = np_wait_event(end, NP_EVENT_FAULT, event, NP_WAIT_MS);
+		ret = np_wait_event(end, RDMA_NP_EVENT_FAULT, event, NP_WAIT_MS);
 		if (ret <= 0)
 			return ret ? ret : -ETIMEDOUT;
 	} while (event->cookie != cookie);
@@ -409,16 +409,16 @@ int np_fault_once(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint64
 }
 
 int np_fault(struct np_end *end, uint64_t region, uint64_t addr, uint64_t len, uint32_t flags,
-	     struct np_event *event)
+	     struct rdma_np_event *event)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
 	int ret;
 
 	do {
 		ret = np_fault_once(end, end->qp, region, addr, len, flags, event);
-		if (ret == NP_BUSY || ret == -EBUSY)
+		if (ret == RDMA_NP_BUSY || ret == -EBUSY)
 			np_pause();
-	} while ((ret == NP_BUSY || ret == -EBUSY) && np_now_ms() < deadline);
+	} while ((ret == RDMA_NP_BUSY || ret == -EBUSY) && np_now_ms() < deadline);
 	return ret;
 }
 
@@ -426,32 +426,32 @@ int np_release(struct np_end *end, uint64_t hold)
 {
 	struct np_call call = {};
 
-	np_add_handle(&call, NP_ATTR_RELEASE_QP, end->qp->handle);
-	np_add_in(&call, NP_ATTR_RELEASE_HOLD, &hold, sizeof(hold));
-	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_RELEASE);
+	np_add_handle(&call, RDMA_NP_ATTR_RELEASE_QP, end->qp->handle);
+	np_add_in(&call, RDMA_NP_ATTR_RELEASE_HOLD, &hold, sizeof(hold));
+	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RELEASE);
 }
 
 int np_forget(struct np_end *end, uint64_t region)
 {
 	struct np_call call = {};
 
-	np_add_handle(&call, NP_ATTR_FORGET_QP, end->qp->handle);
-	np_add_in(&call, NP_ATTR_FORGET_REGION, &region, sizeof(region));
-	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, NP_METHOD_FORGET);
+	np_add_handle(&call, RDMA_NP_ATTR_FORGET_QP, end->qp->handle);
+	np_add_in(&call, RDMA_NP_ATTR_FORGET_REGION, &region, sizeof(region));
+	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FORGET);
 }
 
 int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
-		struct np_hold_info *out)
+		struct rdma_np_hold_info *out)
 {
-	struct np_hold_req req = { .addr = addr, .length = len, .flags = flags };
+	struct rdma_np_hold_req req = { .addr = addr, .length = len, .flags = flags };
 	struct np_call call = {};
 	int ret;
 
-	np_add_handle(&call, NP_ATTR_HOLD_ALLOC_HANDLE, 0);
-	np_add_handle(&call, NP_ATTR_HOLD_ALLOC_MR, mr->handle);
-	np_add_in(&call, NP_ATTR_HOLD_ALLOC_REQ, &req, sizeof(req));
-	np_add_out(&call, NP_ATTR_HOLD_ALLOC_RESP, out, sizeof(*out));
-	ret = np_ioctl(mr->context, &call, UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_ALLOC);
+	np_add_handle(&call, RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, 0);
+	np_add_handle(&call, RDMA_NP_ATTR_HOLD_ALLOC_MR, mr->handle);
+	np_add_in(&call, RDMA_NP_ATTR_HOLD_ALLOC_REQ, &req, sizeof(req));
+	np_add_out(&call, RDMA_NP_ATTR_HOLD_ALLOC_RESP, out, sizeof(*out));
+	ret = np_ioctl(mr->context, &call, UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC);
 	return ret ? ret : (int64_t)call.attrs[0].data;
 }
 
@@ -459,8 +459,8 @@ int np_hold_free(struct ibv_context *ctx, int64_t handle)
 {
 	struct np_call call = {};
 
-	np_add_handle(&call, NP_ATTR_HOLD_FREE_HANDLE, handle);
-	return np_ioctl(ctx, &call, UVERBS_OBJECT_NP_HOLD, NP_METHOD_HOLD_FREE);
+	np_add_handle(&call, RDMA_NP_ATTR_HOLD_FREE_HANDLE, handle);
+	return np_ioctl(ctx, &call, UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_FREE);
 }
 
 /* --- verbs, one at a time ------------------------------------------------------ */
@@ -561,7 +561,7 @@ static uint64_t *np_word_slot(struct np_end *end)
 	return (uint64_t *)(end->buf + end->buf_len - 8);
 }
 
-int np_word(struct np_end *end, const struct np_region_info *info, size_t off, uint64_t *word)
+int np_word(struct np_end *end, const struct rdma_np_region_info *info, size_t off, uint64_t *word)
 {
 	int ret = np_read(end, end->buf_len - 8, 8, np_word_addr(info, off), info->table_key);
 
@@ -587,15 +587,15 @@ static bool np_suspicious(const uint8_t *data, size_t len, uint64_t signature)
 	return false;
 }
 
-int np_read_proven(struct np_end *end, const struct np_region_info *info, size_t at, size_t off,
+int np_read_proven(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		   size_t len)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
-	struct np_event event;
+	struct rdma_np_event event;
 	int ret;
 
 	for (int i = 0; np_now_ms() < deadline; i++) {
-		uint32_t flags = i < 4 ? 0 : NP_FAULT_HOLD;
+		uint32_t flags = i < 4 ? 0 : RDMA_NP_FAULT_HOLD;
 
 		ret = np_read(end, at, len, np_read_addr(info, off), info->read_key);
 		if (ret || !np_suspicious(end->buf + at, len, info->signature))
@@ -613,7 +613,7 @@ int np_read_proven(struct np_end *end, const struct np_region_info *info, size_t
 	return -ETIMEDOUT;
 }
 
-int np_write_try(struct np_end *end, const struct np_region_info *info, size_t at, size_t off,
+int np_write_try(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		 size_t len, uint64_t word, uint64_t *after)
 {
 	struct ibv_sge sge[2] = {
@@ -647,11 +647,11 @@ int np_write_try(struct np_end *end, const struct np_region_info *info, size_t a
 	return np_writable(word) && *np_word_slot(end) == word;
 }
 
-int np_write_proven(struct np_end *end, const struct np_region_info *info, size_t at, size_t off,
+int np_write_proven(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		    size_t len)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
-	struct np_event event = {};
+	struct rdma_np_event event = {};
 	uint64_t word;
 	int ret;
 
@@ -659,7 +659,7 @@ int np_write_proven(struct np_end *end, const struct np_region_info *info, size_
 	if (ret)
 		return ret < 0 ? ret : -EREMOTEIO;
 	for (int i = 0; np_now_ms() < deadline; i++) {
-		uint32_t flags = NP_FAULT_WRITE | (i < 4 ? 0 : NP_FAULT_HOLD);
+		uint32_t flags = RDMA_NP_FAULT_WRITE | (i < 4 ? 0 : RDMA_NP_FAULT_HOLD);
 
 		if (np_writable(word)) {
 			ret = np_write_try(end, info, at, off, len, word, NULL);

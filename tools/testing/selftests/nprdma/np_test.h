@@ -73,30 +73,30 @@ enum ibv_qp_state np_qp_state(struct ibv_qp *qp);
 
 /* --- the methods of the kernel ------------------------------------------------ */
 
-int np_query(struct ibv_context *ctx, struct np_query *out);
+int np_query(struct ibv_context *ctx, struct rdma_np_query *out);
 int np_channel(struct ibv_context *ctx);
-int np_query_mr(struct ibv_mr *mr, struct np_mr_info *out);
+int np_query_mr(struct ibv_mr *mr, struct rdma_np_mr_info *out);
 /* Asks again while the peer is busy. */
-int np_resolve(struct np_end *end, uint32_t rkey, struct np_region_info *out);
+int np_resolve(struct np_end *end, uint32_t rkey, struct rdma_np_region_info *out);
 int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey,
-		  struct np_region_info *out);
+		  struct rdma_np_region_info *out);
 int np_fault_start(struct np_end *end, uint64_t region, uint32_t flags, uint64_t cookie,
-		   const struct np_range *ranges, unsigned int nr);
+		   const struct rdma_np_range *ranges, unsigned int nr);
 /* 1: an event, 0: none in time. */
-int np_next_event(struct np_end *end, struct np_event *event, int timeout_ms);
+int np_next_event(struct np_end *end, struct rdma_np_event *event, int timeout_ms);
 /* Waits for the event of a type; others are dropped. */
-int np_wait_event(struct np_end *end, uint32_t type, struct np_event *event, int timeout_ms);
-/* One range, answered; NP_BUSY is asked again. The status, or -errno. */
+int np_wait_event(struct np_end *end, uint32_t type, struct rdma_np_event *event, int timeout_ms);
+/* One range, answered; RDMA_NP_BUSY is asked again. The status, or -errno. */
 int np_fault(struct np_end *end, uint64_t region, uint64_t addr, uint64_t len, uint32_t flags,
-	     struct np_event *event);
+	     struct rdma_np_event *event);
 /* The same, one try, on any QP of the same context. */
 int np_fault_once(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint64_t addr,
-		  uint64_t len, uint32_t flags, struct np_event *event);
+		  uint64_t len, uint32_t flags, struct rdma_np_event *event);
 int np_release(struct np_end *end, uint64_t hold);
 int np_forget(struct np_end *end, uint64_t region);
 /* A hold on a local region: a handle (not negative) or -errno. */
 int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
-		struct np_hold_info *out);
+		struct rdma_np_hold_info *out);
 int np_hold_free(struct ibv_context *ctx, int64_t handle);
 
 /* --- verbs, one at a time ------------------------------------------------------ */
@@ -113,55 +113,55 @@ int np_cmp_swap(struct np_end *end, size_t offset, uint64_t addr, uint32_t rkey,
 
 /* --- a region as a peer knows it ------------------------------------------------ */
 
-static inline uint64_t np_read_addr(const struct np_region_info *info, size_t off)
+static inline uint64_t np_read_addr(const struct rdma_np_region_info *info, size_t off)
 {
 	return info->read_addr + off;
 }
 
-static inline uint64_t np_write_addr(const struct np_region_info *info, size_t off)
+static inline uint64_t np_write_addr(const struct rdma_np_region_info *info, size_t off)
 {
 	return info->write_addr + off;
 }
 
-static inline size_t np_word_index(const struct np_region_info *info, size_t off)
+static inline size_t np_word_index(const struct rdma_np_region_info *info, size_t off)
 {
-	return ((info->base + off) >> NP_PAGE_SHIFT) - (info->base >> NP_PAGE_SHIFT);
+	return ((info->base + off) >> RDMA_NP_PAGE_SHIFT) - (info->base >> RDMA_NP_PAGE_SHIFT);
 }
 
-static inline uint64_t np_word_addr(const struct np_region_info *info, size_t off)
+static inline uint64_t np_word_addr(const struct rdma_np_region_info *info, size_t off)
 {
 	return info->table_addr + 8 * np_word_index(info, off);
 }
 
 static inline bool np_readable(uint64_t word)
 {
-	return word & NP_WORD_READABLE;
+	return word & RDMA_NP_WORD_READABLE;
 }
 
 static inline bool np_writable(uint64_t word)
 {
-	return word & NP_WORD_WRITABLE;
+	return word & RDMA_NP_WORD_WRITABLE;
 }
 
 static inline uint64_t np_generation(uint64_t word)
 {
-	return word >> NP_WORD_GENERATION_SHIFT;
+	return word >> RDMA_NP_WORD_GENERATION_SHIFT;
 }
 
 /* The word of the page at @off, by READ; in the last 8 bytes of the buffer. */
-int np_word(struct np_end *end, const struct np_region_info *info, size_t off, uint64_t *word);
+int np_word(struct np_end *end, const struct rdma_np_region_info *info, size_t off, uint64_t *word);
 
 /*
  * READ [off, off + len) into the buffer at @at until no unit of it is suspicious;
  * faults, then holds. Aligned to units. 0 or -errno or a positive wc status.
  */
-int np_read_proven(struct np_end *end, const struct np_region_info *info, size_t at, size_t off,
+int np_read_proven(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		   size_t len);
 /* WRITE within one page from the buffer at @at until it is proven. */
-int np_write_proven(struct np_end *end, const struct np_region_info *info, size_t at, size_t off,
+int np_write_proven(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		    size_t len);
 /* One WRITE and one READ of the word; 1: proven against @word. */
-int np_write_try(struct np_end *end, const struct np_region_info *info, size_t at, size_t off,
+int np_write_try(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		 size_t len, uint64_t word, uint64_t *after);
 
 bool np_all(const void *data, size_t len, uint64_t word);

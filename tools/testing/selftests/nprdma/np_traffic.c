@@ -138,7 +138,7 @@ static void churn_drop(struct traffic *t, enum churn how, unsigned int page, voi
 static void wait_for_huge_leaf(struct traffic *t)
 {
 	unsigned long ops = atomic_load(&t->ops) + 100;
-	struct np_mr_info info = {};
+	struct rdma_np_mr_info info = {};
 
 	do {
 		if (np_query_mr(t->pair->mr, &info))
@@ -326,7 +326,7 @@ static void *reader_thread(void *arg)
 {
 	struct traffic *t = arg;
 	struct np_end *peer = &t->pair->peer;
-	struct np_region_info *info = &t->pair->info;
+	struct rdma_np_region_info *info = &t->pair->info;
 	unsigned int seed = 42;
 
 	while (!atomic_load(&t->stop)) {
@@ -355,7 +355,7 @@ static void *reader_thread(void *arg)
 		t->reads += BATCH;
 		atomic_fetch_add(&t->ops, BATCH);
 		for (int i = 0; i < BATCH; i++) {
-			struct np_event event;
+			struct rdma_np_event event;
 
 			if (!judge(t, (uint64_t *)(peer->buf + i * PAGE), page[i], minimum[i]))
 				continue;
@@ -365,10 +365,10 @@ static void *reader_thread(void *arg)
 				continue;
 			t->faults++;
 			ret = np_fault(peer, info->region_id, info->base + offset_of(0),
-				       PAGES * PAGE, next_random(&seed) % 2 ? NP_FAULT_WRITE : 0,
+				       PAGES * PAGE, next_random(&seed) % 2 ? RDMA_NP_FAULT_WRITE : 0,
 				       &event);
 			/* A page that is being mapped anew is not there for a moment. */
-			if (ret != NP_OK && ret != NP_ADDRESS) {
+			if (ret != RDMA_NP_OK && ret != RDMA_NP_ADDRESS) {
 				FAIL(t, ret);
 				return NULL;
 			}
@@ -381,13 +381,13 @@ static void *writer_thread(void *arg)
 {
 	struct traffic *t = arg;
 	struct np_end *peer = &t->pair->peer;
-	struct np_region_info *info = &t->pair->info;
+	struct rdma_np_region_info *info = &t->pair->info;
 	uint64_t *data = (uint64_t *)(peer->buf + PAGE);
 	unsigned int seed = 43;
 
 	while (!atomic_load(&t->stop)) {
 		unsigned int page = next_random(&seed) % PAGES;
-		struct np_event event;
+		struct rdma_np_event event;
 		uint64_t word;
 		int ret;
 
@@ -398,8 +398,8 @@ static void *writer_thread(void *arg)
 		if (!np_writable(word)) {
 			t->faults++;
 			ret = np_fault(peer, info->region_id, info->base + offset_of(0),
-				       PAGES * PAGE, NP_FAULT_WRITE, &event);
-			if (ret != NP_OK && ret != NP_ACCESS)
+				       PAGES * PAGE, RDMA_NP_FAULT_WRITE, &event);
+			if (ret != RDMA_NP_OK && ret != RDMA_NP_ACCESS)
 				goto fail;
 		}
 		if (next_random(&seed) % 2) {

@@ -627,7 +627,7 @@ TEST_F(library, queues_without_answers_take_local_buffers)
 
 static long resident(struct np_pair *pair)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(pair->mr, &info) ? -1 : (long)info.resident_pages;
 }
@@ -714,7 +714,7 @@ TEST_F(library, other_reads_ask_for_their_own_pages_only)
 /* Every other page of 2 MiB is there: more holes than a request has ranges. */
 static int every_other_page(struct np_pair *pair, bool write)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 	int ret = np_set_fault_around(1);
 
 	for (size_t off = 0; off < HUGE_PAGE && !ret; off += 2 * PAGE) {

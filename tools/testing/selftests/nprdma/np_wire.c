@@ -64,7 +64,7 @@ static struct message make_fault(struct np_pair *pair, unsigned int lane, uint64
 
 	m.length = htobe16(16 + 16);
 	m.fault.region_id = htobe64(pair->info.region_id);
-	m.fault.flags = htobe32(NP_FAULT_HOLD);
+	m.fault.flags = htobe32(RDMA_NP_FAULT_HOLD);
 	m.fault.lane = htobe16(lane);
 	m.fault.nr_ranges = htobe16(1);
 	m.fault.ranges[0].addr = htobe64(pair->info.base);
@@ -74,14 +74,14 @@ static struct message make_fault(struct np_pair *pair, unsigned int lane, uint64
 
 static uint64_t holds(struct np_pair *pair)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(pair->mr, &info) ? ~0ULL : info.holds;
 }
 
 static uint64_t held(struct np_pair *pair)
 {
-	struct np_mr_info info;
+	struct rdma_np_mr_info info;
 
 	return np_query_mr(pair->mr, &info) ? ~0ULL : info.held_pages;
 }
@@ -229,7 +229,7 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 	SEND(m.fault.region_id = 0);
 	SEND(m.fault.ranges[0].length = 0);
 	SEND(m.fault.ranges[0].length = htobe64(UINT64_MAX));
-	SEND(m.fault.ranges[0].length = htobe64((NP_MAX_PAGES + 1) * PAGE));
+	SEND(m.fault.ranges[0].length = htobe64((RDMA_NP_MAX_PAGES + 1) * PAGE));
 	SEND(m.fault.ranges[0].addr = htobe64(pair->info.base - 1));
 	SEND(m.fault.ranges[0].addr = htobe64(end));
 	SEND(m.fault.ranges[0].addr = htobe64(end - PAGE + 1));
@@ -255,7 +255,7 @@ TEST_F(wire, late_copy_of_forget_does_not_undo_a_newer_resolve)
 		ASSERT_TRUE(fence(pair, &self->peer, &self->tid));
 	}
 	ASSERT_TRUE(np_wait_until(!held(pair)));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, PAGE, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 }
 
 /* Another owner and peer, in PDs of their own. */
@@ -293,7 +293,7 @@ TEST_F(wire, message_from_another_port_is_not_obeyed)
 	m.forget.seq = htobe64(UINT64_MAX);
 	SEND_FROM(owner, &m);
 	EXPECT_OBEYED(before, "FORGET from the owner's port");
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, PAGE, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, PAGE, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	EXPECT_EQ(0, np_pair_read(pair, PAGE, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1));
 }
@@ -370,7 +370,7 @@ TEST_F(wire, fault_does_not_reach_a_region_of_another_pd)
 TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 	struct port to_peer;
 	uint64_t deadline;
 	int told;
@@ -413,11 +413,11 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 		ASSERT_GT(deadline, np_now_ms());
 	}
 	ASSERT_EQ(1, told);
-	EXPECT_EQ(NP_EVENT_REGION_GONE, event.type);
+	EXPECT_EQ(RDMA_NP_EVENT_REGION_GONE, event.type);
 	EXPECT_EQ(pair->info.region_id, event.region_id);
 	EXPECT_EQ(0, np_next_event(&pair->peer, &event, 0));
 	/* It was a lie of the owner's own kernel, and harms only its own region. */
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_HOLD, &event));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
 	EXPECT_TRUE(np_wait_until(!held(pair)));
 }
@@ -425,9 +425,9 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 TEST_F(wire, hold_ids_are_not_guessed)
 {
 	struct np_pair *pair = &self->pair;
-	struct np_event event;
+	struct rdma_np_event event;
 
-	ASSERT_EQ(NP_OK, np_pair_fault(pair, PAGE, 3 * PAGE, NP_FAULT_HOLD, &event));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, PAGE, 3 * PAGE, RDMA_NP_FAULT_HOLD, &event));
 	for (unsigned int i = 0; i < 256; i++) {
 		struct message m = header(pair, RELEASE, ++self->tid);
 
@@ -555,7 +555,7 @@ TEST_F(wire, forged_messages_at_random_leave_true_traffic_alone)
 	/* No forged message writes memory, whatever it asked for. */
 	for (size_t i = 0; i < NP_DATA_PAGES; i++)
 		EXPECT_EQ(-1, np_differs(pair->data + i * PAGE, PAGE, i));
-	EXPECT_EQ(NP_OK, np_pair_fault(pair, 0, PAGE, NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 	/* A hold whose RELEASE was lost in the storm lasts as long as the QP at most. */
 	ASSERT_EQ(0, np_qp_reset(pair->owner.qp));
 	EXPECT_TRUE(np_wait_until(!held(pair)));

@@ -42,18 +42,18 @@ static struct np_msg np_sample(u8 type, bool answer)
 		};
 	} else if (answer && type == NP_MSG_FAULT) {
 		msg.faulted.hold_id = 99;
-		msg.faulted.nr_words = NP_EVENT_WORDS;
-		for (i = 0; i < NP_EVENT_WORDS; i++)
+		msg.faulted.nr_words = RDMA_NP_EVENT_WORDS;
+		for (i = 0; i < RDMA_NP_EVENT_WORDS; i++)
 			msg.faulted.words[i] = i << 2 | 3;
 	} else if (type == NP_MSG_RESOLVE) {
 		msg.rkey = 0x87654321;
 	} else if (type == NP_MSG_FAULT && !answer) {
 		msg.fault.region_id = 7;
-		msg.fault.flags = NP_FAULT_WRITE | NP_FAULT_HOLD;
+		msg.fault.flags = RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD;
 		msg.fault.lane = NP_LANES - 1;
-		msg.fault.nr_ranges = NP_MAX_RANGES;
-		for (i = 0; i < NP_MAX_RANGES; i++)
-			msg.fault.ranges[i] = (struct np_range) {
+		msg.fault.nr_ranges = RDMA_NP_MAX_RANGES;
+		for (i = 0; i < RDMA_NP_MAX_RANGES; i++)
+			msg.fault.ranges[i] = (struct rdma_np_range) {
 				.addr = 0x1000 * i + 5, .length = 4096,
 			};
 	} else if (type == NP_MSG_RELEASE && !answer) {
@@ -134,7 +134,7 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.type = 0);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.type = NP_MSG_LAST + 1);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.flags = 2);
-	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = NP_BUSY);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = RDMA_NP_BUSY);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.reserved = cpu_to_be16(1));
 	/* An answer to RELEASE has no body */
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.flags = NP_WIRE_ANSWER);
@@ -142,7 +142,7 @@ static void np_msg_header_is_checked(struct kunit *test)
 			  wire.hdr.length = 0));
 	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.flags = NP_WIRE_ANSWER,
 				 wire.hdr.length = 0,
-				 wire.hdr.status = NP_PROTO + 1));
+				 wire.hdr.status = RDMA_NP_PROTO + 1));
 	NP_EXPECT_BAD(0, (wire.hdr.flags = NP_WIRE_ANSWER,
 			  wire.hdr.length = 0,
 			  wire.hdr.status = NP_WIRE_WORKING));
@@ -174,7 +174,7 @@ static void np_msg_header_is_checked(struct kunit *test)
 	msg = np_sample(NP_MSG_FAULT, true);
 	np_msg_encode(&msg, &good);
 	NP_EXPECT_BAD(-EBADMSG, wire.faulted.nr_words =
-				cpu_to_be32(NP_EVENT_WORDS + 1));
+				cpu_to_be32(RDMA_NP_EVENT_WORDS + 1));
 	NP_EXPECT_BAD(-EBADMSG, wire.faulted.nr_words = cpu_to_be32(U32_MAX));
 	NP_EXPECT_BAD(-EBADMSG, wire.faulted.reserved = cpu_to_be32(1));
 
@@ -215,7 +215,7 @@ static void np_msg_garbage_is_refused_or_sane(struct kunit *test)
 		}
 		if (msg.type == NP_MSG_FAULT && msg.answer && !msg.status)
 			KUNIT_ASSERT_LE(test, msg.faulted.nr_words,
-					NP_EVENT_WORDS);
+					RDMA_NP_EVENT_WORDS);
 		np_msg_encode(&msg, &again);
 		KUNIT_ASSERT_EQ(test, be16_to_cpu(wire.hdr.length),
 				be16_to_cpu(again.hdr.length));
@@ -311,31 +311,31 @@ static void np_quick_garbage_is_refused_or_what_arrived(struct kunit *test)
 
 static void np_ranges_bounds(struct kunit *test)
 {
-	struct np_range r[NP_MAX_RANGES + 1] = {};
+	struct rdma_np_range r[RDMA_NP_MAX_RANGES + 1] = {};
 	unsigned int i;
 
-	r[0] = (struct np_range) { 0x1000, NP_MAX_PAGES * 4096 };
+	r[0] = (struct rdma_np_range) { 0x1000, RDMA_NP_MAX_PAGES * 4096 };
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), 0);
 	r[0].length++;
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
 	/* The same length, but it touches one page more */
-	r[0] = (struct np_range) { 0x1001, NP_MAX_PAGES * 4096 };
+	r[0] = (struct rdma_np_range) { 0x1001, RDMA_NP_MAX_PAGES * 4096 };
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
-	r[0] = (struct np_range) { U64_MAX, 1 };
+	r[0] = (struct rdma_np_range) { U64_MAX, 1 };
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), 0);
-	r[0] = (struct np_range) { U64_MAX, 2 };
+	r[0] = (struct rdma_np_range) { U64_MAX, 2 };
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
-	r[0] = (struct np_range) { 0, U64_MAX };
+	r[0] = (struct rdma_np_range) { 0, U64_MAX };
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 1, 0), -EINVAL);
 
-	for (i = 0; i <= NP_MAX_RANGES; i++)
-		r[i] = (struct np_range) { i * 4096, 64 * 4096 };
-	KUNIT_EXPECT_EQ(test, np_ranges_check(r, NP_MAX_RANGES, 0), 0);
-	KUNIT_EXPECT_EQ(test, np_ranges_check(r, NP_MAX_RANGES + 1, 0),
+	for (i = 0; i <= RDMA_NP_MAX_RANGES; i++)
+		r[i] = (struct rdma_np_range) { i * 4096, 64 * 4096 };
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, RDMA_NP_MAX_RANGES, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, RDMA_NP_MAX_RANGES + 1, 0),
 			-EINVAL);
 	KUNIT_EXPECT_EQ(test, np_ranges_check(r, 0, 0), -EINVAL);
 	r[7].length++;
-	KUNIT_EXPECT_EQ(test, np_ranges_check(r, NP_MAX_RANGES, 0), -EINVAL);
+	KUNIT_EXPECT_EQ(test, np_ranges_check(r, RDMA_NP_MAX_RANGES, 0), -EINVAL);
 }
 
 /* --- at most once ------------------------------------------------------------------ */
@@ -567,7 +567,7 @@ static void np_bind(struct kunit *test, u64 region_id)
 	binding->channel = np_channel_get(&t->channel);
 	binding->region_id = region_id;
 	INIT_LIST_HEAD(&binding->ev.entry);
-	binding->ev.ev.type = NP_EVENT_REGION_GONE;
+	binding->ev.ev.type = RDMA_NP_EVENT_REGION_GONE;
 	binding->ev.ev.region_id = region_id;
 	spin_lock(&t->fake.peer.lock);
 	np_binding_add(&t->fake.peer, binding);
@@ -578,8 +578,8 @@ static int np_ask_fault(struct kunit *test, u64 region_id, u64 cookie,
 			u32 flags)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_range range = { 0x1000, 4096 };
-	struct np_fault_req req = {
+	struct rdma_np_range range = { 0x1000, 4096 };
+	struct rdma_np_fault_req req = {
 		.region_id = region_id, .cookie = cookie, .flags = flags,
 	};
 
@@ -614,7 +614,7 @@ static void np_answer_to(struct kunit *test, unsigned int nr, u8 status,
 static void np_fault_has_one_event(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 1, 0), -ENOENT);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
@@ -626,16 +626,16 @@ static void np_fault_has_one_event(struct kunit *test)
 
 	/* The answer to something else */
 	t->sent[0].tid--;
-	np_answer_to(test, 0, NP_OK, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
 	t->sent[0].tid++;
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 
-	np_answer_to(test, 0, NP_OK, 0);
-	np_answer_to(test, 0, NP_OK, 0);
-	np_answer_to(test, 0, NP_ACCESS, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
+	np_answer_to(test, 0, RDMA_NP_ACCESS, 0);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.type, NP_EVENT_FAULT);
-	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.type, RDMA_NP_EVENT_FAULT);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 0xc00c1e);
 	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
 	KUNIT_EXPECT_EQ(test, ev.words[0], 7);
@@ -648,7 +648,7 @@ static void np_fault_lanes_are_bounded(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	DECLARE_BITMAP(seen, NP_LANES) = {};
-	struct np_event ev;
+	struct rdma_np_event ev;
 	unsigned int i;
 
 	np_bind(test, 7);
@@ -661,13 +661,13 @@ static void np_fault_lanes_are_bounded(struct kunit *test)
 							    seen));
 
 	/* A lane is free when its answer is there; its next tid is higher */
-	np_answer_to(test, 3, NP_BUSY, 0);
+	np_answer_to(test, 3, RDMA_NP_BUSY, 0);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 100, 0), 0);
 	KUNIT_EXPECT_EQ(test, t->sent[NP_LANES].fault.lane,
 			t->sent[3].fault.lane);
 	KUNIT_EXPECT_GT(test, t->sent[NP_LANES].tid, t->sent[3].tid);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_BUSY);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_BUSY);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 3);
 }
 
@@ -688,10 +688,10 @@ static void np_fault_lanes_close_while_the_peer_is_full(struct kunit *test)
 	for (i = 0; i < 3; i++)
 		np_answer_to(test, i, NP_WIRE_FULL, 0);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 8, 0), -EBUSY);
-	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 8, NP_FAULT_HOLD), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 8, RDMA_NP_FAULT_HOLD), -EBUSY);
 
 	/* One that was served makes room for another */
-	np_answer_to(test, 3, NP_OK, 0);
+	np_answer_to(test, 3, RDMA_NP_OK, 0);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 8, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 9, 0), -EBUSY);
 
@@ -715,14 +715,14 @@ static void np_fault_alone_waits_for_a_full_peer(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_peer *peer = &t->fake.peer;
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
 	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	np_answer_to(test, 0, NP_WIRE_FULL, 0);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_BUSY);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_BUSY);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -EBUSY);
 	peer->lanes_since -= NP_TEST_TIMEOUT;
@@ -732,21 +732,21 @@ static void np_fault_alone_waits_for_a_full_peer(struct kunit *test)
 static void np_fault_dies_with_the_qp(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	np_peer_fail(&t->fake.peer);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -ENOTCONN);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_QP);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_QP);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
-	np_answer_to(test, 0, NP_OK, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 }
 
-static bool np_wait_event(struct np_ask_test *t, struct np_event *ev)
+static bool np_wait_event(struct np_ask_test *t, struct rdma_np_event *ev)
 {
 	return wait_event_timeout(t->channel.wait,
 				  np_channel_pop(&t->channel, ev), 30 * HZ);
@@ -755,7 +755,7 @@ static bool np_wait_event(struct np_ask_test *t, struct np_event *ev)
 static void np_fault_is_repeated_then_given_up(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 	unsigned int i;
 
 	/* The shortest time-outs: 3.3 s in all */
@@ -763,7 +763,7 @@ static void np_fault_is_repeated_then_given_up(struct kunit *test)
 	np_bind(test, 7);
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 	KUNIT_ASSERT_TRUE(test, np_wait_event(t, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_TIMEOUT);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_TIMEOUT);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 5);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, NP_TRIES);
 	/* Not all by the same way, see ud.c */
@@ -778,7 +778,7 @@ static void np_fault_is_repeated_then_given_up(struct kunit *test)
 static void np_fault_working_is_not_given_up(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 	unsigned int seen;
 
 	np_rtt_sample(&t->fake.peer.rtt, 1);
@@ -792,9 +792,9 @@ static void np_fault_working_is_not_given_up(struct kunit *test)
 		np_answer_to(test, 0, NP_WIRE_WORKING, 0);
 	}
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
-	np_answer_to(test, 0, NP_OK, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
 	/* Which copy was answered is not known: it teaches nothing */
 	KUNIT_EXPECT_EQ(test, t->fake.peer.rtt.srtt_us, 1);
 }
@@ -803,7 +803,7 @@ static void np_fault_repeated_too_early_teaches(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_msg answer = {
-		.type = NP_MSG_FAULT, .answer = true, .status = NP_BUSY,
+		.type = NP_MSG_FAULT, .answer = true, .status = RDMA_NP_BUSY,
 		.quick = true,
 	};
 
@@ -838,7 +838,7 @@ static void np_fault_is_not_repeated_out_of_place(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, time_after(READ_ONCE(t->fake.peer.again), place));
 	KUNIT_EXPECT_MEMEQ(test, &t->sent[1].fault, &t->sent[0].fault,
 			   sizeof(t->sent[0].fault));
-	np_answer_to(test, 0, NP_OK, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
 }
 
 static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
@@ -857,7 +857,7 @@ static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
 						    30 * HZ));
 	/* One of them; the other one has the next place */
 	first = t->sent[2].tid == t->sent[0].tid ? 0 : 1;
-	np_answer_to(test, 2, NP_OK, 0);
+	np_answer_to(test, 2, RDMA_NP_OK, 0);
 	/* On its way, without waiting for its place, or sent already */
 	spin_lock(&t->fake.peer.lock);
 	next = list_first_entry(&t->fake.peer.trans, struct np_trans, entry);
@@ -868,7 +868,7 @@ static void np_answer_to_a_repetition_hastens_the_next(struct kunit *test)
 						    READ_ONCE(t->nr_sent) >= 4,
 						    30 * HZ));
 	KUNIT_EXPECT_EQ(test, t->sent[3].tid, t->sent[1 - first].tid);
-	np_answer_to(test, 3, NP_OK, 0);
+	np_answer_to(test, 3, RDMA_NP_OK, 0);
 }
 
 #define NP_TEST_AGAIN	220	/* requests */
@@ -918,14 +918,14 @@ static void np_requests_are_not_sent_again_together(struct kunit *test)
 static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_bind(test, 7);
 	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), -ENOENT);
-	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
-	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
 	/* A copy does not release what is in use */
-	np_answer_to(test, 0, NP_OK, 42);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 42);
@@ -936,7 +936,7 @@ static void np_hold_is_kept_and_given_back_once(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
 	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
 	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
-	np_answer_to(test, 1, NP_OK, 0);
+	np_answer_to(test, 1, RDMA_NP_OK, 0);
 }
 
 static unsigned int np_released(struct np_ask_test *t)
@@ -977,14 +977,14 @@ static void np_copy_then_done(struct np_trans *trans, u32 status,
 static void np_hold_outlives_a_copy_beside_its_answer(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_bind(test, 7);
-	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), 0);
 	np_instead_of_done(test, np_copy_then_done);
-	np_answer_to(test, 0, NP_OK, 42);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 42);
 	KUNIT_EXPECT_EQ(test, np_released(t), 0);
 	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 42), 0);
@@ -1004,14 +1004,14 @@ static void np_kill_then_done(struct np_trans *trans, u32 status,
 static void np_hold_answered_while_its_qp_ends_is_none(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_bind(test, 7);
-	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), 0);
 	np_instead_of_done(test, np_kill_then_done);
-	np_answer_to(test, 0, NP_OK, 42);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_QP);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_QP);
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
 	KUNIT_EXPECT_EQ(test, ev.nr_words, 0);
 	/* The other end's QP may live on */
@@ -1022,13 +1022,13 @@ static void np_hold_answered_while_its_qp_ends_is_none(struct kunit *test)
 static void np_hold_not_asked_for_is_given_back(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_bind(test, 7);
-	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_WRITE), 0);
-	np_answer_to(test, 0, NP_OK, 42);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_WRITE), 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.status, NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_kept, 0);
@@ -1040,30 +1040,30 @@ static void np_hold_not_asked_for_is_given_back(struct kunit *test)
 static void np_holds_are_bounded(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 	u64 id;
 
 	np_bind(test, 7);
 	for (id = 1; id <= NP_MAX_KEPT; id++) {
 		t->nr_sent = 0;
-		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD),
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD),
 				0);
-		np_answer_to(test, 0, NP_OK, id);
+		np_answer_to(test, 0, RDMA_NP_OK, id);
 		KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	}
 	t->nr_sent = 0;
-	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), -EBUSY);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
 
 	/* One that is being given back counts until that was answered */
 	KUNIT_EXPECT_EQ(test, np_peer_release(&t->fake.peer, 3), 0);
-	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), -EBUSY);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
 	np_answer_to(test, 1, NP_WIRE_WORKING, 0);
-	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), -EBUSY);
-	np_answer_to(test, 1, NP_OK, 0);
-	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), -EBUSY);
+	np_answer_to(test, 1, RDMA_NP_OK, 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), 0);
 }
 
 static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
@@ -1072,10 +1072,10 @@ static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
 	struct np_msg late;
 
 	np_bind(test, 7);
-	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, NP_FAULT_HOLD), 0);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD), 0);
 	np_channel_close(&t->channel);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 6, 0), -EBADF);
-	np_answer_to(test, 0, NP_OK, 42);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 2);
 	KUNIT_EXPECT_EQ(test, t->sent[1].type, NP_MSG_RELEASE);
 	KUNIT_EXPECT_EQ(test, t->sent[1].hold_id, 42);
@@ -1091,15 +1091,15 @@ static void np_hold_nobody_learns_of_is_given_back(struct kunit *test)
 static void np_gone_waits_for_forget(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_OK);
 	np_bind(test, 7);
 	np_bind(test, 8);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_BUSY);
 	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
-	KUNIT_EXPECT_EQ(test, ev.type, NP_EVENT_REGION_GONE);
+	KUNIT_EXPECT_EQ(test, ev.type, RDMA_NP_EVENT_REGION_GONE);
 	KUNIT_EXPECT_EQ(test, ev.region_id, 7);
 	/* Once, however often the peer repeats it */
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
@@ -1109,17 +1109,17 @@ static void np_gone_waits_for_forget(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
 	KUNIT_EXPECT_EQ(test, t->sent[0].type, NP_MSG_FORGET);
 	KUNIT_EXPECT_EQ(test, t->sent[0].forget.region_id, 7);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 8), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 8), RDMA_NP_BUSY);
 }
 
 static void np_gone_event_unread_at_forget_is_taken_back(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_event ev;
+	struct rdma_np_event ev;
 
 	np_bind(test, 7);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_BUSY);
 	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), 0);
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 }
@@ -1130,7 +1130,7 @@ static void np_gone_closed_channel_uses_nothing(struct kunit *test)
 
 	np_bind(test, 7);
 	np_channel_close(&t->channel);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_bindings, 0);
 }
 
@@ -1140,9 +1140,9 @@ static void np_gone_waits_for_resolve(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 
 	t->fake.peer.resolving = 1;
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_BUSY);
 	t->fake.peer.resolving = 0;
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, 7), RDMA_NP_OK);
 }
 
 static void np_channel_is_bounded(struct kunit *test)
@@ -1206,7 +1206,7 @@ static void np_channels_of_a_region_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, kref_read(&channels[3].ref), 1);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++)
 		np_channel_close(&channels[i]);
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(peer, 7), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(peer, 7), RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
 }
 
@@ -1249,7 +1249,7 @@ static void np_forget_undoes_all_resolves_before_it(struct kunit *test)
 	nr = np_sent_forget(t, 7);
 	KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
 	KUNIT_EXPECT_GE(test, t->sent[nr].forget.seq, newest);
-	np_answer_to(test, nr, NP_OK, 0);
+	np_answer_to(test, nr, RDMA_NP_OK, 0);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
 }
 
@@ -1307,13 +1307,13 @@ static void np_forget_undoes_no_resolve_under_way(struct kunit *test)
 	KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
 	KUNIT_EXPECT_LT(test, t->sent[nr].forget.seq, answer.tid);
 	/* Nothing is under way any more: now it is undone as well */
-	np_answer_to(test, nr, NP_OK, 0);
+	np_answer_to(test, nr, RDMA_NP_OK, 0);
 	t->nr_sent = 0;
 	KUNIT_EXPECT_EQ(test, np_peer_forget(&t->fake.peer, 7), 0);
 	nr = np_sent_forget(t, 7);
 	KUNIT_ASSERT_LT(test, nr, NP_TEST_SENT);
 	KUNIT_EXPECT_GE(test, t->sent[nr].forget.seq, answer.tid);
-	np_answer_to(test, nr, NP_OK, 0);
+	np_answer_to(test, nr, RDMA_NP_OK, 0);
 }
 
 static void np_resolves_under_way_are_bounded(struct kunit *test)
@@ -1349,7 +1349,7 @@ static void np_forgets_under_way_are_bounded(struct kunit *test)
 	}
 	KUNIT_EXPECT_EQ(test, list_count_nodes(&t->fake.peer.trans), NP_MAX_ASKED);
 	/* Also if the last one was lost, the peer is told when it asks */
-	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, id - 1), NP_OK);
+	KUNIT_EXPECT_EQ(test, np_peer_told_gone(&t->fake.peer, id - 1), RDMA_NP_OK);
 	np_ask_kill(&t->fake.peer);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.forgetting, 0);
 }
@@ -1402,14 +1402,14 @@ static void np_requests_of_one_peer_are_bounded(struct kunit *test)
 	msg.tid++;
 	np_receive(&t->fake.port, &msg, false, &from, NULL);
 	KUNIT_EXPECT_EQ(test, READ_ONCE(t->nr_sent), 1);
-	KUNIT_EXPECT_EQ(test, t->sent[0].status, NP_BUSY);
+	KUNIT_EXPECT_EQ(test, t->sent[0].status, RDMA_NP_BUSY);
 	KUNIT_EXPECT_EQ(test, t->sent[0].tid, msg.tid);
 	KUNIT_EXPECT_EQ(test, READ_ONCE(t->fake.hca.serving), NP_SERVE_CONTROL);
 	mutex_unlock(&t->fake.peer.ctl);
 	flush_workqueue(np_wq);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, 1 + NP_SERVE_CONTROL);
 	for (i = 1; i <= NP_SERVE_CONTROL; i++)
-		KUNIT_EXPECT_EQ(test, t->sent[i].status, NP_OK);
+		KUNIT_EXPECT_EQ(test, t->sent[i].status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.control, 0);
 }
 
@@ -1419,8 +1419,8 @@ static unsigned int np_hold_all(struct kunit *test, const char *owner)
 	struct np_peer *peer = &np_ask_test(test)->fake.peer;
 	unsigned int pages = 0;
 
-	while (!np_held_reserve(peer, owner, NP_MAX_PAGES)) {
-		pages += NP_MAX_PAGES;
+	while (!np_held_reserve(peer, owner, RDMA_NP_MAX_PAGES)) {
+		pages += RDMA_NP_MAX_PAGES;
 		KUNIT_ASSERT_LE(test, pages, NP_HELD_DEVICE);
 		peer->held_pages = 0;
 	}
@@ -1452,11 +1452,11 @@ static void np_pages_under_hold_are_bounded(struct kunit *test)
 		KUNIT_ASSERT_EQ(test, pages[i], NP_HELD_DEVICE >> (i + 1));
 	}
 	/* What one gives back others may have */
-	peer->held_pages = NP_MAX_PAGES;
-	np_held_unreserve(peer, &owner[0], NP_MAX_PAGES);
-	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, &owner[2], NP_MAX_PAGES), 0);
-	pages[0] -= NP_MAX_PAGES;
-	pages[2] += NP_MAX_PAGES;
+	peer->held_pages = RDMA_NP_MAX_PAGES;
+	np_held_unreserve(peer, &owner[0], RDMA_NP_MAX_PAGES);
+	KUNIT_EXPECT_EQ(test, np_held_reserve(peer, &owner[2], RDMA_NP_MAX_PAGES), 0);
+	pages[0] -= RDMA_NP_MAX_PAGES;
+	pages[2] += RDMA_NP_MAX_PAGES;
 
 	for (i = 0; i < 3; i++) {
 		peer->held_pages = pages[i];
@@ -1571,7 +1571,7 @@ static void np_gone_is_told_of_each_region(struct kunit *test)
 	for (i = 0; i < nr; i++) {
 		at = np_sent_gone(t, i + 1, 0);
 		KUNIT_ASSERT_LT_MSG(test, at, NP_TEST_SENT, "region %u", i + 1);
-		np_answer_to(test, at, NP_BUSY, 0);
+		np_answer_to(test, at, RDMA_NP_BUSY, 0);
 		KUNIT_ASSERT_LE(test, np_under_way(t),
 				NP_MAX_GONE);
 	}
@@ -1583,7 +1583,7 @@ static void np_gone_is_told_of_each_region(struct kunit *test)
 		KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
 			(at = np_sent_gone(t, i + 1, nr)) < NP_TEST_SENT,
 			30 * HZ));
-		np_answer_to(test, at, NP_OK, 0);
+		np_answer_to(test, at, RDMA_NP_OK, 0);
 	}
 	flush_workqueue(np_wq);
 	KUNIT_EXPECT_EQ(test, peer->nr_dead, 0);
@@ -1607,7 +1607,7 @@ static void np_gone_is_seldom_repeated(struct kunit *test)
 	for (i = 0; i < nr + 3 * NP_MAX_GONE; i++) {
 		KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
 			READ_ONCE(t->nr_sent) > i, 30 * HZ));
-		np_answer_to(test, i, NP_BUSY, 0);
+		np_answer_to(test, i, RDMA_NP_BUSY, 0);
 	}
 	pause = msecs_to_jiffies(NP_GONE_MIN_MS);
 	for (i = nr; i < nr + 3 * NP_MAX_GONE; i += NP_MAX_GONE) {
@@ -1680,15 +1680,15 @@ static void np_test_holds(struct kunit *test, unsigned int nr)
 	struct np_ask_test *t = np_ask_test(test);
 	static u64 id;
 	struct np_msg request;
-	struct np_event ev;
+	struct rdma_np_event ev;
 	unsigned int i;
 
 	for (i = 0; i < nr; i++)
-		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, NP_FAULT_HOLD),
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, RDMA_NP_FAULT_HOLD),
 				0);
 	for (i = 0; i < nr; i++) {
 		request = np_oldest_fault(&t->fake.peer);
-		np_answer_request(test, &request, NP_OK, ++id);
+		np_answer_request(test, &request, RDMA_NP_OK, ++id);
 		KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
 	}
 }
@@ -1711,7 +1711,7 @@ static void np_all_under_way_is_bounded(struct kunit *test)
 	for (i = 0; i < NP_MAX_KEPT - 1; i++)
 		np_test_holds(test, 1);
 	np_test_holds(test, NP_LANES);
-	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 1, i, NP_FAULT_HOLD), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 1, i, RDMA_NP_FAULT_HOLD), -EBUSY);
 	for (i = 0; i < NP_LANES; i++)
 		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 1, i, 0), 0);
 	for (id = 2; id < 2 + 2 * NP_MAX_ASKED; id++) {
@@ -1846,7 +1846,7 @@ static void np_regions_that_a_peer_knows_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_pgrant_make(peer, regions)), -EBUSY);
 	KUNIT_EXPECT_TRUE(test, list_empty(&regions->grants));
 	/* Which an asker takes for: later */
-	KUNIT_EXPECT_EQ(test, np_errno_to_status(-EBUSY), NP_BUSY);
+	KUNIT_EXPECT_EQ(test, np_errno_to_status(-EBUSY), RDMA_NP_BUSY);
 	peer->nr_grants = NP_MAX_GRANTS - 1;
 	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, np_pgrant_make(peer, regions));
 	KUNIT_EXPECT_EQ(test, peer->nr_grants, NP_MAX_GRANTS);
@@ -1869,7 +1869,7 @@ static void np_test_malformed(struct kunit *test, struct np_wire *wire, u16 lid)
 	KUNIT_ASSERT_FALSE(test, msg.answer);
 	np_fake_arrives(&t->fake.port, &msg, true, lid);
 	KUNIT_ASSERT_EQ(test, t->nr_sent, nr + 1);
-	np_fake_expect(test, &msg, &t->sent[nr], NP_PROTO);
+	np_fake_expect(test, &msg, &t->sent[nr], RDMA_NP_PROTO);
 	KUNIT_EXPECT_EQ(test, t->fake.ah_lid, lid);
 }
 
@@ -1898,7 +1898,7 @@ static void np_malformed_request_is_called_that_and_not_obeyed(struct kunit *tes
 			wire.hdr.type = NP_MSG_LAST + type;
 			np_test_malformed(test, &wire, lid);
 			wire = good;
-			wire.hdr.status = NP_BUSY;
+			wire.hdr.status = RDMA_NP_BUSY;
 			np_test_malformed(test, &wire, lid);
 			wire = good;
 			be16_add_cpu(&wire.hdr.length, 1);
@@ -1923,11 +1923,11 @@ static void np_test_stranger(struct kunit *test, struct np_port *port,
 			     u32 dst_qpn, u32 src_qpn, u16 lid)
 {
 	static const u8 status[] = {
-		[NP_MSG_RESOLVE] = NP_QP,
-		[NP_MSG_FAULT] = NP_QP,
-		[NP_MSG_RELEASE] = NP_QP,
-		[NP_MSG_FORGET] = NP_QP,
-		[NP_MSG_GONE] = NP_OK,
+		[NP_MSG_RESOLVE] = RDMA_NP_QP,
+		[NP_MSG_FAULT] = RDMA_NP_QP,
+		[NP_MSG_RELEASE] = RDMA_NP_QP,
+		[NP_MSG_FORGET] = RDMA_NP_QP,
+		[NP_MSG_GONE] = RDMA_NP_OK,
 	};
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_addr from = { .lid = lid };

@@ -163,10 +163,10 @@ static void fake_check(struct fake_iommu *fake, unsigned long iova, u64 old,
 	if (np_window_exists(&region->write) && iova >= region->write.iova &&
 	    iova < region->write.iova + region->write.size) {
 		win = &region->write;
-		right = NP_WORD_WRITABLE;
+		right = RDMA_NP_WORD_WRITABLE;
 	} else {
 		win = &region->read;
-		right = NP_WORD_READABLE;
+		right = RDMA_NP_WORD_READABLE;
 	}
 	if (iova >= win->iova + (win->slots << NP_SLOT_SHIFT))
 		return;	/* residency table */
@@ -592,7 +592,7 @@ static u64 np_rights(struct np_region *region, unsigned int page)
 
 static u64 np_generation(struct np_region *region, unsigned int page)
 {
-	return np_word(region, page) >> NP_WORD_GENERATION_SHIFT;
+	return np_word(region, page) >> RDMA_NP_WORD_GENERATION_SHIFT;
 }
 
 static struct page *np_page_at(struct kunit *test, unsigned long va)
@@ -666,14 +666,14 @@ static void np_test_settled(struct kunit *test)
 			continue;
 		leaf = fake_leaf(&t->fake, np_window_iova(&region->read, va));
 		KUNIT_EXPECT_TRUE(test, leaf & FAKE_PRESENT);
-		KUNIT_EXPECT_EQ(test, !!(word & NP_WORD_READABLE),
+		KUNIT_EXPECT_EQ(test, !!(word & RDMA_NP_WORD_READABLE),
 				fake_paddr(leaf) != region->read.absent +
 				(va & (NP_SLOT_SIZE - 1)));
 		if (!np_window_exists(&region->write))
 			continue;
 		leaf = fake_leaf(&t->fake, np_window_iova(&region->write, va));
 		KUNIT_EXPECT_TRUE(test, leaf & FAKE_PRESENT);
-		KUNIT_EXPECT_EQ(test, !!(word & NP_WORD_WRITABLE),
+		KUNIT_EXPECT_EQ(test, !!(word & RDMA_NP_WORD_WRITABLE),
 				fake_paddr(leaf) != region->write.absent +
 				(va & (NP_SLOT_SIZE - 1)));
 	}
@@ -741,7 +741,7 @@ static void np_region_without_write_right_has_no_write_window(struct kunit *test
 	region = np_test_region_at(test, 0, 4,
 				   IB_ACCESS_REMOTE_READ | IB_ACCESS_UNPINNED);
 	KUNIT_EXPECT_FALSE(test, np_window_exists(&region->write));
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -EPERM);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), -EPERM);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	np_test_settled(test);
 	np_test_unmap(test->priv, 0, 1);
@@ -754,7 +754,7 @@ static void np_closed_region_unmaps_its_windows(struct kunit *test)
 	struct np_test *t = test->priv;
 
 	np_test_region(test, 600);
-	KUNIT_ASSERT_EQ(test, np_test_fault(t->region, 0, 600, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(t->region, 0, 600, RDMA_NP_FAULT_WRITE), 0);
 	np_test_close(t);
 	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.slots));
 	KUNIT_EXPECT_EQ(test, kref_read(&t->pd.np->ref), 1);
@@ -832,7 +832,7 @@ static void np_read_fault_maps_read_window_only(struct kunit *test)
 	np_touch(test, t->va + PAGE_SIZE, 1);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_word(region, 1),
-			NP_WORD_GENERATION | NP_WORD_READABLE);
+			NP_WORD_GENERATION | RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 1),
 			page_to_phys(np_page_at(test, t->va + PAGE_SIZE)));
 	KUNIT_EXPECT_EQ(test, np_word(region, 0), 0);
@@ -846,7 +846,7 @@ static void np_write_fault_maps_both_windows(struct kunit *test)
 	struct np_test *t = test->priv;
 	phys_addr_t paddr;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_word(region, 1),
 			NP_WORD_GENERATION | NP_WORD_RIGHTS);
 	paddr = page_to_phys(np_page_at(test, t->va + PAGE_SIZE));
@@ -866,7 +866,7 @@ static void np_writable_page_is_dirty(struct kunit *test)
 	folio_clear_dirty(folio);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	KUNIT_EXPECT_FALSE(test, folio_test_dirty(folio));
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_PTR_EQ(test, page_folio(np_page_at(test, t->va)), folio);
 	KUNIT_EXPECT_TRUE(test, folio_test_dirty(folio));
 }
@@ -879,11 +879,11 @@ static void np_fault_on_resident_page_changes_nothing(struct kunit *test)
 	struct np_stats stats;
 	u64 words[2] = {};
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, RDMA_NP_FAULT_WRITE), 0);
 	changes = t->fake.changes;
 	syncs = t->fake.syncs;
 	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, 2 * PAGE_SIZE,
-					      NP_FAULT_WRITE, NULL, words, 2), 0);
+					      RDMA_NP_FAULT_WRITE, NULL, words, 2), 0);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, 0), 0);
 	KUNIT_EXPECT_EQ(test, t->fake.changes, changes);
 	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
@@ -899,8 +899,8 @@ static void np_fault_next_to_resident_page_leaves_it_alone(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, NP_FAULT_WRITE), 0);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, RDMA_NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_generation(region, 0), 1);
 	KUNIT_EXPECT_EQ(test, np_generation(region, 1), 1);
 	KUNIT_EXPECT_EQ(test, np_generation(region, 3), 1);
@@ -916,7 +916,7 @@ static void np_upgrade_changes_the_generation(struct kunit *test)
 	np_touch(test, t->va, 1);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	paddr = np_read_paddr(region, 0);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_word(region, 0),
 			2 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
@@ -932,7 +932,7 @@ static void np_fault_crosses_slots(struct kunit *test)
 	unsigned int i;
 
 	KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base + 1,
-					      4 * PAGE_SIZE, NP_FAULT_WRITE,
+					      4 * PAGE_SIZE, RDMA_NP_FAULT_WRITE,
 					      NULL, words, 4), 0);
 	for (i = 0; i < 4; i++)
 		KUNIT_EXPECT_EQ(test, words[i],
@@ -950,7 +950,7 @@ static void np_prefetch_without_fault_takes_what_is_there(struct kunit *test)
 
 	np_touch(test, t->va + PAGE_SIZE, 1);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_PRESENT |
-					    NP_FAULT_WRITE), 0);
+					    RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
@@ -992,7 +992,7 @@ static void np_fault_checks_rights(struct kunit *test)
 				   IB_ACCESS_REMOTE_WRITE | IB_ACCESS_UNPINNED);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -EPERM);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_LOCAL), 0);
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 }
 
 static void np_fault_says_what_is_wrong_with_the_mapping(struct kunit *test)
@@ -1001,7 +1001,7 @@ static void np_fault_says_what_is_wrong_with_the_mapping(struct kunit *test)
 
 	np_test_map(test, PROT_READ);
 	region = np_test_region(test, 4);
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -EPERM);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), -EPERM);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	np_test_unmap(test->priv, 2, 1);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 2, 1, 0), -EFAULT);
@@ -1017,13 +1017,13 @@ static void np_failed_split_changes_nothing(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, 0), 0);
 	t->fake.split_error = -ENOMEM;
 	/* The owner is told; a peer asks again */
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE |
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE |
 					    NP_FAULT_LOCAL), -ENOMEM);
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), -EAGAIN);
 	KUNIT_EXPECT_EQ(test, np_word(region, 0), 0);
 	np_test_settled(test);
 	t->fake.split_error = 0;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_settled(test);
 }
 
@@ -1032,9 +1032,9 @@ static void np_failed_read_leaf_undoes_the_write_leaf(struct kunit *test)
 	struct np_region *region = np_test_region(test, 4);
 	struct np_test *t = test->priv;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, RDMA_NP_FAULT_WRITE), 0);
 	t->fake.read_pages_error = -EINVAL;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), -EINVAL);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, RDMA_NP_FAULT_WRITE), -EINVAL);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 3), NP_WORD_RIGHTS);
 	np_test_settled(test);
@@ -1047,7 +1047,7 @@ static void np_invalidation_makes_absent(struct kunit *test)
 	struct np_region *region = np_test_region(test, 4);
 	struct np_stats stats;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, RDMA_NP_FAULT_WRITE), 0);
 	np_test_invalidate(test->priv, 1, 2);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_word(region, 1), 2 * NP_WORD_GENERATION);
@@ -1066,7 +1066,7 @@ static void np_invalidation_of_absent_pages_costs_no_flush(struct kunit *test)
 	struct np_test *t = test->priv;
 	unsigned int syncs;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	syncs = t->fake.syncs;
 	np_test_invalidate(t, 2, 2);
 	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
@@ -1078,7 +1078,7 @@ static void np_absent_slot_is_merged(struct kunit *test)
 	struct np_region *region = np_test_region(test, 600);
 	struct np_test *t = test->priv;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 600, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 600, RDMA_NP_FAULT_WRITE), 0);
 	np_test_invalidate(t, 0, 511);
 	KUNIT_EXPECT_EQ(test, t->fake.merges, 0);
 	np_test_invalidate(t, 511, 1);
@@ -1093,13 +1093,13 @@ static void np_generation_survives_a_merge(struct kunit *test)
 	struct np_region *region = np_test_region(test, 1);
 	struct np_test *t = test->priv;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_unmap(t, 0, 1);
 	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
 	KUNIT_ASSERT_EQ(test, t->va, vm_mmap(NULL, t->va, PAGE_SIZE,
 					     PROT_READ | PROT_WRITE, MAP_FIXED |
 					     MAP_ANONYMOUS | MAP_PRIVATE, 0));
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_word(region, 0),
 			3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 	np_test_settled(test);
@@ -1123,12 +1123,12 @@ static void np_fault_notices_that_its_split_is_undone(struct kunit *test)
 	struct np_test *t = test->priv;
 	struct np_stats stats;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, RDMA_NP_FAULT_WRITE), 0);
 	/* In the split of the read window, which comes last; the notifier is silent */
 	t->fake.on_split = np_age_other_page;
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	np_region_stats(region, &stats);
 	KUNIT_EXPECT_GE(test, stats.retries, 1);
 	/* It knows from the count, and need not try */
@@ -1170,7 +1170,7 @@ static void np_neighbour_counts_as_used(struct kunit *test)
 	np_touch(test, t->va + PAGE_SIZE, 1);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_AROUND |
 					    NP_FAULT_PRESENT), 0);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 0, false));
 	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
 	/* Nobody can use what is not there */
@@ -1198,7 +1198,7 @@ static void np_page_that_was_asked_about_comes_when_it_is_used(struct kunit *tes
 		KUNIT_EXPECT_FALSE(test, np_test_ask(region, 1, false));
 		/* Not as a neighbour, by whatever else */
 		KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 1, flags[i]), 0);
-		KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+		KUNIT_EXPECT_EQ(test, np_rights(region, 1), RDMA_NP_WORD_READABLE);
 		KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
 		KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
 		KUNIT_ASSERT_EQ(test, np_test_fault(region, 2, 1, 0), 0);
@@ -1224,7 +1224,7 @@ static void np_invalidation_that_may_not_block_gives_up(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, chunk->notifier.ops->invalidate(&chunk->notifier,
 								 &range, seq));
 	mutex_unlock(&chunk->lock);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_TRUE(test, chunk->notifier.ops->invalidate(&chunk->notifier,
 								&range, seq));
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
@@ -1245,12 +1245,12 @@ static void np_protection_leaves_the_read_window(struct kunit *test)
 	phys_addr_t paddr;
 	unsigned int i;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 6, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 6, RDMA_NP_FAULT_WRITE), 0);
 	for (i = 0; i < ARRAY_SIZE(events); i++) {
 		paddr = np_read_paddr(region, i + 1);
 		np_test_event(t, events[i], i + 1, 1);
 		KUNIT_EXPECT_EQ(test, np_word(region, i + 1),
-				2 * NP_WORD_GENERATION | NP_WORD_READABLE);
+				2 * NP_WORD_GENERATION | RDMA_NP_WORD_READABLE);
 		KUNIT_EXPECT_EQ(test, np_read_paddr(region, i + 1), paddr);
 		KUNIT_EXPECT_EQ(test, np_write_paddr(region, i + 1),
 				region->write.absent + (i + 1) * PAGE_SIZE);
@@ -1264,7 +1264,7 @@ static void np_protection_leaves_the_read_window(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, stats.writable, 3);
 
 	/* The way back is an upgrade, and the way out is that of readable pages */
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 3, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 3, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_word(region, 1),
 			3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 	np_test_invalidate(t, 0, 6);
@@ -1284,8 +1284,8 @@ static void np_protection_of_readable_pages_costs_no_flush(struct kunit *test)
 	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 4);
 	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
 	KUNIT_EXPECT_EQ(test, np_word(region, 0),
-			NP_WORD_GENERATION | NP_WORD_READABLE);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+			NP_WORD_GENERATION | RDMA_NP_WORD_READABLE);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	syncs = t->fake.syncs;
 	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 1, 3);
 	KUNIT_EXPECT_EQ(test, t->fake.syncs, syncs);
@@ -1300,7 +1300,7 @@ static void np_protection_of_what_is_not_readable_makes_absent(struct kunit *tes
 
 	np_test_map(test, PROT_READ | PROT_WRITE);
 	region = np_test_region(test, 4);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 4, RDMA_NP_FAULT_WRITE), 0);
 	mmap_write_lock(current->mm);
 	vm_flags_clear(vma_lookup(current->mm, t->va), VM_READ);
 	mmap_write_unlock(current->mm);
@@ -1317,7 +1317,7 @@ static void np_protection_of_what_is_not_readable_makes_absent(struct kunit *tes
 				PROT_NONE, MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE,
 				0));
 	KUNIT_EXPECT_EQ(test, np_rights(region, 2), 0);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 2, RDMA_NP_FAULT_WRITE), 0);
 	np_test_event(t, MMU_NOTIFY_PROTECTION_VMA, 1, 3);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 1), 0);
@@ -1361,7 +1361,7 @@ static void np_hold_pins_what_is_mapped(struct kunit *test)
 	struct np_stats stats;
 	struct page *page;
 
-	hold = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 2, RDMA_NP_FAULT_WRITE);
 	page = np_page_at(test, t->va);
 	KUNIT_EXPECT_TRUE(test, folio_maybe_dma_pinned(page_folio(page)));
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), page_to_phys(page));
@@ -1385,14 +1385,14 @@ static void np_page_held_for_write_is_dirty_afterwards(struct kunit *test)
 	struct folio *folio;
 	struct np_hold *hold;
 
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	folio = page_folio(np_page_at(test, t->va));
 	folio_clear_dirty(folio);
 	np_hold_release(hold);
 	KUNIT_EXPECT_TRUE(test, folio_test_dirty(folio));
 
 	/* Also if it is the region that ends first */
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	folio_clear_dirty(folio);
 	np_region_close(region);
 	KUNIT_EXPECT_TRUE(test, folio_test_dirty(folio));
@@ -1406,7 +1406,7 @@ static void np_held_leaf_outlives_the_mapping(struct kunit *test)
 	struct np_hold *hold;
 	phys_addr_t paddr;
 
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	paddr = np_write_paddr(region, 0);
 	np_test_unmap(t, 0, 4);
 	/* Nobody can prove a WRITE by the word, but who holds the page still has it */
@@ -1427,17 +1427,17 @@ static void np_stale_page_is_refreshed_if_it_is_the_same(struct kunit *test)
 	struct np_hold *hold;
 	phys_addr_t paddr;
 
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	paddr = np_write_paddr(region, 0);
 	/* As after a failed migration: invalidated, but the page stays */
 	np_test_invalidate(t, 0, 1);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	np_hold_release(hold);
 	/* The leaf in the write window was not refreshed */
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	np_test_settled(test);
 }
 
@@ -1448,20 +1448,20 @@ static void np_held_page_is_protected_for_all_but_its_holder(struct kunit *test)
 	struct np_hold *hold;
 	phys_addr_t paddr;
 
-	hold = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 2, RDMA_NP_FAULT_WRITE);
 	paddr = np_write_paddr(region, 0);
 	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 2);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
 	/* It is the same page, so it may be written again */
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
 	np_hold_release(hold);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	/* Its neighbour's leaf was kept for the hold only */
-	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 1),
 			region->write.absent + PAGE_SIZE);
 	np_test_settled(test);
@@ -1476,17 +1476,17 @@ static void np_hold_for_reading_is_no_leave_to_write(struct kunit *test)
 	phys_addr_t paddr;
 
 	reader = np_test_hold(test, region, 0, 1, 0);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	paddr = np_write_paddr(region, 0);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
 	/* It is cleaned */
 	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 1);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
 
 	/* As long as somebody holds it for writing, too, and no longer */
-	writer = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	writer = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 1);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	np_hold_release(writer);
@@ -1494,7 +1494,7 @@ static void np_hold_for_reading_is_no_leave_to_write(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
 
 	/* It goes */
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	np_test_unmap(t, 0, 1);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
@@ -1513,7 +1513,7 @@ static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
 	struct np_stats stats;
 	phys_addr_t paddr;
 
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	paddr = np_write_paddr(region, 0);
 	KUNIT_ASSERT_EQ(test, t->va, vm_mmap(NULL, t->va, PAGE_SIZE,
 					     PROT_READ | PROT_WRITE, MAP_FIXED |
@@ -1530,7 +1530,7 @@ static void np_fault_waits_for_holds_of_another_page(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_PRESENT |
 					    NP_FAULT_AROUND), 0);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), RDMA_NP_WORD_READABLE);
 	np_hold_release(hold);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0),
@@ -1563,7 +1563,7 @@ static void np_fault_looks_again_after_an_invalidation(struct kunit *test)
 	old = np_page_at(test, t->va);
 	get_page(old);	/* or it might come again */
 	t->fake.on_split = np_replace_first_page;
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_region_stats(region, &stats);
 	KUNIT_EXPECT_GE(test, stats.retries, 1);
 	KUNIT_EXPECT_PTR_NE(test, np_page_at(test, t->va), old);
@@ -1611,7 +1611,7 @@ static void np_fault_goes_on_while_memory_changes(struct kunit *test)
 
 	t->fake.on_split = np_take_away_what_is_not_alone;
 	KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base,
-					      16 * PAGE_SIZE, NP_FAULT_WRITE,
+					      16 * PAGE_SIZE, RDMA_NP_FAULT_WRITE,
 					      NULL, words, ARRAY_SIZE(words)), 0);
 	t->fake.on_split = NULL;
 	for (i = 0; i < ARRAY_SIZE(words); i++)
@@ -1659,7 +1659,7 @@ static void np_fault_asks_for_less_before_it_gives_up(struct kunit *test)
 	struct np_test *t = test->priv;
 
 	t->fake.on_split = np_take_away_slowly;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, t->fake.taken_away, 2);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_RIGHTS);
 	np_test_settled(test);
@@ -1673,7 +1673,7 @@ static void np_hold_gets_its_pages_while_memory_changes(struct kunit *test)
 	struct np_stats stats;
 
 	t->fake.on_split = np_take_away_what_is_not_alone;
-	hold = np_test_hold(test, region, 0, 16, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 16, RDMA_NP_FAULT_WRITE);
 	t->fake.on_split = NULL;
 	np_region_stats(region, &stats);
 	KUNIT_EXPECT_EQ(test, stats.held, 16);
@@ -1703,7 +1703,7 @@ static void np_hold_in_parts_pins_what_it_counts(struct kunit *test)
 				   np_look_at_one_page);
 	/* What one takes too much, or gives back too often, the next one meets */
 	for (i = 1; i <= 2; i++) {
-		hold = np_test_hold(test, region, 0, 16, NP_FAULT_WRITE);
+		hold = np_test_hold(test, region, 0, 16, RDMA_NP_FAULT_WRITE);
 		np_region_stats(region, &stats);
 		KUNIT_EXPECT_EQ(test, stats.held, 16);
 		KUNIT_EXPECT_EQ(test, stats.holds, i);
@@ -1732,7 +1732,7 @@ static void np_hold_asks_for_less_while_pages_are_replaced(struct kunit *test)
 	struct np_stats stats;
 
 	kunit_activate_static_stub(test, np_hmm_range_fault, np_look_at_others);
-	hold = np_test_hold(test, region, 0, 4, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 4, RDMA_NP_FAULT_WRITE);
 	kunit_deactivate_static_stub(test, np_hmm_range_fault);
 	np_region_stats(region, &stats);
 	KUNIT_EXPECT_EQ(test, stats.held, 4);
@@ -1747,7 +1747,7 @@ static void np_page_stays_until_its_last_hold(struct kunit *test)
 	struct np_hold *a, *b;
 	phys_addr_t paddr;
 
-	a = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	a = np_test_hold(test, region, 0, 2, RDMA_NP_FAULT_WRITE);
 	b = np_test_hold(test, region, 0, 1, 0);
 	paddr = np_read_paddr(region, 0);
 	np_test_unmap(t, 0, 4);
@@ -1772,7 +1772,7 @@ static void np_page_is_in_use_as_long_as_it_is_held(struct kunit *test)
 	/* What the worker does now, or has done */
 	__set_bit(((region->start >> PAGE_SHIFT) + 1) % NP_SLOT_PAGES, pages);
 	np_region_age(region, ALIGN_DOWN(region->start, NP_SLOT_SIZE), pages);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 1), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 1), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
 	np_hold_release(hold);
 	np_test_age(test, region, 1);
@@ -1788,11 +1788,11 @@ static void np_page_has_as_many_holds_as_can_be_counted(struct kunit *test)
 	phys_addr_t paddr;
 	u16 *count;
 
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	paddr = np_write_paddr(region, 0);
 	count = &np_test_slot(region, t->va)->holds->count[0];
 	*count = U16_MAX;
-	more = np_hold_alloc(region, NP_FAULT_WRITE);
+	more = np_hold_alloc(region, RDMA_NP_FAULT_WRITE);
 	KUNIT_ASSERT_NOT_NULL(test, more);
 	/* It is resident, so there is nothing else to do for it */
 	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, PAGE_SIZE, 0,
@@ -1800,7 +1800,7 @@ static void np_page_has_as_many_holds_as_can_be_counted(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, *count, U16_MAX);
 	KUNIT_EXPECT_EQ(test, np_hold_pages(more), 0);
 	/* Who needs no hold needs no count */
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_invalidate(t, 0, 1);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), paddr);
 	*count = 1;
@@ -1817,7 +1817,7 @@ static void np_end_of_region_ends_holds(struct kunit *test)
 	struct np_hold *hold;
 	struct page *page;
 
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	page = np_page_at(test, t->va);
 	np_region_close(region);
 	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(page)));
@@ -1845,7 +1845,7 @@ static void np_end_of_region_overtakes_a_release(struct kunit *test)
 	struct np_hold *hold;
 	LIST_HEAD(pins);
 
-	hold = np_test_hold(test, region, 0, 2, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 2, RDMA_NP_FAULT_WRITE);
 	np_test_invalidate(t, 1, 1);
 	/* The first half of np_hold_release() */
 	list_splice_init(&hold->pins, &pins);
@@ -1892,7 +1892,7 @@ static void np_local_hold_is_charged_until_it_ends(struct kunit *test)
 	a = np_test_local(region, PAGE_SIZE - 1, 2, 0);
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, a);
 	KUNIT_EXPECT_EQ(test, np_test_charged(), 2);
-	b = np_test_local(region, PAGE_SIZE, 3 * PAGE_SIZE, NP_FAULT_WRITE);
+	b = np_test_local(region, PAGE_SIZE, 3 * PAGE_SIZE, RDMA_NP_FAULT_WRITE);
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, b);
 	KUNIT_EXPECT_EQ(test, np_test_charged(), 5);
 	np_region_stats(region, &stats);
@@ -1944,7 +1944,7 @@ static void np_local_hold_that_fails_costs_nothing(struct kunit *test)
 	local = np_test_local(region, 0, PAGE_SIZE, 0);
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, local);
 	np_test_no_local(test, region, 4 * PAGE_SIZE, 3 * PAGE_SIZE,
-			 NP_FAULT_WRITE, -EFAULT);
+			 RDMA_NP_FAULT_WRITE, -EFAULT);
 	np_local_release(local);
 	KUNIT_EXPECT_EQ(test, np_test_charged(), 0);
 }
@@ -2043,7 +2043,7 @@ static void np_huge_page_is_one_leaf(struct kunit *test)
 	struct folio *folio;
 
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 7, 1, 0), 0);
-	np_test_words(test, region, NP_WORD_GENERATION | NP_WORD_READABLE);
+	np_test_words(test, region, NP_WORD_GENERATION | RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), paddr);
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 511), paddr + 511 * PAGE_SIZE);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 512), 0);
@@ -2057,7 +2057,7 @@ static void np_huge_page_is_one_leaf(struct kunit *test)
 	folio_lock(folio);
 	folio_clear_dirty_for_io(folio);
 	folio_unlock(folio);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 9, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 9, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 511), paddr + 511 * PAGE_SIZE);
 	KUNIT_EXPECT_TRUE(test, PageDirty(pfn_to_page(PHYS_PFN(paddr))));
@@ -2082,11 +2082,11 @@ static void np_merge_counts_when_the_tables_are_gone(struct kunit *test)
 	struct np_test *t = test->priv;
 	struct np_hold *hold;
 
-	hold = np_test_hold(test, region, 3, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 3, 1, RDMA_NP_FAULT_WRITE);
 	np_hold_release(hold);
 	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
 	t->fake.on_merge = np_look_at_count_of_merges;
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, NP_SLOT_PAGES, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, NP_SLOT_PAGES, RDMA_NP_FAULT_WRITE), 0);
 	t->fake.on_merge = NULL;
 	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
 	KUNIT_EXPECT_EQ(test, t->fake.merges, 2);
@@ -2099,7 +2099,7 @@ static void np_huge_leaf_goes_as_a_whole(struct kunit *test)
 	struct np_region *region = np_test_huge(test, 0, 2 * NP_SLOT_PAGES);
 	struct np_test *t = test->priv;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1024, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1024, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 2);
 	np_test_invalidate(t, 3, 1);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION);
@@ -2116,11 +2116,11 @@ static void np_huge_leaf_is_protected_as_a_whole(struct kunit *test)
 	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
 	struct np_test *t = test->priv;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 100, 1);
-	np_test_words(test, region, 2 * NP_WORD_GENERATION | NP_WORD_READABLE);
+	np_test_words(test, region, 2 * NP_WORD_GENERATION | RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_words(test, region, 3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 }
 
@@ -2129,7 +2129,7 @@ static void np_huge_leaf_is_aged_as_a_whole(struct kunit *test)
 	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
 	struct np_test *t = test->priv;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_age_other_page(&t->fake);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION);
 	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
@@ -2139,14 +2139,14 @@ static void np_huge_leaf_that_was_asked_about_comes_when_it_is_used(struct kunit
 {
 	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_age(test, region, 0);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION);
 	/* Of neighbours in the next slot; the first page is not among them */
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 1, 4, NP_FAULT_AROUND |
 					    NP_FAULT_PRESENT), 0);
 	np_test_words(test, region, 2 * NP_WORD_GENERATION);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	np_test_words(test, region, 3 * NP_WORD_GENERATION | NP_WORD_RIGHTS);
 }
 
@@ -2158,7 +2158,7 @@ static void np_hold_cuts_a_huge_leaf(struct kunit *test)
 	struct np_hold *hold;
 	phys_addr_t paddr;
 
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	/* For read: the write window's leaf has to be cut, too */
 	hold = np_test_hold(test, region, 5, 1, 0);
 	np_test_words(test, region, NP_WORD_GENERATION | NP_WORD_RIGHTS);
@@ -2174,7 +2174,7 @@ static void np_hold_cuts_a_huge_leaf(struct kunit *test)
 
 	/* As long as it is there, single pages come back */
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 6, 1, 0), 0);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 6), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 6), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 4), 0);
 	np_test_settled(test);
 	np_hold_release(hold);
@@ -2183,7 +2183,7 @@ static void np_hold_cuts_a_huge_leaf(struct kunit *test)
 	np_test_settled(test);
 
 	/* What was resident has not changed */
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, 4, 1, NP_FAULT_WRITE), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 4, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 1);
 	KUNIT_EXPECT_EQ(test, np_word(region, 3),
 			NP_WORD_GENERATION | NP_WORD_RIGHTS);
@@ -2222,7 +2222,7 @@ static void np_write_other_page(struct fake_iommu *fake)
 
 	fake->on_split = NULL;
 	KUNIT_EXPECT_EQ(fake->test,
-			np_test_fault(t->region, 8, 1, NP_FAULT_WRITE), 0);
+			np_test_fault(t->region, 8, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_EQ(fake->test, np_test_huge_leaves(t->region), 1);
 }
 
@@ -2241,7 +2241,7 @@ static void np_hold_for_write_notices_new_huge_leaves(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
 	np_test_invalidate(t, 0, 1);
 	t->fake.on_split = np_let_one_split_pass;
-	hold = np_test_hold(test, region, 0, 1, NP_FAULT_WRITE);
+	hold = np_test_hold(test, region, 0, 1, RDMA_NP_FAULT_WRITE);
 	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
 	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
 	np_test_invalidate(t, 1, 1);
@@ -2270,9 +2270,9 @@ static void np_hold_notices_a_new_huge_leaf(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, stats.huge, 0);
 	KUNIT_EXPECT_EQ(test, t->fake.refused, 0);
 	np_test_invalidate(t, 1, 1);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 0), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 1), 0);
-	KUNIT_EXPECT_EQ(test, np_rights(region, 2), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_rights(region, 2), RDMA_NP_WORD_READABLE);
 	np_test_settled(test);
 	np_hold_release(hold);
 }
@@ -2283,7 +2283,7 @@ static void np_failed_huge_leaf_is_undone(struct kunit *test)
 	struct np_test *t = test->priv;
 
 	t->fake.read_pages_error = -EINVAL;
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, NP_FAULT_WRITE), -EINVAL);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 2, RDMA_NP_FAULT_WRITE), -EINVAL);
 	np_test_words(test, region, 0);
 	KUNIT_EXPECT_EQ(test, np_test_huge_leaves(region), 0);
 }
@@ -2502,7 +2502,7 @@ static noinline_for_stack void np_test_forget(struct kunit *test,
 		.forget.seq = U64_MAX,
 	};
 
-	np_test_refused(test, peer, &msg, 0, NP_OK);
+	np_test_refused(test, peer, &msg, 0, RDMA_NP_OK);
 }
 
 static noinline_for_stack void np_test_release(struct kunit *test,
@@ -2585,9 +2585,9 @@ static void np_hold_that_expires_ends_its_qp_and_then_the_pin(struct kunit *test
 
 	np_hold_ms = 1;
 	msg = np_test_fault_msg(region, np_region_id(region),
-				NP_FAULT_HOLD | NP_FAULT_WRITE);
+				RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_WRITE);
 	answer = np_test_asks(test, t, &msg, 0);
-	KUNIT_EXPECT_EQ(test, answer->status, NP_OK);
+	KUNIT_EXPECT_EQ(test, answer->status, RDMA_NP_OK);
 	KUNIT_EXPECT_NE(test, answer->faulted.hold_id, 0);
 	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&peer->gone,
 							     30 * HZ));
@@ -2825,10 +2825,10 @@ static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *tes
 	peer = np_test_peer(test, &t->pd);
 	for (i = NONE; i < NR; i++)
 		if (i != LIVE)
-			np_test_resolve(test, peer, i, 0, NP_ACCESS);
+			np_test_resolve(test, peer, i, 0, RDMA_NP_ACCESS);
 	/* From another host */
 	for (i = NONE; i < NR; i++)
-		np_test_resolve(test, peer, i, 1, NP_QP);
+		np_test_resolve(test, peer, i, 1, RDMA_NP_QP);
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 0);
 	KUNIT_EXPECT_EQ(test, t->nr_keys, 0);
 	for (i = LIVE; i < NR; i++)
@@ -2836,15 +2836,15 @@ static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *tes
 
 	msg = (struct np_msg){ .type = NP_MSG_RESOLVE, .rkey = LIVE };
 	answer = np_test_asks(test, peer, &msg, 0);
-	KUNIT_EXPECT_EQ(test, answer->status, NP_OK);
+	KUNIT_EXPECT_EQ(test, answer->status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, np_region_resolve(region[LIVE], &out), 0);
 	KUNIT_EXPECT_MEMEQ(test, &answer->region, &out, sizeof(out));
 	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
 	KUNIT_EXPECT_EQ(test, list_count_nodes(&region[LIVE]->grants), 1);
 
 	/* Now the peer, but nobody else, has them */
-	np_test_resolve(test, peer, LIVE, 1, NP_QP);
-	np_test_resolve(test, peer, OTHER, 0, NP_ACCESS);
+	np_test_resolve(test, peer, LIVE, 1, RDMA_NP_QP);
+	np_test_resolve(test, peer, OTHER, 0, RDMA_NP_ACCESS);
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 1);
 	xa_destroy(&t->npdev.rkeys);
 	for (i = OTHER; i < NR; i++) {
@@ -2872,7 +2872,7 @@ static void np_test_no_fault(struct kunit *test, struct np_test_peer *peer,
 {
 	np_test_fault_refused(test, peer, region, id, 0, lid, status);
 	np_test_fault_refused(test, peer, region, id,
-			      NP_FAULT_HOLD | NP_FAULT_WRITE, lid, status);
+			      RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_WRITE, lid, status);
 	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
 	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.faults_failed), 0);
 	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.holds), 0);
@@ -2892,26 +2892,26 @@ static void np_fault_without_a_grant_is_answered_as_of_no_region(struct kunit *t
 	dead = np_test_more(test, &t->pd, NP_TEST_ACCESS);
 	np_region_close(dead);
 	for (i = 0; i < 2; i++) {
-		np_test_no_fault(test, peer, mine, mine->id, 0, NP_GONE);
-		np_test_no_fault(test, peer, theirs, theirs->id, 0, NP_GONE);
-		np_test_no_fault(test, peer, dead, dead->id, 0, NP_GONE);
-		np_test_no_fault(test, peer, mine, U64_MAX, 0, NP_GONE);
+		np_test_no_fault(test, peer, mine, mine->id, 0, RDMA_NP_GONE);
+		np_test_no_fault(test, peer, theirs, theirs->id, 0, RDMA_NP_GONE);
+		np_test_no_fault(test, peer, dead, dead->id, 0, RDMA_NP_GONE);
+		np_test_no_fault(test, peer, mine, U64_MAX, 0, RDMA_NP_GONE);
 		/* The same of who has resolved another one */
 		if (!i)
 			np_test_grant(test, peer, live);
 	}
 	/* Of that one, but not in the peer's name from elsewhere */
-	np_test_no_fault(test, peer, live, live->id, 1, NP_QP);
+	np_test_no_fault(test, peer, live, live->id, 1, RDMA_NP_QP);
 	msg = np_test_fault_msg(live, live->id, 0);
-	KUNIT_EXPECT_EQ(test, np_test_asks(test, peer, &msg, 0)->status, NP_OK);
-	KUNIT_EXPECT_EQ(test, np_rights(live, 0), NP_WORD_READABLE);
+	KUNIT_EXPECT_EQ(test, np_test_asks(test, peer, &msg, 0)->status, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, np_rights(live, 0), RDMA_NP_WORD_READABLE);
 
 	/* When it is dead, and when it was forgotten */
 	np_region_close(live);
-	np_test_fault_refused(test, peer, live, live->id, 0, 0, NP_GONE);
+	np_test_fault_refused(test, peer, live, live->id, 0, 0, RDMA_NP_GONE);
 	np_test_forget(test, peer, live->id);
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 0);
-	np_test_fault_refused(test, peer, live, live->id, 0, 0, NP_GONE);
+	np_test_fault_refused(test, peer, live, live->id, 0, 0, RDMA_NP_GONE);
 	np_test_end(mine);
 	np_test_end(theirs);
 	np_region_put(dead);
@@ -2937,21 +2937,21 @@ static void np_release_of_no_hold_is_answered_as_of_one(struct kunit *test)
 	np_hold_ms = 600000;
 	np_test_grant(test, a, region);
 	np_test_grant(test, b, region);
-	msg = np_test_fault_msg(region, np_region_id(region), NP_FAULT_HOLD);
+	msg = np_test_fault_msg(region, np_region_id(region), RDMA_NP_FAULT_HOLD);
 	id = np_test_asks(test, a, &msg, 0)->faulted.hold_id;
 	np_hold_ms = hold_ms;
 	KUNIT_EXPECT_NE(test, id, 0);
 	KUNIT_EXPECT_EQ(test, np_test_pages_held(region), 1);
 
-	np_test_release(test, a, id + 1, 0, NP_OK);
-	np_test_release(test, a, 0, 0, NP_OK);
-	np_test_release(test, b, id, 0, NP_OK);
-	np_test_release(test, a, id, 1, NP_QP);
+	np_test_release(test, a, id + 1, 0, RDMA_NP_OK);
+	np_test_release(test, a, 0, 0, RDMA_NP_OK);
+	np_test_release(test, b, id, 0, RDMA_NP_OK);
+	np_test_release(test, a, id, 1, RDMA_NP_QP);
 	KUNIT_EXPECT_EQ(test, np_test_pages_held(region), 1);
-	np_test_release(test, a, id, 0, NP_OK);
+	np_test_release(test, a, id, 0, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, np_test_pages_held(region), 0);
 	/* A copy */
-	np_test_release(test, a, id, 0, NP_OK);
+	np_test_release(test, a, id, 0, RDMA_NP_OK);
 }
 
 /* --- order of service --------------------------------------------------------------------- */
