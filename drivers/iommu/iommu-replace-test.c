@@ -26,6 +26,7 @@
 /* ---- a driver that notes its calls ---- */
 
 struct mock_domain {
+	const char *refusal;
 	struct iommu_domain domain;
 	unsigned int calls;
 	unsigned int syncs;
@@ -41,6 +42,11 @@ struct mock_domain {
 static struct mock_domain *to_mock(struct iommu_domain *domain)
 {
 	return container_of(domain, struct mock_domain, domain);
+}
+
+static const char *mock_refusal(struct iommu_domain *domain)
+{
+	return to_mock(domain)->refusal;
 }
 
 static int mock_call(struct iommu_domain *domain, unsigned long iova, size_t len,
@@ -103,6 +109,7 @@ static void mock_inval_sync(struct iommu_domain *domain, struct iommu_inval *inv
 }
 
 static const struct iommu_replace_ops mock_replace_ops = {
+	.refusal = mock_refusal,
 	.replace = mock_replace,
 	.replace_pages = mock_replace_pages,
 	.replace_fill = mock_replace_fill,
@@ -706,6 +713,12 @@ static void each_refusal_has_its_own_error_and_reason(struct kunit *test)
 	KUNIT_EXPECT_NOT_NULL(test, dma_replace_refusal(&pdev->dev, d, &err));
 	KUNIT_EXPECT_EQ(test, err, -EACCES);
 	pdev->untrusted = false;
+
+	mock->refusal = "the unit is too old";
+	why = dma_replace_refusal(&pdev->dev, d, &err);
+	KUNIT_EXPECT_PTR_EQ(test, why, mock->refusal);
+	KUNIT_EXPECT_EQ(test, err, -EOPNOTSUPP);
+	mock->refusal = NULL;
 
 	d->replace_ops = NULL;
 	KUNIT_EXPECT_NOT_NULL(test, dma_replace_refusal(&pdev->dev, d, &err));

@@ -611,6 +611,55 @@ static void rt_split(struct kunit *test, unsigned long slot)
 	KUNIT_ASSERT_EQ(test, iommu_split(rt->domain, BASE + slot * SZ_2M, GFP_KERNEL), 0);
 }
 
+/* ---- units that do not keep what live replacement promises ---- */
+
+#define CAP_CACHING_MODE	BIT_ULL(7)
+#define CAP_DRAIN_WRITES	BIT_ULL(54)
+#define CAP_DRAIN_READS		BIT_ULL(55)
+
+static void units_that_cannot_are_refused(struct kunit *test)
+{
+	struct rt *rt = test->priv;
+	const char *(*refusal)(struct iommu_domain *domain) =
+		rt->domain->replace_ops->refusal;
+	struct iommu_domain_info info[2] = {
+		{ .iommu = &rt->iommu[0] }, { .iommu = &rt->iommu[1] },
+	};
+	const char *why;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		rt->iommu[i].cap |= CAP_DRAIN_READS | CAP_DRAIN_WRITES;
+		KUNIT_ASSERT_EQ(test, xa_err(xa_store(&rt->dmar->iommu_array, i,
+						      &info[i], GFP_KERNEL)), 0);
+	}
+	KUNIT_EXPECT_NULL(test, refusal(rt->domain));
+
+	/* One of two is enough */
+	for (i = 0; i < 2; i++) {
+		rt->iommu[i].cap &= ~CAP_DRAIN_READS;
+		why = refusal(rt->domain);
+		KUNIT_EXPECT_TRUE(test, why && strstr(why, "in flight"));
+		rt->iommu[i].cap |= CAP_DRAIN_READS;
+
+		rt->iommu[i].cap &= ~CAP_DRAIN_WRITES;
+		why = refusal(rt->domain);
+		KUNIT_EXPECT_TRUE(test, why && strstr(why, "in flight"));
+		rt->iommu[i].cap |= CAP_DRAIN_WRITES;
+
+		/* First level tables are nested under the hypervisor's, and not shadowed */
+		rt->iommu[i].cap |= CAP_CACHING_MODE;
+		why = refusal(rt->domain);
+		if (rt->format->first_level)
+			KUNIT_EXPECT_NULL(test, why);
+		else
+			KUNIT_EXPECT_TRUE(test, why && strstr(why, "caching mode"));
+		rt->iommu[i].cap &= ~CAP_CACHING_MODE;
+	}
+	for (i = 0; i < 2; i++)
+		xa_erase(&rt->dmar->iommu_array, i);
+}
+
 /* ---- refusals: nothing changes, nothing is to be flushed ---- */
 
 static void replace_of_a_hole_is_enoent(struct kunit *test)
@@ -1496,6 +1545,7 @@ static void iommu_map_and_fill_write_the_same_leaves(struct kunit *test)
 }
 
 static struct kunit_case rt_replace_cases[] = {
+	KUNIT_CASE_PARAM(units_that_cannot_are_refused, rt_format_gen_params),
 	KUNIT_CASE_PARAM(replace_of_a_hole_is_enoent, rt_format_gen_params),
 	KUNIT_CASE_PARAM(replace_of_a_leaf_of_another_size_is_ebusy, rt_format_gen_params),
 	KUNIT_CASE_PARAM(replace_within_a_1g_leaf_is_ebusy, rt_format_gen_params),

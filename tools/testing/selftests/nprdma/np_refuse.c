@@ -68,6 +68,19 @@ TEST(iommu_off)
 	check_refusal(_metadata, NP_OWNER_DEV);
 }
 
+/* The kernel's log says which of the reasons it was. */
+TEST(shadowed_tables)
+{
+	check_refusal(_metadata, NP_OWNER_DEV);
+	EXPECT_TRUE(run("dmesg | grep -q 'unpinned memory regions refused: .*caching mode'"));
+}
+
+TEST(no_drain)
+{
+	check_refusal(_metadata, NP_OWNER_DEV);
+	EXPECT_TRUE(run("dmesg | grep -q 'unpinned memory regions refused: .*in flight'"));
+}
+
 TEST(software_device)
 {
 	/* The kernel's own request for the algorithm does not know where we have modules. */
