@@ -45,9 +45,11 @@ int uverbs_kernel::query(rdma_np_query &out) noexcept
 
 int uverbs_kernel::channel(int &fd) noexcept
 {
-	uverbs_cmd<1> cmd(UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC);
+	uverbs_cmd<2> cmd(UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC);
+	const std::uint32_t event_size = sizeof(rdma_np_event);
 
 	cmd.fd_out(RDMA_NP_ATTR_CHANNEL_FD);
+	cmd.in(RDMA_NP_ATTR_CHANNEL_EVENT_SIZE, event_size);
 	if (const int rc = run(cmd))
 		return rc;
 	fd = cmd.new_fd(RDMA_NP_ATTR_CHANNEL_FD);

@@ -35,8 +35,13 @@
 #define RDMA_NP_MAX_PAGES			512
 /* Residency words that one event carries. */
 #define RDMA_NP_EVENT_WORDS			16
+/* The first struct rdma_np_event: no record is smaller. */
+#define RDMA_NP_EVENT_SIZE_VER0			192
 
-/* A residency word, one for each page of RDMA_NP_PAGE_SIZE. */
+/*
+ * A residency word, one for each page of RDMA_NP_PAGE_SIZE. The word is little endian
+ * in the owner's memory, where peers READ it, and so it is in events.
+ */
 #define RDMA_NP_WORD_READABLE		(1ULL << 0)
 #define RDMA_NP_WORD_WRITABLE		(1ULL << 1)
 #define RDMA_NP_WORD_GENERATION_SHIFT	2
@@ -142,9 +147,16 @@ enum rdma_np_query_mr_attrs {
 /*
  * CHANNEL_ALLOC: a file descriptor from which whole struct rdma_np_event records
  * are read (EINVAL for a buffer smaller than one), with O_NONBLOCK and poll().
+ *
+ * A record has the size that the caller gives here: sizeof(struct rdma_np_event) of
+ * the header it was compiled with. Later headers add fields at the end only. So a
+ * kernel that knows more leaves those out, and one that knows less fills them with 0.
+ * EINVAL: the size is no multiple of 8, smaller than RDMA_NP_EVENT_SIZE_VER0, or
+ * larger than 4096.
  */
 enum rdma_np_channel_alloc_attrs {
 	RDMA_NP_ATTR_CHANNEL_FD,		/* new fd */
+	RDMA_NP_ATTR_CHANNEL_EVENT_SIZE,	/* in, __u32 */
 };
 
 /*
@@ -183,6 +195,23 @@ struct rdma_np_query {
 	__u32 reserved;
 };
 
+/*
+ * Does the owner's adapter execute a READ after the earlier WRITEs of the same QP?
+ * Only with RDMA_NP_READ_IN_ORDER may the READ of residency words that is to prove a
+ * WRITE be posted behind it at once. Otherwise the READ is posted when the WRITE has
+ * completed.
+ */
+enum rdma_np_read_order {
+	RDMA_NP_READ_UNKNOWN,
+	RDMA_NP_READ_IN_ORDER,
+	RDMA_NP_READ_OUT_OF_ORDER,
+};
+
+/*
+ * The signature is what each aligned 8 bytes of an absent page read as, so it is
+ * compared with bytes in memory as it is. Sizes and bounds are the owner's; the
+ * bounds are at most those that this kernel has itself (see struct rdma_np_query).
+ */
 struct rdma_np_region_info {
 	__aligned_u64 region_id;	/* never used again on the peer's host */
 	__aligned_u64 base;
@@ -194,7 +223,15 @@ struct rdma_np_region_info {
 	__aligned_u64 read_addr;	/* remote address of base under read_key */
 	__aligned_u64 write_addr;	/* of base under write_key */
 	__aligned_u64 table_addr;	/* of residency word 0 under table_key */
-	__aligned_u64 signature;	/* what an absent page reads as, memory order */
+	__aligned_le64 signature;	/* never 0 */
+	__u8 page_shift;	/* one residency word stands for so much */
+	__u8 unit_shift;	/* an aligned unit is read whole: all page or all signature */
+	__u8 read_order;	/* enum rdma_np_read_order */
+	__u8 reserved0;
+	__u32 max_pages;	/* in one FAULT of this region, all ranges together */
+	__u32 max_ranges;	/* in one FAULT of this region */
+	__u32 max_outstanding;	/* FAULTs of one QP that the owner serves at once */
+	__aligned_u64 reserved[2];
 };
 
 /* rdma_np_fault_req.flags */
@@ -251,9 +288,10 @@ struct rdma_np_event {
 	__aligned_u64 region_id;
 	__aligned_u64 hold_id;	/* not 0 if RDMA_NP_FAULT_HOLD was granted */
 	__u32 nr_words;
-	__u32 reserved;
+	__u32 reserved0;
 	/* of the first pages of the first range, as they were when it was done */
-	__aligned_u64 words[RDMA_NP_EVENT_WORDS];
+	__aligned_le64 words[RDMA_NP_EVENT_WORDS];
+	__aligned_u64 reserved[3];
 };
 
 struct rdma_np_mr_info {

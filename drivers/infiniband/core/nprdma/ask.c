@@ -509,6 +509,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	struct np_peer *peer = trans->peer;
 	struct rdma_np_event *ev = &fault->ev.ev;
 	bool full = status == NP_WIRE_FULL;
+	unsigned int i;
 
 	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid,
 				status, trans->tries,
@@ -525,8 +526,8 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 
 	if (!status) {
 		ev->nr_words = answer->faulted.nr_words;
-		memcpy(ev->words, answer->faulted.words,
-		       ev->nr_words * sizeof(ev->words[0]));
+		for (i = 0; i < ev->nr_words; i++)
+			ev->words[i] = cpu_to_le64(answer->faulted.words[i]);
 		ev->hold_id = fault->hold_id;
 	}
 	if (answer && !fault->hold_id)

@@ -33,6 +33,9 @@ struct np_local;
 #define NP_WORD_RIGHTS		(RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE)
 #define NP_WORD_GENERATION	(1ULL << RDMA_NP_WORD_GENERATION_SHIFT)
 
+/* A READ returns an aligned unit as the owner's page or as signature, never mixed (I4) */
+#define NP_UNIT_SHIFT		6
+
 /*
  * For np_region_fault(), never on the wire: take only what the owner's page
  * tables have now; a page that is not there is no error.

@@ -16,14 +16,19 @@
 #define UVERBS_MODULE_NAME ib_uverbs
 #include <rdma/uverbs_named_ioctl.h>
 
+/* The largest record that a program may ask for, far more than any will need */
+#define NP_EVENT_SIZE_MAX	4096
+
 /**
  * struct np_channel_uobject - the file of a channel
  * @uobj: uverbs' part; the file keeps it after the object was destroyed
  * @channel: the channel; its references together have one to @uobj
+ * @event_size: bytes of a record, as the program was compiled
  */
 struct np_channel_uobject {
 	struct ib_uobject uobj;
 	struct np_channel channel;
+	u32 event_size;
 };
 
 static struct np_channel *np_uobj_channel(struct ib_uobject *uobj)
@@ -36,21 +41,33 @@ static struct np_channel *np_file_channel(struct file *filp)
 	return np_uobj_channel(filp->private_data);
 }
 
+/* Fields that the program does not know are left out, those that we do not are 0 */
+static bool np_channel_copy(char __user *to, const struct rdma_np_event *ev,
+			    u32 size)
+{
+	u32 known = min_t(u32, size, sizeof(*ev));
+
+	return !copy_to_user(to, ev, known) &&
+	       !clear_user(to + known, size - known);
+}
+
 static ssize_t np_channel_read(struct file *filp, char __user *buf,
 			       size_t count, loff_t *pos)
 {
 	struct np_channel *channel = np_file_channel(filp);
+	u32 size = container_of(channel, struct np_channel_uobject,
+				channel)->event_size;
 	struct rdma_np_event ev;
 	ssize_t done = 0;
 
-	if (count < sizeof(ev))
+	if (count < size)
 		return -EINVAL;
 
-	while (count - done >= sizeof(ev)) {
+	while (count - done >= size) {
 		if (np_channel_pop(channel, &ev)) {
-			if (copy_to_user(buf + done, &ev, sizeof(ev)))
+			if (!np_channel_copy(buf + done, &ev, size))
 				return -EFAULT;
-			done += sizeof(ev);
+			done += size;
 			continue;
 		}
 		if (done)
@@ -115,7 +132,18 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundl
 {
 	struct ib_uobject *uobj = uverbs_attr_get_uobject(attrs,
 							  RDMA_NP_ATTR_CHANNEL_FD);
+	u32 size;
+	int err;
 
+	BUILD_BUG_ON(sizeof(struct rdma_np_event) < RDMA_NP_EVENT_SIZE_VER0);
+	err = uverbs_copy_from(&size, attrs, RDMA_NP_ATTR_CHANNEL_EVENT_SIZE);
+	if (err)
+		return err;
+	if (size < RDMA_NP_EVENT_SIZE_VER0 || size > NP_EVENT_SIZE_MAX ||
+	    !IS_ALIGNED(size, sizeof(u64)))
+		return -EINVAL;
+
+	container_of(uobj, struct np_channel_uobject, uobj)->event_size = size;
 	uverbs_uobject_get(uobj);
 	np_channel_init(np_uobj_channel(uobj), np_channel_free);
 	return 0;
@@ -173,7 +201,13 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *att
 	info.read_addr = out.read_addr;
 	info.write_addr = out.write_addr;
 	info.table_addr = out.table_addr;
-	info.signature = out.signature;
+	info.signature = cpu_to_le64(out.signature);
+	info.page_shift = RDMA_NP_PAGE_SHIFT;
+	info.unit_shift = NP_UNIT_SHIFT;
+	info.read_order = RDMA_NP_READ_UNKNOWN;
+	info.max_pages = RDMA_NP_MAX_PAGES;
+	info.max_ranges = RDMA_NP_MAX_RANGES;
+	info.max_outstanding = NP_LANES;
 	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_RESOLVE_RESP,
 					     &info, sizeof(info));
 }
@@ -345,7 +379,7 @@ DECLARE_UVERBS_NAMED_METHOD(
 			   UA_MANDATORY),
 	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_RESOLVE_RESP,
 			    UVERBS_ATTR_STRUCT(struct rdma_np_region_info,
-					       signature),
+					       reserved),
 			    UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_METHOD(
@@ -397,7 +431,9 @@ DECLARE_UVERBS_GLOBAL_METHODS(
 DECLARE_UVERBS_NAMED_METHOD(
 	RDMA_NP_METHOD_CHANNEL_ALLOC,
 	UVERBS_ATTR_FD(RDMA_NP_ATTR_CHANNEL_FD, UVERBS_OBJECT_NP_CHANNEL,
-		       UVERBS_ACCESS_NEW, UA_MANDATORY));
+		       UVERBS_ACCESS_NEW, UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_CHANNEL_EVENT_SIZE,
+			   UVERBS_ATTR_TYPE(u32), UA_MANDATORY));
 
 DECLARE_UVERBS_NAMED_OBJECT(
 	UVERBS_OBJECT_NP_CHANNEL,

@@ -82,8 +82,9 @@ static const struct method methods[NR_METHODS] = {
 	[QUERY_MR] = { "QUERY_MR", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_MR, 2, {
 		{ RDMA_NP_ATTR_QUERY_MR_HANDLE, HANDLE },
 		{ RDMA_NP_ATTR_QUERY_MR_RESP, OUT, sizeof(struct rdma_np_mr_info) } } },
-	[CHANNEL] = { "CHANNEL_ALLOC", UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC, 1, {
-		{ RDMA_NP_ATTR_CHANNEL_FD, NEW } } },
+	[CHANNEL] = { "CHANNEL_ALLOC", UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC, 2, {
+		{ RDMA_NP_ATTR_CHANNEL_FD, NEW },
+		{ RDMA_NP_ATTR_CHANNEL_EVENT_SIZE, IN, sizeof(uint32_t) } } },
 	[HOLD] = { "HOLD_ALLOC", UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC, 4, {
 		{ RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, NEW },
 		{ RDMA_NP_ATTR_HOLD_ALLOC_MR, HANDLE },
@@ -231,6 +232,7 @@ static size_t good_data(const struct hostile *h, unsigned int m, unsigned int i,
 		{ &h->hold_id, 8 }, { &h->region_id, 8 }, { &hold, sizeof(hold) },
 		{ &sge, sizeof(sge) }, { (uint32_t[]){ IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, 0 }, 8 },
 		{ (uint32_t[]){ IB_UVERBS_ADVISE_MR_FLAG_FLUSH }, 4 },
+		{ (uint32_t[]){ sizeof(struct rdma_np_event) }, 4 },
 	};
 	unsigned int which;
 
@@ -249,6 +251,9 @@ static size_t good_data(const struct hostile *h, unsigned int m, unsigned int i,
 		break;
 	case HOLD:
 		which = 5;
+		break;
+	case CHANNEL:
+		which = 9;
 		break;
 	default:
 		which = i == 3 ? 6 : i == 1 ? 7 : 8;

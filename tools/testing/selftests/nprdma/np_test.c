@@ -288,10 +288,12 @@ int np_query(struct ibv_context *ctx, struct rdma_np_query *out)
 
 int np_channel(struct ibv_context *ctx)
 {
+	const uint32_t size = sizeof(struct rdma_np_event);
 	struct np_call call = {};
 	int ret;
 
 	np_add_handle(&call, RDMA_NP_ATTR_CHANNEL_FD, 0);
+	np_add_in(&call, RDMA_NP_ATTR_CHANNEL_EVENT_SIZE, &size, sizeof(size));
 	ret = np_ioctl(ctx, &call, UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC);
 	if (ret)
 		return ret;
