@@ -90,7 +90,8 @@ enum rdma_np_query_attrs {
  * ENOSPC        this QP has resolved 65536 regions, those that are gone but
  *               not forgotten included: FORGET some; or 16 other channels use
  *               this region through it
- * EPROTO        the peer's kernel speaks another version, or sends nonsense
+ * EPROTO        the peer's kernel speaks another version, has pages or units that
+ *               cannot be used from here, or sends nonsense
  * EOPNOTSUPP    the port has no MADs
  * ENODEV        the device is going
  * ENOMEM        here, or at the peer: try again
@@ -114,7 +115,8 @@ enum rdma_np_resolve_attrs {
  * FAULTs to look at one of this QP's, which got RDMA_NP_BUSY, and as many are under way
  * as were left then, maybe none: one more may be for each time-out (40 ms to 1 s)
  * that passes. So there may be no event to wait for: ask again by the clock.
- * ENOENT: this QP did not resolve that region.
+ * ENOENT: this QP did not resolve that region. EINVAL: also more ranges or pages than
+ * the owner takes.
  */
 enum rdma_np_fault_attrs {
 	RDMA_NP_ATTR_FAULT_QP,		/* handle of a QP */

@@ -459,6 +459,12 @@ static unsigned long np_lanes_pause(struct np_peer *peer)
 	return usecs_to_jiffies(np_rtt_timeout(&peer->rtt, 2));
 }
 
+/* Of those that the other end has; it may say another number than before */
+static unsigned int np_lanes_free(struct np_peer *peer)
+{
+	return peer->nr_lanes - bitmap_weight(peer->lanes, peer->nr_lanes);
+}
+
 /*
  * Under the peer's lock: there are too many FAULTs at the other end.  To ask again at
  * once would take CPUs of both ends from those that are served there, for one more
@@ -468,14 +474,14 @@ static unsigned long np_lanes_pause(struct np_peer *peer)
 static void np_lanes_close(struct np_peer *peer)
 {
 	lockdep_assert_held(&peer->lock);
-	peer->lanes_closed = NP_LANES - bitmap_weight(peer->lanes, NP_LANES);
+	peer->lanes_closed = np_lanes_free(peer);
 	peer->lanes_since = jiffies;
 }
 
 /* Under the peer's lock: the lane for one more FAULT, or NP_LANES. */
 static unsigned int np_lanes_find(struct np_peer *peer)
 {
-	unsigned int free = NP_LANES - bitmap_weight(peer->lanes, NP_LANES);
+	unsigned int free = np_lanes_free(peer);
 	unsigned long opened;
 
 	lockdep_assert_held(&peer->lock);
@@ -486,7 +492,7 @@ static unsigned int np_lanes_find(struct np_peer *peer)
 		peer->lanes_closed = free - min_t(unsigned long, opened, free);
 		peer->lanes_since = jiffies;
 	}
-	return find_first_zero_bit(peer->lanes, NP_LANES);
+	return free ? find_first_zero_bit(peer->lanes, peer->nr_lanes) : NP_LANES;
 }
 
 static void np_fault_free(struct np_trans *trans)
@@ -552,7 +558,8 @@ static void np_fault_done(struct np_trans *trans, u32 status,
  * @nr: their number
  *
  * Context: process context, does not wait for the peer
- * Return: 0, then exactly one event follows; -EBUSY, -ENOENT, -ENOTCONN, -ENOMEM
+ * Return: 0, then exactly one event follows; -EBUSY, -ENOENT, -ENOTCONN, -ENOMEM;
+ * -EINVAL: more than the other end takes
  */
 int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 		  const struct rdma_np_fault_req *req, const struct rdma_np_range *ranges,
@@ -593,6 +600,9 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 		err = -ENOTCONN;
 	else if (!bound)
 		err = -ENOENT;
+	else if (nr > peer->max_ranges ||
+		 np_ranges_pages(ranges, nr) > peer->max_pages)
+		err = -EINVAL;
 	else if (!(req->flags & RDMA_NP_FAULT_HOLD) || peer->nr_kept < NP_MAX_KEPT)
 		lane = np_lanes_find(peer);
 	if (!err && lane == NP_LANES)
@@ -693,7 +703,19 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 	struct np_binding *binding, *next;
 	struct np_peer *peer = trans->peer;
 	unsigned int channels = 0;
+	const char *reason;
 	LIST_HEAD(closed);
+
+	if (!status) {
+		res->info = answer->region;
+		reason = np_resolve_accept(&res->info);
+		if (reason) {
+			dev_warn_ratelimited(&peer->hca->ibdev->dev,
+					     "unpinned region of the peer of QP %u refused: %s\n",
+					     peer->qpn, reason);
+			status = RDMA_NP_PROTO;
+		}
+	}
 
 	spin_lock(&peer->lock);
 	np_resolving_end(res);
@@ -702,7 +724,9 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 	if (!status && peer->dead)
 		status = RDMA_NP_QP;
 	if (!status) {
-		res->info = answer->region;
+		peer->nr_lanes = res->info.lanes;
+		peer->max_ranges = res->info.max_ranges;
+		peer->max_pages = res->info.max_pages;
 		res->binding->region_id = answer->region.id;
 		res->binding->ev.ev.region_id = answer->region.id;
 		for (binding = np_binding_first(peer, answer->region.id);

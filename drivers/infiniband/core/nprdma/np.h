@@ -35,6 +35,8 @@ struct np_local;
 
 /* A READ returns an aligned unit as the owner's page or as signature, never mixed (I4) */
 #define NP_UNIT_SHIFT		6
+/* The signature fills 8 bytes */
+#define NP_UNIT_SHIFT_MIN	3
 
 /*
  * For np_region_fault(), never on the wire: take only what the owner's page
@@ -59,6 +61,14 @@ struct np_local;
  * @write_addr: remote address of @base under @write_key
  * @table_addr: remote address of the word of @base's page under @table_key
  * @signature: the word of which a page that is not resident consists
+ * @page_shift: of a page, for which one residency word stands
+ * @unit_shift: of a unit, which a READ returns whole (I4)
+ * @read_order: enum rdma_np_read_order: does the device execute READs behind WRITEs
+ * @max_pages: bound of one FAULT, all ranges together
+ * @max_ranges: bound of one FAULT
+ * @lanes: FAULTs of one QP that may be under way at once
+ *
+ * Sizes and bounds are those of the region's host.
  */
 struct np_resolve {
 	u64 id;
@@ -72,6 +82,12 @@ struct np_resolve {
 	u64 write_addr;
 	u64 table_addr;
 	u64 signature;
+	u8 page_shift;
+	u8 unit_shift;
+	u8 read_order;
+	u32 max_pages;
+	u16 max_ranges;
+	u16 lanes;
 };
 
 /**
@@ -140,11 +156,11 @@ bool np_region_is_gone(struct np_region *region);
 u64 np_region_id(struct np_region *region);
 struct ib_pd *np_region_pd(struct np_region *region);	/* compare only; the application's */
 void np_region_stats(struct np_region *region, struct np_stats *stats);
-/* np_region_resolve() without keys: id, base, length, access, signature */
+/* np_region_resolve() without keys and bounds */
 void np_region_describe(struct np_region *region, struct np_resolve *out);
 
 /*
- * Make the keys if they do not exist, and say what they are.  May sleep, any
+ * Make the keys if they do not exist, and say what they are; bounds are 0.  May sleep, any
  * process context.  0, -ENXIO (gone), -EPERM (no remote rights), -ENOMEM or what
  * the driver said.
  * Grant before you send the answer: keys nobody was granted go with the region.

@@ -103,6 +103,7 @@ struct np_wire_resolve {
 	__be32 reserved;
 };
 
+/* Sizes, bounds and the order of READs are what struct np_resolve says */
 struct np_wire_region {
 	__be64 id;
 	__be64 base;
@@ -115,6 +116,17 @@ struct np_wire_region {
 	__be32 table_key;
 	__be32 read_key;
 	__be32 write_key;
+	__be64 secret;
+	__be64 nonce;
+	u8 page_shift;
+	u8 unit_shift;
+	u8 read_order;
+	u8 reserved;
+	__be32 max_pages;
+	__be16 max_ranges;
+	__be16 lanes;
+	__be32 reserved2;
+	__be64 reserved3[2];
 };
 
 struct np_wire_range {
@@ -162,7 +174,7 @@ struct np_wire {
 
 static_assert(sizeof(struct np_wire_hdr) == 40);
 static_assert(sizeof(struct np_wire_resolve) == 8);
-static_assert(sizeof(struct np_wire_region) == 72);
+static_assert(sizeof(struct np_wire_region) == 120);
 static_assert(sizeof(struct np_wire_fault) == 144);
 static_assert(sizeof(struct np_wire_faulted) == 144);
 static_assert(sizeof(struct np_wire_release) == 8);
@@ -182,6 +194,8 @@ static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
  * @dst_qpn: the receiver's QP
  * @incarnation: the sender's; filled in when it is sent
  * @tid: transaction
+ * @secret: answer to RESOLVE: what later messages about the sender's memory carry
+ * @nonce: answer to RESOLVE: what the request carried
  * @rkey: RESOLVE
  * @region: answer to RESOLVE
  * @fault: FAULT
@@ -199,6 +213,8 @@ struct np_msg {
 	u32 dst_qpn;
 	u64 incarnation;
 	u64 tid;
+	u64 secret;
+	u64 nonce;
 	union {
 		u32 rkey;
 		struct np_resolve region;
@@ -227,6 +243,8 @@ struct np_msg {
 
 void np_msg_encode(const struct np_msg *msg, struct np_wire *wire);
 int np_msg_decode(const struct np_wire *wire, struct np_msg *msg);
+const char *np_resolve_accept(struct np_resolve *info);
+u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr);
 int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 flags);
 int np_status_to_errno(u32 status);
 u32 np_errno_to_status(int err);
@@ -494,6 +512,10 @@ struct np_channel;
  * @lanes: those in which a FAULT of ours is under way
  * @lanes_closed: how many are not used, because the other end was full
  * @lanes_since: jiffies: since when it is so many
+ * @nr_lanes: how many the other end has, as its last answer to RESOLVE said; at most
+ *            ours
+ * @max_ranges: likewise: bound of one FAULT
+ * @max_pages: likewise: bound of one FAULT
  * @bindings: struct np_binding by region id, which the other end chose: keys we were
  *            given
  * @nr_bindings: their number
@@ -549,6 +571,9 @@ struct np_peer {
 	DECLARE_BITMAP(lanes, NP_LANES);
 	unsigned int lanes_closed;
 	unsigned long lanes_since;
+	u16 nr_lanes;
+	u16 max_ranges;
+	u32 max_pages;
 	struct rb_root bindings;
 	unsigned int nr_bindings;
 	struct list_head kept;

@@ -202,12 +202,12 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *att
 	info.write_addr = out.write_addr;
 	info.table_addr = out.table_addr;
 	info.signature = cpu_to_le64(out.signature);
-	info.page_shift = RDMA_NP_PAGE_SHIFT;
-	info.unit_shift = NP_UNIT_SHIFT;
-	info.read_order = RDMA_NP_READ_UNKNOWN;
-	info.max_pages = RDMA_NP_MAX_PAGES;
-	info.max_ranges = RDMA_NP_MAX_RANGES;
-	info.max_outstanding = NP_LANES;
+	info.page_shift = out.page_shift;
+	info.unit_shift = out.unit_shift;
+	info.read_order = out.read_order;
+	info.max_pages = out.max_pages;
+	info.max_ranges = out.max_ranges;
+	info.max_outstanding = out.lanes;
 	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_RESOLVE_RESP,
 					     &info, sizeof(info));
 }

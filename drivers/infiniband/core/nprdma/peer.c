@@ -167,6 +167,9 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	spin_lock_init(&peer->lock);
 	INIT_LIST_HEAD(&peer->resolves);
 	INIT_LIST_HEAD(&peer->trans);
+	peer->nr_lanes = NP_LANES;
+	peer->max_ranges = RDMA_NP_MAX_RANGES;
+	peer->max_pages = RDMA_NP_MAX_PAGES;
 	peer->bindings = RB_ROOT;
 	INIT_LIST_HEAD(&peer->kept);
 	init_waitqueue_head(&peer->idle);

@@ -47,6 +47,14 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 			.table_key = cpu_to_be32(msg->region.table_key),
 			.read_key = cpu_to_be32(msg->region.read_key),
 			.write_key = cpu_to_be32(msg->region.write_key),
+			.secret = cpu_to_be64(msg->secret),
+			.nonce = cpu_to_be64(msg->nonce),
+			.page_shift = msg->region.page_shift,
+			.unit_shift = msg->region.unit_shift,
+			.read_order = msg->region.read_order,
+			.max_pages = cpu_to_be32(msg->region.max_pages),
+			.max_ranges = cpu_to_be16(msg->region.max_ranges),
+			.lanes = cpu_to_be16(msg->region.lanes),
 		};
 		return sizeof(wire->region);
 	case NP_MSG_FAULT:
@@ -133,8 +141,13 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 	if (msg->type == NP_MSG_RESOLVE) {
 		u64 end;
 
-		if (length != sizeof(wire->region))
+		if (length != sizeof(wire->region) ||
+		    wire->region.reserved || wire->region.reserved2 ||
+		    memchr_inv(wire->region.reserved3, 0,
+			       sizeof(wire->region.reserved3)))
 			return -EBADMSG;
+		msg->secret = be64_to_cpu(wire->region.secret);
+		msg->nonce = be64_to_cpu(wire->region.nonce);
 		msg->region = (struct np_resolve) {
 			.id = be64_to_cpu(wire->region.id),
 			.base = be64_to_cpu(wire->region.base),
@@ -147,6 +160,12 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 			.table_key = be32_to_cpu(wire->region.table_key),
 			.read_key = be32_to_cpu(wire->region.read_key),
 			.write_key = be32_to_cpu(wire->region.write_key),
+			.page_shift = wire->region.page_shift,
+			.unit_shift = wire->region.unit_shift,
+			.read_order = wire->region.read_order,
+			.max_pages = be32_to_cpu(wire->region.max_pages),
+			.max_ranges = be16_to_cpu(wire->region.max_ranges),
+			.lanes = be16_to_cpu(wire->region.lanes),
 		};
 		if (!msg->region.length ||
 		    check_add_overflow(msg->region.base,
@@ -234,6 +253,8 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	msg->answer = hdr->flags & NP_WIRE_ANSWER;
 	msg->status = hdr->status;
 	msg->quick = false;
+	msg->secret = 0;
+	msg->nonce = 0;
 	msg->ud_qpn = be32_to_cpu(hdr->ud_qpn);
 	msg->src_qpn = be32_to_cpu(hdr->src_qpn);
 	msg->dst_qpn = be32_to_cpu(hdr->dst_qpn);
@@ -261,6 +282,56 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 EXPORT_SYMBOL_IF_KUNIT(np_msg_decode);
 
 /**
+ * np_resolve_accept - Can this host use a region of another one
+ * @info: what its owner says; well-formed. Bounds become ours where those are smaller
+ *
+ * The library READs a word for each 4 KiB, and compares one word of each unit of at
+ * most 64 bytes.
+ *
+ * Return: NULL, or why not
+ */
+const char *np_resolve_accept(struct np_resolve *info)
+{
+	if (info->page_shift != RDMA_NP_PAGE_SHIFT)
+		return "its pages have another size";
+	if (info->unit_shift < NP_UNIT_SHIFT_MIN ||
+	    info->unit_shift > NP_UNIT_SHIFT)
+		return "it reads units of another size";
+	if (!info->max_pages || !info->max_ranges || !info->lanes)
+		return "it serves no page faults";
+
+	info->max_pages = min(info->max_pages, RDMA_NP_MAX_PAGES);
+	info->max_ranges = min(info->max_ranges, RDMA_NP_MAX_RANGES);
+	info->lanes = min(info->lanes, NP_LANES);
+	/* What we never heard of is no licence */
+	if (info->read_order > RDMA_NP_READ_OUT_OF_ORDER)
+		info->read_order = RDMA_NP_READ_UNKNOWN;
+	return NULL;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_resolve_accept);
+
+/**
+ * np_ranges_pages - How many pages do ranges touch
+ * @ranges: none is empty or wraps
+ * @nr: at most RDMA_NP_MAX_RANGES of them
+ *
+ * Return: pages
+ */
+u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr)
+{
+	u64 pages = 0;
+	unsigned int i;
+
+	/* At most 2^52 for each: the sum cannot wrap */
+	for (i = 0; i < nr; i++)
+		pages += ((ranges[i].addr + ranges[i].length - 1) >>
+			  RDMA_NP_PAGE_SHIFT) -
+			 (ranges[i].addr >> RDMA_NP_PAGE_SHIFT) + 1;
+	return pages;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_ranges_pages);
+
+/**
  * np_ranges_check - Are the ranges of a FAULT within the bounds of one request
  * @ranges: the ranges
  * @nr: their number
@@ -272,7 +343,6 @@ EXPORT_SYMBOL_IF_KUNIT(np_msg_decode);
  */
 int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 flags)
 {
-	u64 pages = 0;
 	unsigned int i;
 
 	if (!nr || nr > RDMA_NP_MAX_RANGES ||
@@ -286,13 +356,8 @@ int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 fla
 		    check_add_overflow(ranges[i].addr, ranges[i].length - 1,
 				       &last))
 			return -EINVAL;
-		/* At most 2^52 + 512: the sum cannot wrap */
-		pages += (last >> RDMA_NP_PAGE_SHIFT) -
-			 (ranges[i].addr >> RDMA_NP_PAGE_SHIFT) + 1;
-		if (pages > RDMA_NP_MAX_PAGES)
-			return -EINVAL;
 	}
-	return 0;
+	return np_ranges_pages(ranges, nr) > RDMA_NP_MAX_PAGES ? -EINVAL : 0;
 }
 EXPORT_SYMBOL_GPL(np_ranges_check);
 

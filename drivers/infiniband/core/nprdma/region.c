@@ -398,7 +398,7 @@ EXPORT_SYMBOL_GPL(np_region_pd);
 /**
  * np_region_describe() - what a region is, without making keys
  * @region: region
- * @out: where to; keys and remote addresses are 0
+ * @out: where to; keys, remote addresses and bounds are 0
  */
 void np_region_describe(struct np_region *region, struct np_resolve *out)
 {
@@ -408,6 +408,9 @@ void np_region_describe(struct np_region *region, struct np_resolve *out)
 		.length = region->length,
 		.access = region->access,
 		.signature = np_host.signature,
+		.page_shift = RDMA_NP_PAGE_SHIFT,
+		.unit_shift = NP_UNIT_SHIFT,
+		.read_order = RDMA_NP_READ_UNKNOWN,
 	};
 }
 EXPORT_SYMBOL_GPL(np_region_describe);

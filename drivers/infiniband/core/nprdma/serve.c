@@ -912,6 +912,9 @@ static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 		}
 	}
 	err = np_region_resolve(region, out);
+	out->max_pages = RDMA_NP_MAX_PAGES;
+	out->max_ranges = RDMA_NP_MAX_RANGES;
+	out->lanes = NP_LANES;
 	if (!err)
 		pg->seq = max(pg->seq, msg->tid);
 	else if (made)

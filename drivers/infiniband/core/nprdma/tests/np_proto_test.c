@@ -39,7 +39,14 @@ static struct np_msg np_sample(u8 type, bool answer)
 			.write_addr = 0x200000001000,
 			.table_addr = 0x100000200000,
 			.signature = 0xdeadbeefcafef00d,
+			.page_shift = RDMA_NP_PAGE_SHIFT,
+			.unit_shift = NP_UNIT_SHIFT,
+			.read_order = RDMA_NP_READ_IN_ORDER,
+			.max_pages = 0x123456, .max_ranges = 0x1234,
+			.lanes = 0x4321,
 		};
+		msg.secret = 0x5ec2e75ec2e75ec2;
+		msg.nonce = 0x0ce0ce0ce0ce0ce0;
 	} else if (answer && type == NP_MSG_FAULT) {
 		msg.faulted.hold_id = 99;
 		msg.faulted.nr_words = RDMA_NP_EVENT_WORDS;
@@ -182,7 +189,82 @@ static void np_msg_header_is_checked(struct kunit *test)
 	np_msg_encode(&msg, &good);
 	NP_EXPECT_BAD(-EBADMSG, wire.region.length = 0);
 	NP_EXPECT_BAD(-EBADMSG, wire.region.base = cpu_to_be64(U64_MAX - 7));
+	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved = 1);
+	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved2 = cpu_to_be32(1));
+	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved3[0] = cpu_to_be64(1));
+	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved3[1] = cpu_to_be64(1));
+	/* Whether they can be used from here is not the decoder's to say */
+	NP_EXPECT_BAD(0, wire.region.page_shift = 16);
 #undef NP_EXPECT_BAD
+}
+
+/* Byte for byte, so that it does not follow from the order of the CPU that ran it */
+static void np_msg_bytes_are_of_no_cpu(struct kunit *test)
+{
+	static const u8 body[] = {
+		0, 0, 0, 0, 0, 0, 0, 7,				/* id */
+		0, 0, 0x7f, 0, 0, 0, 0x10, 0,			/* base */
+		0, 0, 0, 0, 0, 0, 0x50, 0,			/* length */
+		0, 0, 0x10, 0, 0, 0, 0x10, 0,			/* read_addr */
+		0, 0, 0x20, 0, 0, 0, 0x10, 0,			/* write_addr */
+		0, 0, 0x10, 0, 0, 0x20, 0, 0,			/* table_addr */
+		0xde, 0xad, 0xbe, 0xef, 0xca, 0xfe, 0xf0, 0x0d,	/* signature */
+		0, 0, 4, 0x0f,					/* access */
+		0, 0, 0x33, 0x33, 0, 0, 0x11, 0x11, 0, 0, 0x22, 0x22, /* keys */
+		0x5e, 0xc2, 0xe7, 0x5e, 0xc2, 0xe7, 0x5e, 0xc2,	/* secret */
+		0x0c, 0xe0, 0xce, 0x0c, 0xe0, 0xce, 0x0c, 0xe0,	/* nonce */
+		12, 6, 1, 0,			/* shifts, read_order */
+		0, 0x12, 0x34, 0x56,		/* max_pages */
+		0x12, 0x34, 0x43, 0x21,		/* max_ranges, lanes */
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+	};
+	struct np_msg msg = np_sample(NP_MSG_RESOLVE, true);
+	struct np_wire wire;
+
+	np_msg_encode(&msg, &wire);
+	KUNIT_ASSERT_EQ(test, sizeof(body), be16_to_cpu(wire.hdr.length));
+	KUNIT_EXPECT_MEMEQ(test, body, wire.body, sizeof(body));
+}
+
+static void np_region_of_another_kind_is_refused(struct kunit *test)
+{
+	struct np_msg msg = np_sample(NP_MSG_RESOLVE, true);
+	struct np_resolve info;
+
+#define NP_EXPECT_ACCEPT(yes, change)					\
+	do {								\
+		info = msg.region;					\
+		change;							\
+		KUNIT_EXPECT_EQ(test, yes, !np_resolve_accept(&info));	\
+	} while (0)
+	NP_EXPECT_ACCEPT(false, info.page_shift = 11);
+	NP_EXPECT_ACCEPT(false, info.page_shift = 13);
+	NP_EXPECT_ACCEPT(false, info.page_shift = 16);
+	NP_EXPECT_ACCEPT(false, info.unit_shift = 2);
+	NP_EXPECT_ACCEPT(true, info.unit_shift = 3);
+	NP_EXPECT_ACCEPT(false, info.unit_shift = 7);
+	NP_EXPECT_ACCEPT(false, info.max_pages = 0);
+	NP_EXPECT_ACCEPT(false, info.max_ranges = 0);
+	NP_EXPECT_ACCEPT(false, info.lanes = 0);
+
+	/* Both ends' bounds count */
+	NP_EXPECT_ACCEPT(true, ({}));
+	KUNIT_EXPECT_EQ(test, info.max_pages, RDMA_NP_MAX_PAGES);
+	KUNIT_EXPECT_EQ(test, info.max_ranges, RDMA_NP_MAX_RANGES);
+	KUNIT_EXPECT_EQ(test, info.lanes, NP_LANES);
+	KUNIT_EXPECT_EQ(test, info.read_order, RDMA_NP_READ_IN_ORDER);
+	NP_EXPECT_ACCEPT(true, (info.max_pages = 1, info.max_ranges = 1,
+				info.lanes = 1));
+	KUNIT_EXPECT_EQ(test, info.max_pages, 1);
+	KUNIT_EXPECT_EQ(test, info.max_ranges, 1);
+	KUNIT_EXPECT_EQ(test, info.lanes, 1);
+
+	/* What is not known is no licence */
+	NP_EXPECT_ACCEPT(true, info.read_order = RDMA_NP_READ_OUT_OF_ORDER);
+	KUNIT_EXPECT_EQ(test, info.read_order, RDMA_NP_READ_OUT_OF_ORDER);
+	NP_EXPECT_ACCEPT(true, info.read_order = RDMA_NP_READ_OUT_OF_ORDER + 1);
+	KUNIT_EXPECT_EQ(test, info.read_order, RDMA_NP_READ_UNKNOWN);
+#undef NP_EXPECT_ACCEPT
 }
 
 /* Whatever bytes come, what is accepted is within bounds and means itself. */
@@ -455,6 +537,17 @@ static void np_addr_only_the_other_end(struct kunit *test)
 
 #define NP_TEST_SENT	512U
 
+/* A region of a peer that has the bounds that we have */
+static struct np_resolve np_test_region(u64 id)
+{
+	return (struct np_resolve) {
+		.id = id, .length = 4096,
+		.page_shift = RDMA_NP_PAGE_SHIFT, .unit_shift = NP_UNIT_SHIFT,
+		.max_pages = RDMA_NP_MAX_PAGES, .max_ranges = RDMA_NP_MAX_RANGES,
+		.lanes = NP_LANES,
+	};
+}
+
 /* A peer without a device, and what was sent to it. */
 struct np_ask_test {
 	struct np_fake_peer fake;
@@ -462,7 +555,7 @@ struct np_ask_test {
 	unsigned int failed;
 	struct np_channel channel;
 	bool released;
-	u64 resolves_to; /* the region that each RESOLVE is answered with */
+	struct np_resolve resolves_to; /* if it has an id: the answer to each RESOLVE */
 	/* What a transaction does in the end, when a test has taken its place */
 	void (*done)(struct np_trans *trans, u32 status,
 		     const struct np_msg *answer);
@@ -504,11 +597,11 @@ static int np_test_send(struct np_port *port, struct ib_ah *ah,
 		.type = NP_MSG_RESOLVE,
 		.answer = true,
 		.tid = msg->tid,
-		.region.id = t->resolves_to,
+		.region = t->resolves_to,
 	};
 
 	np_test_sent(t, ah, peer, msg);
-	if (t->resolves_to && msg->type == NP_MSG_RESOLVE)
+	if (t->resolves_to.id && msg->type == NP_MSG_RESOLVE)
 		np_peer_answered(&t->fake.peer, &answer);
 	return 0;
 }
@@ -1174,6 +1267,58 @@ static void np_resolved_regions_are_bounded(struct kunit *test)
 	t->fake.peer.resolving = 0;
 }
 
+/* What the owner says counts here, too, with the next FAULT */
+static void np_fault_is_within_the_owners_bounds(struct kunit *test)
+{
+	struct rdma_np_range ranges[] = { { 0x1fff, 2 }, { 0x5000, 1 } };
+	struct np_ask_test *t = np_ask_test(test);
+	struct rdma_np_fault_req req = { .region_id = 7 };
+	struct np_peer *peer = &t->fake.peer;
+	struct np_resolve info;
+
+	t->resolves_to = np_test_region(7);
+	t->resolves_to.max_pages = 1;
+	t->resolves_to.max_ranges = 1;
+	t->resolves_to.lanes = 2;
+	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 1),
+			-EINVAL);
+	ranges[0].length = 1;
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 2),
+			-EINVAL);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 1), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 2, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 3, 0), -EBUSY);
+
+	/* It changes its mind while they are under way */
+	t->resolves_to.max_ranges = 2;
+	t->resolves_to.max_pages = 2;
+	t->resolves_to.lanes = 1;
+	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, &info), 0);
+	np_answer_to(test, 2, RDMA_NP_OK, 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 4, 0), -EBUSY);
+	np_answer_to(test, 1, RDMA_NP_OK, 0);
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 2), 0);
+	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 5, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 5);
+	KUNIT_EXPECT_EQ(test, t->sent[4].fault.lane, 0);
+}
+
+/* ... before a key of it is used for anything */
+static void np_resolve_of_another_kind_fails(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_resolve info;
+
+	t->resolves_to = np_test_region(7);
+	t->resolves_to.page_shift = 16;
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 1,
+					      &info), -EPROTO);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_bindings, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.resolving, 0);
+}
+
 static void np_test_channel_stays(struct np_channel *channel)
 {
 }
@@ -1190,7 +1335,7 @@ static void np_channels_of_a_region_are_bounded(struct kunit *test)
 	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
 				 GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, channels);
-	t->resolves_to = 7;
+	t->resolves_to = np_test_region(7);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
 		np_channel_init(&channels[i], np_test_channel_stays);
 		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
@@ -1238,7 +1383,7 @@ static void np_forget_undoes_all_resolves_before_it(struct kunit *test)
 	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
 				 GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, channels);
-	t->resolves_to = 7;
+	t->resolves_to = np_test_region(7);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
 		np_channel_init(&channels[i], np_test_channel_stays);
 		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
@@ -1285,7 +1430,7 @@ static void np_forget_undoes_no_resolve_under_way(struct kunit *test)
 	struct np_msg answer = {
 		.type = NP_MSG_RESOLVE,
 		.answer = true,
-		.region.id = 7,
+		.region = np_test_region(7),
 	};
 	struct np_test_resolve r = { .t = t };
 	unsigned int nr;
@@ -2027,6 +2172,8 @@ static void np_peers_that_end_do_not_keep_out_what_they_wait_for(struct kunit *t
 static struct kunit_case np_proto_cases[] = {
 	KUNIT_CASE(np_msg_length_must_fit_the_type),
 	KUNIT_CASE(np_msg_header_is_checked),
+	KUNIT_CASE(np_msg_bytes_are_of_no_cpu),
+	KUNIT_CASE(np_region_of_another_kind_is_refused),
 	KUNIT_CASE(np_msg_garbage_is_refused_or_sane),
 	KUNIT_CASE(np_msg_survives_the_wire),
 	KUNIT_CASE(np_quick_message_is_what_arrived),
@@ -2069,6 +2216,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_gone_waits_for_resolve),
 	KUNIT_CASE(np_channel_is_bounded),
 	KUNIT_CASE(np_resolved_regions_are_bounded),
+	KUNIT_CASE(np_fault_is_within_the_owners_bounds),
+	KUNIT_CASE(np_resolve_of_another_kind_fails),
 	KUNIT_CASE(np_channels_of_a_region_are_bounded),
 	KUNIT_CASE(np_forget_undoes_all_resolves_before_it),
 	KUNIT_CASE(np_forget_undoes_no_resolve_under_way),

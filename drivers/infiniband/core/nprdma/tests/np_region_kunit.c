@@ -2838,6 +2838,9 @@ static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *tes
 	answer = np_test_asks(test, peer, &msg, 0);
 	KUNIT_EXPECT_EQ(test, answer->status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, np_region_resolve(region[LIVE], &out), 0);
+	out.max_pages = RDMA_NP_MAX_PAGES;
+	out.max_ranges = RDMA_NP_MAX_RANGES;
+	out.lanes = NP_LANES;
 	KUNIT_EXPECT_MEMEQ(test, &answer->region, &out, sizeof(out));
 	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
 	KUNIT_EXPECT_EQ(test, list_count_nodes(&region[LIVE]->grants), 1);
