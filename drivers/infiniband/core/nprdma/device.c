@@ -181,7 +181,7 @@ static struct page *np_alloc_2m(gfp_t gfp)
  */
 int np_host_pages(void)
 {
-	u64 *words;
+	__le64 *words;
 	int i;
 
 	guard(mutex)(&np_host_lock);
@@ -203,7 +203,7 @@ int np_host_pages(void)
 
 	words = page_address(np_host.signature_page);
 	for (i = 0; i < NP_SLOT_SIZE / sizeof(*words); i++)
-		words[i] = np_host.signature;
+		words[i] = cpu_to_le64(np_host.signature);
 	return 0;
 }
 

@@ -152,17 +152,23 @@ static unsigned long np_slot_va(const struct np_chunk *chunk,
 
 /* --- words ------------------------------------------------------------------- */
 
+/* What peers would read; without the lock only a hint */
+static u64 np_word(const struct np_slot *slot, unsigned int i)
+{
+	return le64_to_cpu(READ_ONCE(slot->words[i]));
+}
+
 /* Under the lock: rights (0: absent) with a new generation */
 static void np_word_set(struct np_region *region, struct np_slot *slot,
 			unsigned int i, u64 rights)
 {
-	u64 old = slot->words[i];
+	u64 old = np_word(slot, i);
 	u64 new = ((old & ~NP_WORD_RIGHTS) + NP_WORD_GENERATION) | rights;
 	int readable = !!(new & RDMA_NP_WORD_READABLE) - !!(old & RDMA_NP_WORD_READABLE);
 	int writable = !!(new & RDMA_NP_WORD_WRITABLE) - !!(old & RDMA_NP_WORD_WRITABLE);
 
 	/* One store: peers read it while it changes */
-	WRITE_ONCE(slot->words[i], new);
+	WRITE_ONCE(slot->words[i], cpu_to_le64(new));
 	slot->resident += readable;
 	slot->writable += writable;
 	atomic64_add(readable, &region->count.resident);
@@ -174,7 +180,7 @@ static bool np_slot_lacks(const struct np_slot *slot, unsigned int i, bool write
 {
 	u64 want = RDMA_NP_WORD_READABLE | (write ? RDMA_NP_WORD_WRITABLE : 0);
 
-	return (READ_ONCE(slot->words[i]) & want) != want;
+	return (np_word(slot, i) & want) != want;
 }
 
 static bool np_slot_is_held(const struct np_slot *slot, unsigned int i)
@@ -269,9 +275,9 @@ static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 static void np_slot_make_stale(struct np_region *region, struct np_slot *slot,
 			       unsigned int i)
 {
-	if (slot->words[i] & RDMA_NP_WORD_READABLE)
+	if (np_word(slot, i) & RDMA_NP_WORD_READABLE)
 		__set_bit(i, slot->holds->stale_read);
-	if (slot->words[i] & RDMA_NP_WORD_WRITABLE &&
+	if (np_word(slot, i) & RDMA_NP_WORD_WRITABLE &&
 	    np_slot_is_held_for_write(slot, i))
 		__set_bit(i, slot->holds->stale_write);
 	np_word_set(region, slot, i, 0);
@@ -298,7 +304,7 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 	}
 
 	for (i = first; i < end; i++) {
-		if (!(slot->words[i] & RDMA_NP_WORD_READABLE))
+		if (!(np_word(slot, i) & RDMA_NP_WORD_READABLE))
 			continue;
 		if (how != NP_ABSENT_ALL && np_slot_is_held(slot, i))
 			np_slot_make_stale(region, slot, i);
@@ -345,7 +351,7 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 	}
 
 	for (i = first; i < end; i++) {
-		if (!(slot->words[i] & RDMA_NP_WORD_WRITABLE))
+		if (!(np_word(slot, i) & RDMA_NP_WORD_WRITABLE))
 			continue;
 		if (np_slot_is_held_for_write(slot, i))
 			__set_bit(i, slot->holds->stale_write);
@@ -957,7 +963,7 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		unsigned long pfn = f->pfns[i] & ~HMM_PFN_FLAGS;
 		bool ok = f->pfns[i] & HMM_PFN_VALID &&
 			  (!write || f->pfns[i] & HMM_PFN_WRITE);
-		u64 word = f->slot->words[f->first + i];
+		u64 word = np_word(f->slot, f->first + i);
 
 		f->read[i] = IOMMU_LEAF_KEEP;
 		f->write[i] = IOMMU_LEAF_KEEP;
@@ -1129,7 +1135,7 @@ static int np_fault_map_huge(struct np_fault *f)
 	/* 3 after 2, as in np_fault_map() */
 	dma_wmb();
 	for (i = 0; i < NP_SLOT_PAGES; i++) {
-		u64 has = slot->words[i] & NP_WORD_RIGHTS;
+		u64 has = np_word(slot, i) & NP_WORD_RIGHTS;
 
 		if ((has & rights) == rights)
 			continue;
@@ -1314,7 +1320,7 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 		if (f->pin)
 			np_fault_take_hold(f);
 		for (i = 0; i < min(nr_words, f->npages); i++)
-			words[i] = slot->words[f->first + i];
+			words[i] = np_word(slot, f->first + i);
 	}
 	mutex_unlock(&f->chunk->lock);
 
@@ -1395,7 +1401,7 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 				  f->flags & RDMA_NP_FAULT_WRITE))
 			return false;
 	for (i = 0; i < min(nr_words, f->npages); i++)
-		words[i] = READ_ONCE(slot->words[f->first + i]);
+		words[i] = np_word(slot, f->first + i);
 	return true;
 }
 

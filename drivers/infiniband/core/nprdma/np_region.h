@@ -65,7 +65,8 @@ static_assert(NP_CHUNK_SLOTS << NP_SLOT_SHIFT == NP_CHUNK_SIZE);
 
 /**
  * struct np_host - what all regions of the host share
- * @signature: random word of which an absent page of a read window consists
+ * @signature: random word of which an absent page of a read window consists, in the
+ *	order of the CPU; in memory it is little endian, whoever reads it
  * @signature_page: 2 MiB full of it
  * @zero_page: 2 MiB of words "absent, generation 0"
  */
@@ -146,8 +147,9 @@ struct np_slot_holds {
 /**
  * struct np_slot - 2 MiB of a region
  * @words: page of the residency table, NULL until a page of the slot is first
- *	wanted; it stays as long as the region, because a generation that starts
- *	anew would let a peer prove a WRITE that was lost
+ *	wanted; peers read it, so it is little endian.  It stays as long as the
+ *	region, because a generation that starts anew would let a peer prove a
+ *	WRITE that was lost
  * @holds: NULL until a page of the slot is first held
  * @merges: how often the slot was merged; tells a fault that its split is undone
  * @huge: a leaf of 2 MiB may map the owner's memory: all of the slot becomes absent
@@ -161,7 +163,7 @@ struct np_slot_holds {
  * without the lock first.
  */
 struct np_slot {
-	u64 *words;
+	__le64 *words;
 	struct np_slot_holds *holds;
 	unsigned int merges;
 	bool huge;

@@ -2,6 +2,7 @@
 /* What the nprdma selftests share; np_test.h says what it is. */
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -363,8 +364,11 @@ int np_next_event(struct np_end *end, struct rdma_np_event *event, int timeout_m
 
 	for (;;) {
 		n = read(end->channel, event, sizeof(*event));
-		if (n == sizeof(*event))
+		if (n == sizeof(*event)) {
+			for (unsigned int i = 0; i < RDMA_NP_EVENT_WORDS; i++)
+				event->words[i] = le64toh(event->words[i]);
 			return 1;
+		}
 		if (n >= 0)
 			return -EPROTO;
 		if (errno != EAGAIN && errno != EINTR)
@@ -567,7 +571,7 @@ int np_word(struct np_end *end, const struct rdma_np_region_info *info, size_t o
 {
 	int ret = np_read(end, end->buf_len - 8, 8, np_word_addr(info, off), info->table_key);
 
-	*word = *np_word_slot(end);
+	*word = le64toh(*np_word_slot(end));
 	return ret;
 }
 
@@ -645,8 +649,8 @@ int np_write_try(struct np_end *end, const struct rdma_np_region_info *info, siz
 	if (ret)
 		return ret < 0 ? ret : -EREMOTEIO;
 	if (after)
-		*after = *np_word_slot(end);
-	return np_writable(word) && *np_word_slot(end) == word;
+		*after = le64toh(*np_word_slot(end));
+	return np_writable(word) && le64toh(*np_word_slot(end)) == word;
 }
 
 int np_write_proven(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,

@@ -82,7 +82,7 @@ int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey,
 		  struct rdma_np_region_info *out);
 int np_fault_start(struct np_end *end, uint64_t region, uint32_t flags, uint64_t cookie,
 		   const struct rdma_np_range *ranges, unsigned int nr);
-/* 1: an event, 0: none in time. */
+/* 1: an event, its words in the order of the CPU; 0: none in time. */
 int np_next_event(struct np_end *end, struct rdma_np_event *event, int timeout_ms);
 /* Waits for the event of a type; others are dropped. */
 int np_wait_event(struct np_end *end, uint32_t type, struct rdma_np_event *event, int timeout_ms);

@@ -731,7 +731,7 @@ static void np_fault_has_one_event(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, ev.cookie, 0xc00c1e);
 	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
-	KUNIT_EXPECT_EQ(test, ev.words[0], 7);
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(ev.words[0]), 7);
 	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);

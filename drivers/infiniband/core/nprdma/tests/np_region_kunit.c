@@ -136,7 +136,7 @@ static u64 np_test_word(struct np_region *region, unsigned long va)
 
 	if (!slot || !slot->words)
 		return 0;
-	return slot->words[(va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT];
+	return le64_to_cpu(slot->words[(va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT]);
 }
 
 static bool np_test_held(struct np_region *region, unsigned long va)
@@ -723,13 +723,14 @@ static void np_window_is_congruent_to_the_address(struct kunit *test)
 
 static void np_signature_fills_its_page(struct kunit *test)
 {
-	u64 *words;
+	__le64 *words;
 
 	np_test_region(test, 1);
 	words = page_address(np_host.signature_page);
 	KUNIT_EXPECT_NE(test, np_host.signature, 0);
-	KUNIT_EXPECT_EQ(test, words[0], np_host.signature);
-	KUNIT_EXPECT_EQ(test, words[NP_SLOT_SIZE / 8 - 1], np_host.signature);
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(words[0]), np_host.signature);
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(words[NP_SLOT_SIZE / 8 - 1]),
+			np_host.signature);
 	KUNIT_EXPECT_PTR_EQ(test, memchr_inv(page_address(np_host.zero_page), 0,
 					     NP_SLOT_SIZE), NULL);
 }
