@@ -11,11 +11,14 @@
  * zero page are mapped read-only; a scratch page is written by the peers of one
  * protection domain and read by them only, so nothing leaks between two.
  */
+#include <kunit/static_stub.h>
 #include <kunit/visibility.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
 #include <linux/iommu.h>
+#include <linux/moduleparam.h>
+#include <linux/pci.h>
 #include <linux/random.h>
 #include <linux/slab.h>
 
@@ -80,6 +83,92 @@ int np_device_check(struct ib_device *ibdev)
 	return PTR_ERR_OR_ZERO(np_device_domain(ibdev));
 }
 EXPORT_SYMBOL_GPL(np_device_check);
+
+static const char *const np_read_orders[] = {
+	[RDMA_NP_READ_UNKNOWN] = "unknown",
+	[RDMA_NP_READ_IN_ORDER] = "in-order",
+	[RDMA_NP_READ_OUT_OF_ORDER] = "out-of-order",
+	[NP_READ_ORDER_AUTO] = "auto",
+};
+
+static unsigned int np_read_order = NP_READ_ORDER_AUTO;
+
+static int np_read_order_set(const char *val, const struct kernel_param *kp)
+{
+	int order = sysfs_match_string(np_read_orders, val);
+
+	if (order < 0)
+		return order;
+	WRITE_ONCE(np_read_order, order);
+	return 0;
+}
+
+static int np_read_order_get(char *buffer, const struct kernel_param *kp)
+{
+	return sysfs_emit(buffer, "%s\n", np_read_orders[READ_ONCE(np_read_order)]);
+}
+
+static const struct kernel_param_ops np_read_order_ops = {
+	.set = np_read_order_set,
+	.get = np_read_order_get,
+};
+
+module_param_cb(nprdma_read_order, &np_read_order_ops, NULL, 0644);
+MODULE_PARM_DESC(nprdma_read_order,
+		 "What peers are told of READs behind WRITEs: auto (what the driver knows), in-order, out-of-order, or unknown");
+
+/* A read passes no posted write (P2), unless the device may say that it may */
+VISIBLE_IF_KUNIT bool np_device_is_relaxed(struct ib_device *ibdev)
+{
+	struct device *dev = ibdev->dma_device;
+
+	KUNIT_STATIC_STUB_REDIRECT(np_device_is_relaxed, ibdev);
+	/* A virtual function has no such bit of its own */
+	return dev && dev_is_pci(dev) &&
+	       pcie_relaxed_ordering_enabled(pci_physfn(to_pci_dev(dev)));
+}
+EXPORT_SYMBOL_IF_KUNIT(np_device_is_relaxed);
+
+/**
+ * np_read_order_of() - does a device execute READs behind the WRITEs of their QP?
+ * @npdev: device
+ * @asked: what the administrator says, enum rdma_np_read_order or NP_READ_ORDER_AUTO
+ *
+ * Peers that are told so prove a WRITE by a READ that is posted behind it at once. So
+ * whoever does not know must not say so.
+ *
+ * Context: process context.
+ * Return: enum rdma_np_read_order.
+ */
+VISIBLE_IF_KUNIT u8 np_read_order_of(struct np_device *npdev, unsigned int asked)
+{
+	struct ib_device *ibdev = npdev->ibdev;
+	u8 known = ibdev->attrs.read_order;
+
+	if (asked != NP_READ_ORDER_AUTO)
+		return asked;
+	if (known != RDMA_NP_READ_IN_ORDER || !np_device_is_relaxed(ibdev))
+		return known;
+
+	if (!xchg(&npdev->told_relaxed, true))
+		dev_info(&ibdev->dev,
+			 "PCIe relaxed ordering is enabled, so peers prove WRITEs to unpinned memory the slow way; if the device orders its writes all the same, set ib_core.nprdma_read_order=in-order\n");
+	return RDMA_NP_READ_UNKNOWN;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_read_order_of);
+
+/**
+ * np_device_read_order() - what peers may be told of READs behind WRITEs
+ * @npdev: device
+ *
+ * Context: process context.
+ * Return: enum rdma_np_read_order.
+ */
+u8 np_device_read_order(struct np_device *npdev)
+{
+	return np_read_order_of(npdev, READ_ONCE(np_read_order));
+}
+EXPORT_SYMBOL_IF_KUNIT(np_device_read_order);
 
 /**
  * np_device_get() - our side of an RDMA device

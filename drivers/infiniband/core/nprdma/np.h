@@ -156,7 +156,7 @@ bool np_region_is_gone(struct np_region *region);
 u64 np_region_id(struct np_region *region);
 struct ib_pd *np_region_pd(struct np_region *region);	/* compare only; the application's */
 void np_region_stats(struct np_region *region, struct np_stats *stats);
-/* np_region_resolve() without keys and bounds */
+/* np_region_resolve() without keys, bounds and order */
 void np_region_describe(struct np_region *region, struct np_resolve *out);
 
 /*

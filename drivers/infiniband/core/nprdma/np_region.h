@@ -76,6 +76,9 @@ struct np_host {
 	struct page *zero_page;
 };
 
+/* Of ib_core.nprdma_read_order, beside enum rdma_np_read_order: ask the driver */
+#define NP_READ_ORDER_AUTO	(RDMA_NP_READ_OUT_OF_ORDER + 1)
+
 /**
  * struct np_device - an RDMA device
  * @ibdev: the device
@@ -85,6 +88,7 @@ struct np_host {
  * @iova: bytes of IOVA space that regions take
  * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
+ * @told_relaxed: the log says that PCIe relaxed ordering is enabled
  */
 struct np_device {
 	struct ib_device *ibdev;
@@ -94,6 +98,7 @@ struct np_device {
 	atomic64_t iova;
 	refcount_t users;
 	struct completion idle;
+	bool told_relaxed;
 };
 
 /**
@@ -311,6 +316,11 @@ extern struct np_host np_host;
 struct np_device *np_device_get(struct ib_device *ibdev);
 void np_device_put(struct np_device *npdev);
 struct ib_pd *np_device_pd(struct np_device *npdev);
+u8 np_device_read_order(struct np_device *npdev);
+#if IS_ENABLED(CONFIG_KUNIT)
+bool np_device_is_relaxed(struct ib_device *ibdev);
+u8 np_read_order_of(struct np_device *npdev, unsigned int asked);
+#endif
 struct iommu_domain *np_device_domain(struct ib_device *ibdev);
 int np_device_take_iova(struct np_device *npdev, struct iommu_domain *domain,
 			size_t size);

@@ -398,7 +398,7 @@ EXPORT_SYMBOL_GPL(np_region_pd);
 /**
  * np_region_describe() - what a region is, without making keys
  * @region: region
- * @out: where to; keys, remote addresses and bounds are 0
+ * @out: where to; keys, remote addresses, bounds and order are 0
  */
 void np_region_describe(struct np_region *region, struct np_resolve *out)
 {
@@ -410,7 +410,6 @@ void np_region_describe(struct np_region *region, struct np_resolve *out)
 		.signature = np_host.signature,
 		.page_shift = RDMA_NP_PAGE_SHIFT,
 		.unit_shift = NP_UNIT_SHIFT,
-		.read_order = RDMA_NP_READ_UNKNOWN,
 	};
 }
 EXPORT_SYMBOL_GPL(np_region_describe);
@@ -891,6 +890,7 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out)
 	}
 
 	np_region_describe(region, out);
+	out->read_order = np_device_read_order(region->npdev);
 	out->table_key = region->table_mr->rkey;
 	out->table_addr = np_region_table_addr(region);
 	if (region->read_mr) {

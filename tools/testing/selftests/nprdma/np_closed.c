@@ -4,7 +4,11 @@
  * gets an error, and nothing is read or written. And what the kernel's methods
  * refuse.
  */
+#include <poll.h>
+
 #include "np_harness.h"
+
+#define READ_ORDER	"/sys/module/ib_core/parameters/nprdma_read_order"
 
 /* --- a peer without libnprdma, with the rkey that the application announced ------ */
 
@@ -170,6 +174,40 @@ TEST_F(resolved, region_is_as_registered)
 	EXPECT_NE(info->table_key, info->read_key);
 	EXPECT_NE(info->table_key, info->write_key);
 	EXPECT_NE(0, info->signature);
+	EXPECT_EQ(RDMA_NP_PAGE_SHIFT, info->page_shift);
+	EXPECT_EQ(UNIT, 1 << info->unit_shift);
+	EXPECT_EQ(RDMA_NP_MAX_PAGES, info->max_pages);
+	EXPECT_EQ(RDMA_NP_MAX_RANGES, info->max_ranges);
+	EXPECT_LT(0, info->max_outstanding);
+	EXPECT_EQ(0, info->reserved0);
+	EXPECT_EQ(0, info->reserved[0] | info->reserved[1]);
+}
+
+TEST_F(resolved, read_order_is_what_the_owner_is_told)
+{
+	static const struct { const char *name; unsigned int order; } cases[] = {
+		{ "out-of-order", RDMA_NP_READ_OUT_OF_ORDER },
+		{ "in-order", RDMA_NP_READ_IN_ORDER },
+		{ "unknown", RDMA_NP_READ_UNKNOWN },
+		/* Of such an adapter the driver cannot know. */
+		{ "auto", RDMA_NP_READ_UNKNOWN },
+	};
+	char before[32] = "";
+	FILE *file = fopen(READ_ORDER, "r");
+
+	ASSERT_NE(NULL, file);
+	ASSERT_NE(NULL, fgets(before, sizeof(before), file));
+	fclose(file);
+	for (unsigned int i = 0; i < ARRAY_SIZE(cases); i++) {
+		ASSERT_EQ(0, np_write_text(READ_ORDER, cases[i].name));
+		EXPECT_EQ(-EINVAL, np_write_text(READ_ORDER, "disorder"));
+		ASSERT_EQ(0, np_pair_resolve(&self->pair));
+		EXPECT_EQ(cases[i].order, self->pair.info.read_order) TH_LOG("%s", cases[i].name);
+		/* Whatever it is, a WRITE can be proven. */
+		EXPECT_EQ(0, np_write_proven(&self->pair.peer, &self->pair.info, 0, 0, PAGE));
+	}
+	EXPECT_EQ(-1, np_differs(self->pair.data, PAGE, 1234));
+	EXPECT_EQ(0, np_write_text(READ_ORDER, before));
 }
 
 TEST_F(resolved, read_key_does_not_write)
@@ -481,6 +519,56 @@ TEST_F(resolved, channel_gives_whole_events_only)
 	EXPECT_EQ(EINVAL, errno);
 	EXPECT_EQ(-1, read(self->pair.peer.channel, &event, sizeof(event)));
 	EXPECT_EQ(EAGAIN, errno);
+}
+
+/* An event for @channel of the peer; it or an earlier one can be read when this returns. */
+static int event_comes(struct np_pair *pair, int channel, uint64_t cookie)
+{
+	struct rdma_np_range range = { .addr = pair->info.base, .length = PAGE };
+	struct pollfd p = { .fd = channel, .events = POLLIN };
+	int own = pair->peer.channel, ret;
+
+	pair->peer.channel = channel;
+	ret = np_fault_start(&pair->peer, pair->info.region_id, 0, cookie, &range, 1);
+	pair->peer.channel = own;
+	return ret ?: poll(&p, 1, NP_WAIT_MS) == 1 ? 0 : -ETIMEDOUT;
+}
+
+TEST_F(resolved, channel_gives_records_of_the_size_that_was_asked_for)
+{
+	static const uint32_t bad[] = {
+		0, 8, RDMA_NP_EVENT_SIZE_VER0 - 8, RDMA_NP_EVENT_SIZE_VER0 + 4, 4104, UINT32_MAX,
+		0xfffffff8,
+	};
+	static const uint32_t good[] = {
+		RDMA_NP_EVENT_SIZE_VER0, sizeof(struct rdma_np_event),
+		sizeof(struct rdma_np_event) + 8, 4096,
+	};
+	struct ibv_context *ctx = self->pair.peer.ctx;
+	struct np_pair *pair = &self->pair;
+	uint8_t *buf = pair->peer.buf;
+	struct rdma_np_event *event = (void *)buf;
+
+	for (unsigned int i = 0; i < ARRAY_SIZE(bad); i++) {
+		EXPECT_EQ(-EINVAL, np_channel_of(ctx, bad[i])) TH_LOG("%u bytes", bad[i]);
+	}
+	for (unsigned int i = 0; i < ARRAY_SIZE(good); i++) {
+		int channel = np_channel_of(ctx, good[i]);
+
+		ASSERT_LE(0, channel);
+		ASSERT_EQ(0, event_comes(pair, channel, i));
+		memset(buf, 0x55, 2 * PAGE);
+		EXPECT_EQ(-1, read(channel, buf, good[i] - 1));
+		EXPECT_EQ(EINVAL, errno);
+		EXPECT_EQ(good[i], read(channel, buf, 2 * good[i] - 1));
+		EXPECT_EQ(RDMA_NP_EVENT_FAULT, event->type);
+		EXPECT_EQ(i, event->cookie);
+		/* What this kernel does not know is 0, and the next record is none. */
+		for (size_t b = sizeof(*event); b < good[i]; b++)
+			ASSERT_EQ(0, buf[b]);
+		EXPECT_EQ(0x55, buf[good[i]]);
+		close(channel);
+	}
 }
 
 /* --- a region's rights -------------------------------------------------------------------- */

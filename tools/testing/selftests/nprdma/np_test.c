@@ -287,9 +287,8 @@ int np_query(struct ibv_context *ctx, struct rdma_np_query *out)
 	return np_ioctl(ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY);
 }
 
-int np_channel(struct ibv_context *ctx)
+int np_channel_of(struct ibv_context *ctx, uint32_t size)
 {
-	const uint32_t size = sizeof(struct rdma_np_event);
 	struct np_call call = {};
 	int ret;
 
@@ -301,6 +300,11 @@ int np_channel(struct ibv_context *ctx)
 	ret = call.attrs[0].data_s64;
 	fcntl(ret, F_SETFL, O_NONBLOCK);
 	return ret;
+}
+
+int np_channel(struct ibv_context *ctx)
+{
+	return np_channel_of(ctx, sizeof(struct rdma_np_event));
 }
 
 int np_query_mr(struct ibv_mr *mr, struct rdma_np_mr_info *out)
@@ -634,18 +638,30 @@ int np_write_try(struct np_end *end, const struct rdma_np_region_info *info, siz
 		.wr.rdma = { .remote_addr = np_word_addr(info, off), .rkey = info->table_key },
 	};
 	struct ibv_send_wr write = {
-		.next = &read,
 		.sg_list = &sge[0],
 		.num_sge = 1,
 		.opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
 		.wr.rdma = { .remote_addr = np_write_addr(info, off), .rkey = info->write_key },
 	}, *bad;
 	struct ibv_wc wc;
-	int ret = ibv_post_send(end->qp, &write, &bad);
+	int ret;
 
+	/* An adapter that executes the READ first would prove a WRITE that is still to come. */
+	if (info->read_order == RDMA_NP_READ_IN_ORDER) {
+		write.next = &read;
+		write.send_flags = 0;
+	}
+	ret = ibv_post_send(end->qp, &write, &bad);
 	if (ret)
 		return -ret;
 	ret = np_poll(end, &wc);
+	if (!ret && !write.next) {
+		ret = ibv_post_send(end->qp, &read, &bad);
+		if (ret)
+			return -ret;
+		ret = np_poll(end, &wc);
+	}
 	if (ret)
 		return ret < 0 ? ret : -EREMOTEIO;
 	if (after)

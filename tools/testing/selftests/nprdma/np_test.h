@@ -75,6 +75,8 @@ enum ibv_qp_state np_qp_state(struct ibv_qp *qp);
 
 int np_query(struct ibv_context *ctx, struct rdma_np_query *out);
 int np_channel(struct ibv_context *ctx);
+/* Records have so many bytes. */
+int np_channel_of(struct ibv_context *ctx, uint32_t size);
 int np_query_mr(struct ibv_mr *mr, struct rdma_np_mr_info *out);
 /* Asks again while the peer is busy. */
 int np_resolve(struct np_end *end, uint32_t rkey, struct rdma_np_region_info *out);

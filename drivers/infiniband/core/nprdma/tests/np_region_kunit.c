@@ -2393,6 +2393,58 @@ static void np_device_without_iommu_is_refused(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_device_domain(t->ibdev)), -EOPNOTSUPP);
 }
 
+static bool np_test_is_relaxed(struct ib_device *ibdev)
+{
+	return true;
+}
+
+/* Only who is sure says that READs are executed behind WRITEs (P1, P2) */
+static void np_read_order_is_known_or_asked_for(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	u8 *driver = &t->ibdev->attrs.read_order;
+	unsigned int order;
+
+	device_initialize(&t->ibdev->dev);
+	KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev, NP_READ_ORDER_AUTO),
+			RDMA_NP_READ_UNKNOWN);
+	for (order = 0; order < NP_READ_ORDER_AUTO; order++) {
+		*driver = order;
+		KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev,
+						       NP_READ_ORDER_AUTO), order);
+	}
+	KUNIT_EXPECT_FALSE(test, t->npdev.told_relaxed);
+
+	/* PCIe may let a read pass a write before it: then the device cannot know */
+	kunit_activate_static_stub(test, np_device_is_relaxed, np_test_is_relaxed);
+	*driver = RDMA_NP_READ_IN_ORDER;
+	KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev, NP_READ_ORDER_AUTO),
+			RDMA_NP_READ_UNKNOWN);
+	KUNIT_EXPECT_TRUE(test, t->npdev.told_relaxed);
+	*driver = RDMA_NP_READ_OUT_OF_ORDER;
+	KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev, NP_READ_ORDER_AUTO),
+			RDMA_NP_READ_OUT_OF_ORDER);
+
+	/* The administrator knows better than both */
+	for (order = 0; order < NP_READ_ORDER_AUTO; order++)
+		KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev, order), order);
+}
+
+static void np_peers_are_told_the_read_order(struct kunit *test)
+{
+	struct np_region *region = np_test_region_at(test, 3, 1, NP_TEST_ACCESS);
+	struct np_test *t = test->priv;
+	struct np_resolve out = {};
+
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_EXPECT_EQ(test, out.read_order, np_device_read_order(&t->npdev));
+	KUNIT_EXPECT_EQ(test, out.page_shift, PAGE_SHIFT);
+	KUNIT_EXPECT_EQ(test, 1 << out.unit_shift, 64);
+	t->ibdev->attrs.read_order = RDMA_NP_READ_OUT_OF_ORDER;
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_EXPECT_EQ(test, out.read_order, np_device_read_order(&t->npdev));
+}
+
 /* --- peers ------------------------------------------------------------------------------------ */
 
 struct np_test_peer {
@@ -3298,6 +3350,8 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
 	KUNIT_CASE(np_umem_get_refuses_other_objects),
 	KUNIT_CASE(np_device_without_iommu_is_refused),
+	KUNIT_CASE(np_read_order_is_known_or_asked_for),
+	KUNIT_CASE(np_peers_are_told_the_read_order),
 	{}
 };
 
