@@ -171,7 +171,8 @@ enum rdma_np_channel_alloc_attrs {
  *
  * EINVAL  a pinned MR, no length, a flag other than RDMA_NP_FAULT_WRITE
  * ERANGE  outside of the region
- * EPERM   RDMA_NP_FAULT_WRITE, and the region has no local write right
+ * EPERM   RDMA_NP_FAULT_WRITE, and the region has no local write right; or the memory
+ *         is another process's
  * EFAULT  nothing is mapped there, or not with these rights
  * ENOMEM  no memory, or more than RLIMIT_MEMLOCK allows: held pages count as
  *         those of a pinned region do

@@ -52,8 +52,9 @@ static int np_local_charge(struct np_local *local, unsigned long pages)
  * @key_addr: set to the address of @addr under @lkey
  * @lkey: set to the key to use, in the PD of the region
  *
- * Context: process context, without mmap lock; of the region's owner.
- * Return: the hold, or what np_region_fault() says, -ENOMEM also beyond
+ * Context: process context, without mmap lock.
+ * Return: the hold, -EPERM if the region is another process's, whose limits are not
+ * the caller's, or what np_region_fault() says, -ENOMEM also beyond
  * RLIMIT_MEMLOCK, or what the driver said to the key.
  */
 struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
@@ -62,6 +63,8 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 	struct np_local *local;
 	int ret;
 
+	if (region->mm != current->mm)
+		return ERR_PTR(-EPERM);
 	ret = np_region_check_range(region, addr, len, flags | NP_FAULT_LOCAL);
 	if (ret)
 		return ERR_PTR(ret);

@@ -4,6 +4,7 @@
  * the process itself, with keys that nobody else can use.
  */
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "np_harness.h"
 
@@ -101,6 +102,23 @@ TEST_F(local, what_cannot_be_held_is_refused)
 	EXPECT_EQ(-EFAULT, np_hold(pair->mr, start, 2 * PAGE, 0, &info));
 	EXPECT_EQ(before, np_pinned());
 	EXPECT_EQ(-ENOENT, np_hold_free(pair->owner.ctx, 12345));
+}
+
+/* It would be charged to the owner, against the limit of somebody else. */
+TEST_F(local, hold_is_for_the_owners_process_only)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_hold_info info;
+	int status;
+	pid_t pid;
+
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid)
+		_exit(hold(pair, 0, PAGE, 0, &info) == -EPERM ? 0 : 1);
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+	EXPECT_LE(0, hold(pair, 0, PAGE, 0, &info));
 }
 
 TEST_F(local, key_of_a_hold_has_no_remote_rights)
