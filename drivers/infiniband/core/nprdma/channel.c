@@ -111,6 +111,7 @@ bool np_channel_post(struct np_channel *channel, struct np_ev *ev)
 
 	spin_lock(&channel->lock);
 	ok = !channel->closed;
+	ev->seq = ++channel->seq;
 	if (ok)
 		list_add_tail(&ev->entry, &channel->events);
 	else
@@ -148,30 +149,66 @@ bool np_channel_is_closed(struct np_channel *channel)
 EXPORT_SYMBOL_GPL(np_channel_is_closed);
 
 /**
- * np_channel_pop - Take out the first event
+ * np_channel_peek - Look at the first event
  * @channel: the channel
  * @out: what it says
  *
- * Return: false if there is none
+ * Return: its number, for np_channel_take(); 0 if there is none
  */
-bool np_channel_pop(struct np_channel *channel, struct rdma_np_event *out)
+u64 np_channel_peek(struct np_channel *channel, struct rdma_np_event *out)
+{
+	struct np_ev *ev;
+	u64 seq = 0;
+
+	spin_lock(&channel->lock);
+	ev = list_first_entry_or_null(&channel->events, struct np_ev, entry);
+	if (ev) {
+		*out = ev->ev;
+		seq = ev->seq;
+	}
+	spin_unlock(&channel->lock);
+	return seq;
+}
+EXPORT_SYMBOL_GPL(np_channel_peek);
+
+/**
+ * np_channel_take - Take out the first event, after it was looked at
+ * @channel: the channel
+ * @seq: its number; another event stays, because this one was taken back meanwhile
+ */
+void np_channel_take(struct np_channel *channel, u64 seq)
 {
 	void (*consumed)(struct np_ev *ev) = NULL;
 	struct np_ev *ev;
 
 	spin_lock(&channel->lock);
 	ev = list_first_entry_or_null(&channel->events, struct np_ev, entry);
-	if (ev) {
+	if (ev && ev->seq == seq) {
 		list_del_init(&ev->entry);
 		channel->reserved -= ev->reserved;
-		*out = ev->ev;
 		consumed = ev->consumed;
 	}
 	spin_unlock(&channel->lock);
 	/* An event without may be gone by now */
 	if (consumed)
 		consumed(ev);
-	return ev;
+}
+EXPORT_SYMBOL_GPL(np_channel_take);
+
+/**
+ * np_channel_pop - Take out the first event
+ * @channel: the channel
+ * @out: what it says
+ *
+ * Return: false if there is none; with another reader @out may be his as well
+ */
+bool np_channel_pop(struct np_channel *channel, struct rdma_np_event *out)
+{
+	u64 seq = np_channel_peek(channel, out);
+
+	if (seq)
+		np_channel_take(channel, seq);
+	return seq;
 }
 EXPORT_SYMBOL_GPL(np_channel_pop);
 

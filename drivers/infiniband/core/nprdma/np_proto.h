@@ -637,12 +637,14 @@ struct np_trans {
  * struct np_ev - an event and its place in a channel's queue
  * @entry: in np_channel.events; empty: not queued
  * @ev: what user space reads
+ * @seq: number of the event in its channel, while queued
  * @reserved: counted in np_channel.reserved until it was read or dropped
  * @consumed: called when it was read or dropped, without locks; or NULL
  */
 struct np_ev {
 	struct list_head entry;
 	struct rdma_np_event ev;
+	u64 seq;
 	bool reserved;
 	void (*consumed)(struct np_ev *ev);
 };
@@ -730,6 +732,7 @@ void np_serve_kill(struct np_peer *peer);
  * @release: called with the last reference
  * @lock: protects the rest
  * @events: struct np_ev
+ * @seq: of the newest event, from 1
  * @reserved: those of @events, or still to come, that were reserved
  * @closed: no more events
  * @wait: for readers
@@ -739,6 +742,7 @@ struct np_channel {
 	void (*release)(struct np_channel *channel);
 	spinlock_t lock; /* of what follows */
 	struct list_head events;
+	u64 seq;
 	unsigned int reserved;
 	bool closed;
 	wait_queue_head_t wait;
@@ -752,6 +756,8 @@ int np_channel_reserve(struct np_channel *channel);
 void np_channel_unreserve(struct np_channel *channel);
 bool np_channel_post(struct np_channel *channel, struct np_ev *ev);
 void np_channel_unpost(struct np_channel *channel, struct np_ev *ev);
+u64 np_channel_peek(struct np_channel *channel, struct rdma_np_event *out);
+void np_channel_take(struct np_channel *channel, u64 seq);
 bool np_channel_pop(struct np_channel *channel, struct rdma_np_event *out);
 bool np_channel_is_closed(struct np_channel *channel);
 void np_channel_close(struct np_channel *channel);

@@ -24,11 +24,13 @@
  * @uobj: uverbs' part; the file keeps it after the object was destroyed
  * @channel: the channel; its references together have one to @uobj
  * @event_size: bytes of a record, as the program was compiled
+ * @read_lock: an event is looked at, delivered and taken out by one reader at a time
  */
 struct np_channel_uobject {
 	struct ib_uobject uobj;
 	struct np_channel channel;
 	u32 event_size;
+	struct mutex read_lock;
 };
 
 static struct np_channel *np_uobj_channel(struct ib_uobject *uobj)
@@ -51,27 +53,51 @@ static bool np_channel_copy(char __user *to, const struct rdma_np_event *ev,
 	       !clear_user(to + known, size - known);
 }
 
+/* What cannot be delivered stays: it may be all that is known of a hold. */
+static int np_channel_read_one(struct np_channel *channel, char __user *buf)
+{
+	struct np_channel_uobject *file =
+		container_of(channel, struct np_channel_uobject, channel);
+	struct rdma_np_event ev;
+	int ret = 0;
+	u64 seq;
+
+	if (mutex_lock_interruptible(&file->read_lock))
+		return -ERESTARTSYS;
+	seq = np_channel_peek(channel, &ev);
+	if (seq) {
+		ret = -EFAULT;
+		if (np_channel_copy(buf, &ev, file->event_size)) {
+			np_channel_take(channel, seq);
+			ret = 1;
+		}
+	}
+	mutex_unlock(&file->read_lock);
+	return ret;
+}
+
 static ssize_t np_channel_read(struct file *filp, char __user *buf,
 			       size_t count, loff_t *pos)
 {
 	struct np_channel *channel = np_file_channel(filp);
 	u32 size = container_of(channel, struct np_channel_uobject,
 				channel)->event_size;
-	struct rdma_np_event ev;
 	ssize_t done = 0;
+	int ret;
 
 	if (count < size)
 		return -EINVAL;
 
 	while (count - done >= size) {
-		if (np_channel_pop(channel, &ev)) {
-			if (!np_channel_copy(buf + done, &ev, size))
-				return -EFAULT;
+		ret = np_channel_read_one(channel, buf + done);
+		if (ret > 0) {
 			done += size;
 			continue;
 		}
 		if (done)
 			break;
+		if (ret)
+			return ret;
 		if (np_channel_is_closed(channel))
 			return -EIO;
 		if (filp->f_flags & O_NONBLOCK)
@@ -132,6 +158,7 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundl
 {
 	struct ib_uobject *uobj = uverbs_attr_get_uobject(attrs,
 							  RDMA_NP_ATTR_CHANNEL_FD);
+	struct np_channel_uobject *file;
 	u32 size;
 	int err;
 
@@ -143,7 +170,9 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundl
 	    !IS_ALIGNED(size, sizeof(u64)))
 		return -EINVAL;
 
-	container_of(uobj, struct np_channel_uobject, uobj)->event_size = size;
+	file = container_of(uobj, struct np_channel_uobject, uobj);
+	file->event_size = size;
+	mutex_init(&file->read_lock);
 	uverbs_uobject_get(uobj);
 	np_channel_init(np_uobj_channel(uobj), np_channel_free);
 	return 0;

@@ -534,6 +534,44 @@ static int event_comes(struct np_pair *pair, int channel, uint64_t cookie)
 	return ret ?: poll(&p, 1, NP_WAIT_MS) == 1 ? 0 : -ETIMEDOUT;
 }
 
+TEST_F(resolved, event_that_cannot_be_delivered_stays)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_event event;
+	void *nowhere = np_map(PAGE);
+
+	ASSERT_EQ(0, munmap(nowhere, PAGE));
+	ASSERT_EQ(0, event_comes(pair, pair->peer.channel, 77));
+	for (int i = 0; i < 2; i++) {
+		EXPECT_EQ(-1, read(pair->peer.channel, nowhere, sizeof(event)));
+		EXPECT_EQ(EFAULT, errno);
+	}
+	ASSERT_EQ(1, np_next_event(&pair->peer, &event, 0));
+	EXPECT_EQ(77, event.cookie);
+	EXPECT_EQ(RDMA_NP_OK, event.status);
+	EXPECT_EQ(0, np_next_event(&pair->peer, &event, 0));
+}
+
+TEST_F(resolved, events_before_one_that_cannot_be_delivered_are_told)
+{
+	struct np_pair *pair = &self->pair;
+	uint8_t *map = np_map(2 * PAGE), *end = map + PAGE;
+	struct rdma_np_event event, *first = (void *)(end - sizeof(event));
+
+	ASSERT_NE(NULL, map);
+	ASSERT_EQ(0, munmap(end, PAGE));
+	/* Both may be there before the read, or only the first; neither is ever lost. */
+	for (uint64_t i = 0; i < 100; i += 2) {
+		ASSERT_EQ(0, event_comes(pair, pair->peer.channel, i));
+		ASSERT_EQ(0, event_comes(pair, pair->peer.channel, i + 1));
+		ASSERT_EQ(sizeof(event), read(pair->peer.channel, first, 2 * sizeof(event)));
+		ASSERT_EQ(1, np_next_event(&pair->peer, &event, NP_WAIT_MS));
+		/* One may overtake the other. */
+		ASSERT_EQ(2 * i + 1, first->cookie + event.cookie);
+	}
+	EXPECT_EQ(0, munmap(map, PAGE));
+}
+
 TEST_F(resolved, channel_gives_records_of_the_size_that_was_asked_for)
 {
 	static const uint32_t bad[] = {
