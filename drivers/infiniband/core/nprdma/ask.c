@@ -245,6 +245,19 @@ void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_trans_init);
 
+/* Under the peer's lock: that of the memory's owner. */
+static u64 np_trans_secret(const struct np_trans *trans)
+{
+	switch (trans->msg.type) {
+	case NP_MSG_RESOLVE:
+		return 0;
+	case NP_MSG_GONE:
+		return trans->peer->our_secret;
+	default:
+		return trans->peer->their_secret;
+	}
+}
+
 /**
  * np_trans_list - Begin to wait for the answer
  * @trans: prepared, or finished before; the caller sends it soon
@@ -262,6 +275,7 @@ void np_trans_list(struct np_trans *trans)
 
 	/* What comes late for an earlier time is no answer to this one */
 	trans->msg.tid = atomic64_inc_return(&np_last_tid);
+	trans->msg.secret = np_trans_secret(trans);
 	trans->sent = ktime_get_ns();
 	trans->deadline = jiffies + msecs_to_jiffies(NP_WORKING_MS);
 	trans->tries = 1;
@@ -381,6 +395,7 @@ static void np_release_send(struct np_peer *peer, u64 hold_id)
 		.src_qpn = peer->qpn,
 		.dst_qpn = peer->remote_qpn,
 		.tid = atomic64_inc_return(&np_last_tid),
+		.secret = READ_ONCE(peer->their_secret),
 		.hold_id = hold_id,
 	};
 
@@ -774,6 +789,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	np_trans_init(&res->trans, peer, NP_MSG_RESOLVE, np_resolve_done,
 		      np_resolving_free);
 	res->trans.msg.rkey = rkey;
+	res->trans.msg.nonce = get_random_u64();
 
 	spin_lock(&peer->lock);
 	if (peer->dead)
@@ -982,7 +998,8 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 	spin_lock(&peer->lock);
 	list_for_each_entry(trans, &peer->trans, entry) {
 		found = trans->msg.tid == msg->tid &&
-			trans->msg.type == msg->type;
+			trans->msg.type == msg->type &&
+			trans->msg.nonce == msg->nonce;
 		if (found)
 			break;
 	}
@@ -1002,6 +1019,12 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 	}
 
 	peer->heard = true;
+	if (msg->type == NP_MSG_RESOLVE && !msg->status)
+		WRITE_ONCE(peer->their_secret, msg->given);
+	if (msg->type == NP_MSG_RESOLVE)
+		np_ud_learn(peer, msg);
+	else if (!msg->quick)
+		WRITE_ONCE(peer->ud_known, true);
 	if (msg->status == NP_WIRE_WORKING) {
 		trans->unheard = 0;
 		spin_unlock(&peer->lock);

@@ -323,6 +323,7 @@ void np_wire_stamp(struct np_wire *wire, const struct np_port *port)
 {
 	wire->hdr.incarnation = cpu_to_be64(np_boot);
 	wire->hdr.ud_qpn = cpu_to_be32(np_ud_qpn(port));
+	wire->hdr.ud_pkey = cpu_to_be16(np_ud_pkey(port));
 }
 
 /**
@@ -362,6 +363,7 @@ static int np_wc_addr(struct np_port *port, struct ib_mad_recv_wc *recv,
 		.roce = rdma_protocol_roce(port->hca->ibdev, port->port_num),
 		.grh = wc->wc_flags & IB_WC_GRH,
 		.lid = wc->slid,
+		.qpn = wc->src_qp,
 	};
 	if (!addr->roce) {
 		if (addr->grh)

@@ -4,8 +4,15 @@
  * (messages, answers given before), mad.c and ud.c (transports), peer.c (QP
  * pairs), ask.c and serve.c (its two sides) and np_uverbs.c (user space) share.
  *
- * Messages travel as vendor MADs on QP1, whose Q_Key no user QP can use, or on
- * a UD QP of the kernel's that is known from them (ud.c).
+ * Messages travel as vendor MADs on QP1, or on a UD QP of the kernel's that is known
+ * from them (ud.c).  A Q_Key proves nothing: a process with CAP_NET_RAW may set a
+ * privileged one.  The number of the QP that sent a message does, because the adapter
+ * stamps it: see np_receive().  And an address is not enough: functions of one adapter
+ * share their LID.  So the owner of memory makes a secret for each peer, and tells it in
+ * the answer to RESOLVE, which goes to the address of the queue pair, whoever asked.  All
+ * other messages about that memory carry the secret, in both directions.  The answer to
+ * RESOLVE carries a nonce of the request instead.
+ *
  * The method is always Send, so requests and answers are matched, repeated and
  * given up here and not in the MAD layer.  The asker owns retransmission; the
  * answerer never sends on its own except for an answer.
@@ -46,7 +53,7 @@
 #define NP_MAD_CLASS_VERSION	1
 #define NP_MAD_OUI		{ 0x02, 'N', 'P' }
 
-#define NP_WIRE_VERSION		1
+#define NP_WIRE_VERSION		2
 #define NP_WIRE_SIZE		IB_MGMT_VENDOR_DATA
 
 enum np_msg_type {
@@ -76,12 +83,16 @@ enum np_msg_type {
  * @flags: NP_WIRE_ANSWER
  * @status: of an answer; 0 in a request
  * @length: bytes that follow the header
- * @reserved: 0
+ * @ud_pkey: the partition of @ud_qpn
  * @ud_qpn: the sender's UD QP for the quick transport; 0: none
+ * @reserved: 0
  * @src_qpn: the sender's QP of the connected pair
  * @dst_qpn: the receiver's
  * @incarnation: random number of the sender's boot
  * @tid: transaction, counted up by the asker from boot to reboot
+ * @secret: of the owner of the memory that it is about, for this pair; 0 with RESOLVE
+ *
+ * The header is the same in all versions from 2 on.
  */
 struct np_wire_hdr {
 	u8 version;
@@ -89,18 +100,25 @@ struct np_wire_hdr {
 	u8 flags;
 	u8 status;
 	__be16 length;
-	__be16 reserved;
+	__be16 ud_pkey;
 	__be32 ud_qpn;
-	__be32 reserved2;
+	__be32 reserved;
 	__be32 src_qpn;
 	__be32 dst_qpn;
 	__be64 incarnation;
 	__be64 tid;
+	__be64 secret;
 };
 
 struct np_wire_resolve {
 	__be32 rkey;
 	__be32 reserved;
+	__be64 nonce;
+};
+
+/* An answer to RESOLVE other than OK */
+struct np_wire_refused {
+	__be64 nonce;
 };
 
 /* Sizes, bounds and the order of READs are what struct np_resolve says */
@@ -164,6 +182,7 @@ struct np_wire {
 	union {
 		struct np_wire_resolve resolve;
 		struct np_wire_region region;
+		struct np_wire_refused refused;
 		struct np_wire_fault fault;
 		struct np_wire_faulted faulted;
 		struct np_wire_release release;
@@ -172,8 +191,9 @@ struct np_wire {
 	};
 };
 
-static_assert(sizeof(struct np_wire_hdr) == 40);
-static_assert(sizeof(struct np_wire_resolve) == 8);
+static_assert(sizeof(struct np_wire_hdr) == 48);
+static_assert(sizeof(struct np_wire_resolve) == 16);
+static_assert(sizeof(struct np_wire_refused) == 8);
 static_assert(sizeof(struct np_wire_region) == 120);
 static_assert(sizeof(struct np_wire_fault) == 144);
 static_assert(sizeof(struct np_wire_faulted) == 144);
@@ -189,13 +209,15 @@ static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
  * @answer: it is one
  * @status: of an answer
  * @quick: came, or is to go, by the quick transport; not on the wire
+ * @ud_pkey: the partition of @ud_qpn; filled in when it is sent
  * @ud_qpn: the sender's UD QP; filled in when it is sent
  * @src_qpn: the sender's QP
  * @dst_qpn: the receiver's QP
  * @incarnation: the sender's; filled in when it is sent
  * @tid: transaction
- * @secret: answer to RESOLVE: what later messages about the sender's memory carry
- * @nonce: answer to RESOLVE: what the request carried
+ * @secret: of the owner of the memory; 0 with RESOLVE
+ * @nonce: RESOLVE and its answer: random, so that nobody else answers
+ * @given: answer to RESOLVE: the secret of the messages to come
  * @rkey: RESOLVE
  * @region: answer to RESOLVE
  * @fault: FAULT
@@ -208,6 +230,7 @@ struct np_msg {
 	bool answer;
 	u8 status;
 	bool quick;
+	u16 ud_pkey;
 	u32 ud_qpn;
 	u32 src_qpn;
 	u32 dst_qpn;
@@ -215,6 +238,7 @@ struct np_msg {
 	u64 tid;
 	u64 secret;
 	u64 nonce;
+	u64 given;
 	union {
 		u32 rkey;
 		struct np_resolve region;
@@ -321,12 +345,14 @@ void np_lane_answer(struct np_lane *lane, const struct np_msg *answer);
  * @roce: Ethernet link layer: only @gid counts
  * @grh: @gid is valid
  * @lid: IB link layer
+ * @qpn: of the QP that sent a message, as the adapter says
  * @gid: of the other end
  */
 struct np_addr {
 	bool roce;
 	bool grh;
 	u16 lid;
+	u32 qpn;
 	union ib_gid gid;
 };
 
@@ -441,6 +467,8 @@ void np_ud_open(struct np_port *port);
 void np_ud_close(struct np_port *port);
 int np_ud_send(struct np_peer *peer, const struct np_msg *msg);
 u32 np_ud_qpn(const struct np_port *port);
+u16 np_ud_pkey(const struct np_port *port);
+void np_ud_learn(struct np_peer *peer, const struct np_msg *msg);
 int np_mad_init(void);
 void np_mad_exit(void);
 
@@ -494,7 +522,11 @@ struct np_channel;
  * @qpn: ours
  * @remote_qpn: theirs
  * @pkey_index: the QP's
- * @ud_qpn: the other kernel's UD QP, as it told last; 0: none
+ * @ud_qpn: the other kernel's UD QP, as it told last in a MAD that it has proven to be
+ *          its own; 0: none
+ * @ud_known: the other kernel knows ours, too
+ * @our_secret: proves messages about our memory
+ * @their_secret: proves messages about theirs; 0: nothing was resolved
  * @addr: theirs
  * @ah: to it
  * @lock: protects what follows, up to @ctl
@@ -553,6 +585,9 @@ struct np_peer {
 	u32 remote_qpn;
 	u16 pkey_index;
 	u32 ud_qpn;
+	bool ud_known;
+	u64 our_secret;
+	u64 their_secret;
 	struct np_addr addr;
 	struct ib_ah *ah;
 

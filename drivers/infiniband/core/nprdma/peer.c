@@ -23,6 +23,7 @@
  * must not come to life after it: np_hca.modified orders the two.
  */
 #include <linux/notifier.h>
+#include <linux/random.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
@@ -175,6 +176,9 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	init_waitqueue_head(&peer->idle);
 	init_completion(&peer->gone);
 	INIT_DELAYED_WORK(&peer->fail_again, np_peer_fail_again);
+	do
+		peer->our_secret = get_random_u64();
+	while (!peer->our_secret);
 	np_serve_init(peer);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_prepare);

@@ -33,8 +33,10 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
-		if (msg->status != RDMA_NP_OK)
-			return 0;
+		if (msg->status != RDMA_NP_OK) {
+			wire->refused.nonce = cpu_to_be64(msg->nonce);
+			return sizeof(wire->refused);
+		}
 		wire->region = (struct np_wire_region) {
 			.id = cpu_to_be64(msg->region.id),
 			.base = cpu_to_be64(msg->region.base),
@@ -47,7 +49,7 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 			.table_key = cpu_to_be32(msg->region.table_key),
 			.read_key = cpu_to_be32(msg->region.read_key),
 			.write_key = cpu_to_be32(msg->region.write_key),
-			.secret = cpu_to_be64(msg->secret),
+			.secret = cpu_to_be64(msg->given),
 			.nonce = cpu_to_be64(msg->nonce),
 			.page_shift = msg->region.page_shift,
 			.unit_shift = msg->region.unit_shift,
@@ -78,6 +80,7 @@ static u16 np_encode_request(const struct np_msg *msg, struct np_wire *wire)
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
 		wire->resolve.rkey = cpu_to_be32(msg->rkey);
+		wire->resolve.nonce = cpu_to_be64(msg->nonce);
 		return sizeof(wire->resolve);
 	case NP_MSG_FAULT:
 		wire->fault.region_id = cpu_to_be64(msg->fault.region_id);
@@ -119,11 +122,13 @@ void np_msg_encode(const struct np_msg *msg, struct np_wire *wire)
 		.flags = msg->answer ? NP_WIRE_ANSWER : 0,
 		.status = msg->answer ? msg->status : 0,
 		.length = cpu_to_be16(length),
+		.ud_pkey = cpu_to_be16(msg->ud_pkey),
 		.ud_qpn = cpu_to_be32(msg->ud_qpn),
 		.src_qpn = cpu_to_be32(msg->src_qpn),
 		.dst_qpn = cpu_to_be32(msg->dst_qpn),
 		.incarnation = cpu_to_be64(msg->incarnation),
 		.tid = cpu_to_be64(msg->tid),
+		.secret = cpu_to_be64(msg->secret),
 	};
 }
 EXPORT_SYMBOL_IF_KUNIT(np_msg_encode);
@@ -133,6 +138,12 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 {
 	unsigned int i, nr;
 
+	if (msg->type == NP_MSG_RESOLVE && msg->status != RDMA_NP_OK) {
+		if (length != sizeof(wire->refused))
+			return -EBADMSG;
+		msg->nonce = be64_to_cpu(wire->refused.nonce);
+		return 0;
+	}
 	/* Only success says more than a status */
 	if (msg->status != RDMA_NP_OK ||
 	    (msg->type != NP_MSG_RESOLVE && msg->type != NP_MSG_FAULT))
@@ -146,8 +157,6 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 		    memchr_inv(wire->region.reserved3, 0,
 			       sizeof(wire->region.reserved3)))
 			return -EBADMSG;
-		msg->secret = be64_to_cpu(wire->region.secret);
-		msg->nonce = be64_to_cpu(wire->region.nonce);
 		msg->region = (struct np_resolve) {
 			.id = be64_to_cpu(wire->region.id),
 			.base = be64_to_cpu(wire->region.base),
@@ -167,7 +176,9 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 			.max_ranges = be16_to_cpu(wire->region.max_ranges),
 			.lanes = be16_to_cpu(wire->region.lanes),
 		};
-		if (!msg->region.length ||
+		msg->given = be64_to_cpu(wire->region.secret);
+		msg->nonce = be64_to_cpu(wire->region.nonce);
+		if (!msg->region.length || !msg->given ||
 		    check_add_overflow(msg->region.base,
 				       msg->region.length - 1, &end))
 			return -EBADMSG;
@@ -199,6 +210,7 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
 		if (length != sizeof(wire->resolve) || wire->resolve.reserved)
 			return -EBADMSG;
 		msg->rkey = be32_to_cpu(wire->resolve.rkey);
+		msg->nonce = be64_to_cpu(wire->resolve.nonce);
 		return 0;
 	case NP_MSG_FAULT:
 		if (length < np_fault_length(1))
@@ -253,13 +265,15 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	msg->answer = hdr->flags & NP_WIRE_ANSWER;
 	msg->status = hdr->status;
 	msg->quick = false;
-	msg->secret = 0;
-	msg->nonce = 0;
+	msg->ud_pkey = be16_to_cpu(hdr->ud_pkey);
 	msg->ud_qpn = be32_to_cpu(hdr->ud_qpn);
 	msg->src_qpn = be32_to_cpu(hdr->src_qpn);
 	msg->dst_qpn = be32_to_cpu(hdr->dst_qpn);
 	msg->incarnation = be64_to_cpu(hdr->incarnation);
 	msg->tid = be64_to_cpu(hdr->tid);
+	msg->secret = be64_to_cpu(hdr->secret);
+	msg->nonce = 0;
+	msg->given = 0;
 
 	/* The header is the same in all versions */
 	if (msg->src_qpn >> 24 || msg->dst_qpn >> 24 || msg->ud_qpn >> 24 ||
@@ -268,8 +282,10 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	if (hdr->version != NP_WIRE_VERSION)
 		return -EPROTO;
 	if (!msg->type || msg->type > NP_MSG_LAST ||
-	    hdr->flags & ~NP_WIRE_ANSWER || hdr->reserved || hdr->reserved2 ||
+	    hdr->flags & ~NP_WIRE_ANSWER || hdr->reserved ||
 	    length > sizeof(wire->body))
+		return -EBADMSG;
+	if (msg->type == NP_MSG_RESOLVE && msg->secret)
 		return -EBADMSG;
 	if (msg->answer && msg->status > RDMA_NP_PROTO &&
 	    msg->status != NP_WIRE_WORKING &&

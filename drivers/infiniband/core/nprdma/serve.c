@@ -2,9 +2,10 @@
 /*
  * Serving a peer: what arrives, and what we do about it.
  *
- * A request is obeyed if the QP it names is ours, is connected to the QP it
- * claims to come from at the address it came from, and the region belongs to
- * that QP's PD: exactly those who could have used the rkey of a pinned region.
+ * A request is obeyed if it comes from a kernel, the QP it names is ours, is connected
+ * to the QP it claims to come from at the address it came from, the request carries the
+ * secret that this address was told (but RESOLVE, whose answer tells it), and the region
+ * belongs to that QP's PD: exactly those who could have used the rkey of a pinned region.
  *
  * np_receive() runs in the handler of a completion.  It answers what needs no
  * waiting; FAULTs go to a queue of the memory's owner, who may keep them waiting, and
@@ -141,6 +142,9 @@ static void np_answer_init(struct np_msg *answer, const struct np_msg *msg,
 	answer->src_qpn = msg->dst_qpn;
 	answer->dst_qpn = msg->src_qpn;
 	answer->tid = msg->tid;
+	/* Also by who does not know it: so the asker knows that its request was seen */
+	answer->secret = msg->secret;
+	answer->nonce = msg->nonce;
 }
 
 static void np_answer_peer(struct np_peer *peer, const struct np_msg *answer)
@@ -979,7 +983,6 @@ static void np_asked_work(struct work_struct *work)
 		}
 	}
 
-	WRITE_ONCE(peer->ud_qpn, asked->msg.ud_qpn);
 	mutex_lock(&peer->ctl);
 	if (asked->msg.type == NP_MSG_RESOLVE)
 		err = np_serve_resolve(peer, &asked->msg, &answer.region);
@@ -988,6 +991,7 @@ static void np_asked_work(struct work_struct *work)
 	mutex_unlock(&peer->ctl);
 
 	answer.status = np_errno_to_status(err);
+	answer.given = peer->our_secret;
 	if (asked->msg.type == NP_MSG_RESOLVE)
 		trace_np_resolve_serve(hca->ibdev, peer->qpn, asked->msg.rkey,
 				       answer.region.id, answer.status);
@@ -1080,12 +1084,47 @@ static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
 	}
 }
 
+/*
+ * Is it the kernel of the peer's that sent this? RESOLVE has no secret: whoever sends it,
+ * the answer goes to the peer, where the nonce tells whether it was asked for.
+ */
+static bool np_peer_believes(const struct np_peer *peer,
+			     const struct np_msg *msg,
+			     const struct np_addr *from)
+{
+	/* GONE is about the memory of who sends it, the others of who is asked */
+	bool ours = (msg->type == NP_MSG_GONE) == msg->answer;
+
+	if (msg->quick && from->qpn != READ_ONCE(peer->ud_qpn))
+		return false;
+	if (msg->type == NP_MSG_RESOLVE)
+		return !msg->quick;
+	return msg->secret && msg->secret == (ours ? peer->our_secret :
+					      READ_ONCE(peer->their_secret));
+}
+
 static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 			    const struct np_msg *msg,
 			    const struct np_addr *from,
 			    struct ib_mad_recv_wc *recv)
 {
-	WRITE_ONCE(peer->ud_qpn, msg->ud_qpn);
+	if (!np_peer_believes(peer, msg, from)) {
+		/*
+		 * Here is nothing of keys that went to an earlier peer of this QP: their
+		 * owner must not wait for it. Keys may be on their way.
+		 */
+		if (msg->type == NP_MSG_GONE && !msg->answer && recv)
+			np_answer_status(peer, msg, READ_ONCE(peer->resolving) ?
+					 RDMA_NP_BUSY : RDMA_NP_OK);
+		else
+			trace_np_disbelieve(peer->hca->ibdev, peer->qpn,
+					    msg->type, msg->answer, from->qpn);
+		return;
+	}
+	if (msg->quick)
+		WRITE_ONCE(peer->ud_known, true);
+	else if (msg->type != NP_MSG_RESOLVE)
+		np_ud_learn(peer, msg);
 	if (msg->answer) {
 		np_peer_answered(peer, msg);
 		return;
@@ -1118,6 +1157,9 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
  * @from: from there
  * @recv: the MAD; NULL: came by the quick transport, so from a peer or nobody
  *
+ * MADs are of kernels only if they come from QP1: any QP may send to it, if its process
+ * may set a privileged Q_Key.
+ *
  * Context: completion handler: process context, must not wait for long
  */
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
@@ -1125,6 +1167,11 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 {
 	struct np_peer *peer;
 
+	if (recv && from->qpn != 1) {
+		trace_np_disbelieve(port->hca->ibdev, msg->dst_qpn, msg->type,
+				    msg->answer, from->qpn);
+		return;
+	}
 	if (malformed) {
 		np_answer_stranger(port, recv, msg, RDMA_NP_PROTO);
 		return;

@@ -86,6 +86,33 @@ DEFINE_EVENT(np_resolve_class, np_resolve_serve,
 		 u32 status),
 	TP_ARGS(ibdev, qpn, rkey, region_id, status));
 
+/* A message whose sender has not proven to be the peer's kernel: dropped. */
+TRACE_EVENT(np_disbelieve,
+	TP_PROTO(struct ib_device *ibdev, u32 qpn, u8 type, bool answer,
+		 u32 sender),
+	TP_ARGS(ibdev, qpn, type, answer, sender),
+
+	TP_STRUCT__entry(
+		__string(dev, dev_name(&ibdev->dev))
+		__field(u32, qpn)
+		__field(u32, sender)
+		__field(u8, type)
+		__field(bool, answer)
+	),
+
+	TP_fast_assign(
+		__assign_str(dev);
+		__entry->qpn = qpn;
+		__entry->sender = sender;
+		__entry->type = type;
+		__entry->answer = answer;
+	),
+
+	TP_printk("dev=%s qp=%u type=%u answer=%u sender=%u",
+		  __get_str(dev), __entry->qpn, __entry->type,
+		  __entry->answer, __entry->sender)
+);
+
 TRACE_EVENT(np_fault_submit,
 	TP_PROTO(struct ib_device *ibdev, u32 qpn, u64 tid, u64 region_id,
 		 u64 addr, u64 length, u32 nr_ranges, u32 flags),

@@ -3,14 +3,17 @@
  * The quick transport: a UD QP of the kernel's on each port.
  *
  * A MAD on QP1 costs mappings of its buffers, completions of its own and two
- * work queues on its way; a fault is short against that. So kernels that know each
- * other through RESOLVE, which goes by MAD and tells the number of this QP, send
- * the rest here: inline, without completions, from and to memory that stays
- * mapped. Nothing relies on it: whatever is not answered is sent again by MAD,
- * and a request that came by MAD is answered by MAD.
+ * work queues on its way; a fault is short against that. MADs tell the number of this
+ * QP, and so kernels that know each other through RESOLVE send the rest here: inline,
+ * without completions, from and to memory that stays mapped. Nothing relies on it:
+ * whatever is not answered is sent again by MAD, and a request that came by MAD is
+ * answered by MAD.
  *
- * The Q_Key is a privileged one, as QP1's is: user space cannot have it.
- * A message still counts only if it comes from the address of a peer.
+ * The Q_Key keeps stray messages out, and nobody who means harm: whoever has
+ * CAP_NET_RAW may send with it. A message counts only if it comes from the address of a
+ * peer and from the UD QP that the peer's kernel has named in a MAD with the secret of
+ * the pair; see np_receive(). Until the peer's kernel knows ours in the same way, it
+ * would not believe what we send here: see np_peer.ud_known.
  */
 #include <linux/dma-mapping.h>
 #include <linux/slab.h>
@@ -47,6 +50,7 @@ struct np_ud_recv {
  * @lock: protects @inflight, @unsignaled
  * @inflight: sends not known to be done
  * @unsignaled: sends since the last with a completion
+ * @pkey: its partition
  * @broken: the QP failed, so all goes by MAD
  * @bufs: memory of all receive buffers
  * @dma: of @bufs
@@ -60,6 +64,7 @@ struct np_ud {
 	spinlock_t lock; /* of @inflight and @unsignaled */
 	unsigned int inflight;
 	unsigned int unsignaled;
+	u16 pkey;
 	bool broken;
 	u8 *bufs;
 	dma_addr_t dma;
@@ -119,6 +124,9 @@ int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
 	/* The QP is in the default partition, as nearly all are */
 	if (!ud || !remote || peer->pkey_index || READ_ONCE(ud->broken))
 		return -EOPNOTSUPP;
+	/* An answer goes to whom we believed, who knows us */
+	if (!msg->answer && !READ_ONCE(peer->ud_known))
+		return -EOPNOTSUPP;
 
 	wr.wr.wr_cqe = &ud->sent;
 	np_msg_encode(msg, &wire);
@@ -151,6 +159,37 @@ u32 np_ud_qpn(const struct np_port *port)
 	struct np_ud *ud = READ_ONCE(port->ud);
 
 	return ud && !READ_ONCE(ud->broken) ? ud->qp->qp_num : 0;
+}
+
+/**
+ * np_ud_pkey - What to tell peers beside np_ud_qpn()
+ * @port: the port
+ *
+ * Return: partition of the port's UD QP
+ */
+u16 np_ud_pkey(const struct np_port *port)
+{
+	struct np_ud *ud = READ_ONCE(port->ud);
+
+	return ud ? ud->pkey : 0;
+}
+
+/* In one partition, and not both limited members of it. */
+static bool np_ud_pkey_match(u16 a, u16 b)
+{
+	return !((a ^ b) & 0x7fff) && (a | b) & 0x8000;
+}
+
+/**
+ * np_ud_learn - A MAD of the peer's kernel told of its UD QP
+ * @peer: the peer
+ * @msg: that, and it has proven whose it is
+ */
+void np_ud_learn(struct np_peer *peer, const struct np_msg *msg)
+{
+	bool match = np_ud_pkey_match(msg->ud_pkey, np_ud_pkey(peer->port));
+
+	WRITE_ONCE(peer->ud_qpn, match ? msg->ud_qpn : 0);
 }
 
 static int np_ud_post(struct np_ud_recv *recv)
@@ -197,6 +236,7 @@ static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 	struct np_addr from = {
 		.grh = wc->wc_flags & IB_WC_GRH,
 		.lid = wc->slid,
+		.qpn = wc->src_qp,
 	};
 	struct np_msg msg;
 
@@ -223,6 +263,9 @@ static int np_ud_ready(struct np_ud *ud)
 	};
 	int err;
 
+	err = ib_query_pkey(ud->qp->device, ud->port->port_num, 0, &ud->pkey);
+	if (err)
+		return err;
 	err = ib_modify_qp(ud->qp, &attr, IB_QP_STATE | IB_QP_PKEY_INDEX |
 					  IB_QP_PORT | IB_QP_QKEY);
 	if (err)

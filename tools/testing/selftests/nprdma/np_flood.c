@@ -147,6 +147,7 @@ struct many {
 	struct np_pair pair;
 	struct ibv_qp *owner_qp[MANY + 1];
 	struct ibv_qp *peer_qp[MANY + 1];
+	uint64_t secret[MANY + 1];	/* for messages */
 	unsigned int nr;
 };
 
@@ -608,11 +609,12 @@ static int flood(struct many *many, bool drop, atomic_ulong *answered, atomic_ul
 static struct message flood_message(struct many *many, uint64_t tid)
 {
 	struct message m = {
-		.version = 1,
+		.version = VERSION,
 		.src_qpn = htobe32(many->peer_qp[tid % many->nr]->qp_num),
 		.dst_qpn = htobe32(many->owner_qp[tid % many->nr]->qp_num),
 		.incarnation = htobe64(0x4e50),
 		.tid = htobe64(tid),
+		.secret = many->secret[tid % many->nr],
 	};
 
 	if (tid % WINDOW == 0) {
@@ -634,7 +636,8 @@ static struct message flood_message(struct many *many, uint64_t tid)
 		break;
 	case 1:
 		m.type = RESOLVE;
-		m.length = htobe16(8);
+		m.secret = 0;
+		m.length = htobe16(16);
 		m.resolve.rkey = htobe32(many->pair.mr->rkey);
 		break;
 	case 2:
@@ -646,7 +649,8 @@ static struct message flood_message(struct many *many, uint64_t tid)
 	case 3:
 		/* As if from somebody new. */
 		m.type = RESOLVE;
-		m.length = htobe16(8);
+		m.secret = 0;
+		m.length = htobe16(16);
 		m.dst_qpn ^= htobe32(0x5a5a);
 		break;
 	default:
@@ -749,6 +753,10 @@ static int flood_as_told(const struct flooder *flooder)
 	if (!data || many_open(&many, flooder->qps, data))
 		return -ENODEV;
 	ret = port_open(&port, NP_PEER_DEV, many.pair.owner.lid);
+	for (unsigned int i = 0; !ret && flooder->kind == MESSAGES && i < many.nr; i++)
+		ret = message_secret(&many.pair.peer, many.peer_qp[i], many.owner_qp[i]->qp_num,
+				     many.pair.info.region_id, many.pair.info.base,
+				     &many.secret[i]);
 	while (!ret && (todo = atomic_load(&shared->todo)) != LEAVE) {
 		atomic_store(&shared->doing, todo);
 		if (todo == FLOOD && flooder->kind == FAULTS)

@@ -7,12 +7,15 @@
 
 #include <stdint.h>
 
+#include "np_test.h"
+
 /* As np_proto.h of the kernel says. */
 
 enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE };
 
 #define SIZE		216
-#define HEADER		40
+#define HEADER		48
+#define VERSION		2
 #define BODY		(SIZE - HEADER)
 #define ANSWER		1
 #define LANES		32	/* FAULTs of one QP that may be under way */
@@ -23,13 +26,14 @@ struct message {
 	uint8_t flags;
 	uint8_t status;
 	uint16_t length;
-	uint16_t reserved;
+	uint16_t ud_pkey;
 	uint32_t ud_qpn;
-	uint32_t reserved2;
+	uint32_t reserved;
 	uint32_t src_qpn;
 	uint32_t dst_qpn;
 	uint64_t incarnation;
 	uint64_t tid;
+	uint64_t secret;
 	union {
 		uint8_t body[BODY];
 		struct {
@@ -51,6 +55,7 @@ struct message {
 		struct {
 			uint32_t rkey;
 			uint32_t reserved;
+			uint64_t nonce;
 		} resolve;
 		uint64_t hold_id;
 		struct {
@@ -76,5 +81,33 @@ struct port {
 /* From a port of @dev to the one with LID @to. */
 int port_open(struct port *port, const char *dev, uint16_t to);
 int send_message(struct port *port, const struct message *message);
+
+/*
+ * The secret of a pair of QPs, as it is in the header: its owner's kernel gave it to the
+ * peer's. Found as the peer's kernel uses it: asks for the page at @addr on QP @qp of @peer,
+ * which is connected to the owner's QP @to.
+ */
+int message_secret(struct np_end *peer, struct ibv_qp *qp, uint32_t to, uint64_t region,
+		   uint64_t addr, uint64_t *secret);
+
+/*
+ * Who is no kernel, but may set a privileged Q_Key: a UD QP of user space, on a port of
+ * @dev, that sends to the port with LID @to.
+ */
+struct forger {
+	struct np_end end;
+	struct ibv_qp *qp;
+	struct ibv_ah *ah;
+	uint32_t qkey;
+};
+
+#define QP1_QKEY	0x80010000
+#define QUICK_QKEY	0x804e5031
+
+int forger_open(struct forger *forger, const char *dev, uint16_t to, uint32_t qkey);
+/* To QP1, as a MAD. */
+int forge_mad(struct forger *forger, const struct message *message);
+/* As the quick transport does it. */
+int forge_quick(struct forger *forger, const struct message *message, uint32_t qpn);
 
 #endif /* NP_MESSAGE_H */

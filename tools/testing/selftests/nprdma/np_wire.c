@@ -18,6 +18,33 @@
 
 /* --- a connection, and who forges messages of its peer's kernel ------------------------------ */
 
+/* Of the pairs of this test, which all have other QPs; found once, in learn(). */
+static struct known {
+	uint32_t src, dst;
+	uint64_t secret;
+} known[8];
+
+static uint64_t secret_of(struct np_pair *pair)
+{
+	for (unsigned int i = 0; i < 8; i++)
+		if (known[i].src == pair->peer.qp->qp_num && known[i].dst == pair->owner.qp->qp_num)
+			return known[i].secret;
+	return 0;
+}
+
+/* Whatever the peer's kernel knows, a hostile one knows as well. */
+static int learn(struct np_pair *pair)
+{
+	unsigned int i = 0;
+
+	while (known[i].src)
+		i++;
+	known[i].src = pair->peer.qp->qp_num;
+	known[i].dst = pair->owner.qp->qp_num;
+	return message_secret(&pair->peer, pair->peer.qp, pair->owner.qp->qp_num,
+			      pair->info.region_id, pair->info.base, &known[i].secret);
+}
+
 FIXTURE(wire) {
 	struct np_pair pair;
 	struct port peer;	/* of the peer's host, to the owner's */
@@ -36,6 +63,7 @@ FIXTURE_SETUP(wire)
 	self->fence = *pair;
 	ASSERT_EQ(0, np_pair_register(&self->fence, NP_RIGHTS));
 	ASSERT_EQ(0, np_pair_resolve(&self->fence));
+	ASSERT_EQ(0, learn(pair));
 	ASSERT_EQ(0, port_open(&self->peer, NP_PEER_DEV, pair->owner.lid));
 	ASSERT_EQ(0, port_open(&self->owner, NP_OWNER_DEV, pair->owner.lid));
 	self->tid = 1000;
@@ -49,12 +77,13 @@ FIXTURE_TEARDOWN_PARENT(wire)
 static struct message header(struct np_pair *pair, unsigned int type, uint64_t tid)
 {
 	return (struct message){
-		.version = 1,
+		.version = VERSION,
 		.type = type,
 		.src_qpn = htobe32(pair->peer.qp->qp_num),
 		.dst_qpn = htobe32(pair->owner.qp->qp_num),
 		.incarnation = htobe64(0x4e50),
 		.tid = htobe64(tid),
+		.secret = type == RESOLVE ? 0 : secret_of(pair),
 	};
 }
 
@@ -191,7 +220,7 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 	} while (0)
 
 	for (unsigned int v = 0; v < 256; v++) {
-		if (v != 1)
+		if (v != VERSION)
 			SEND(m.version = v);
 		if (v != FAULT)
 			SEND(m.type = v);
@@ -202,18 +231,19 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 	}
 	for (unsigned int bit = 0; bit < 64; bit++) {
 		if (bit < 16) {
-			SEND(m.reserved ^= 1U << bit);
 			SEND(m.fault.nr_ranges ^= 1U << bit);
 		}
 		if (bit < 32) {
-			SEND(m.reserved2 ^= 1U << bit);
+			SEND(m.reserved ^= 1U << bit);
 			/* Another QP, of nobody or of somebody who is not connected to it. */
 			SEND(m.src_qpn ^= 1U << bit);
 			SEND(m.dst_qpn ^= 1U << bit);
 			SEND(m.fault.flags |= htobe32(bit < 2 ? 4 : 1U << bit));
 		}
 		SEND(m.fault.region_id ^= 1ULL << bit);
+		SEND(m.secret ^= 1ULL << bit);
 	}
+	SEND(m.secret = 0);
 	for (unsigned int bit = 24; bit < 32; bit++)
 		SEND(m.ud_qpn = htobe32(1U << bit));
 	for (unsigned int lane = LANES; lane < 1 << 16; lane = lane * 2 + 1)
@@ -266,7 +296,8 @@ static int make_other(struct np_pair *other)
 	ret = ret ?: np_open(&other->peer, NP_PEER_DEV, PAGE);
 	ret = ret ?: np_connect(&other->owner, &other->peer);
 	ret = ret ?: np_pair_register(other, NP_RIGHTS);
-	return ret ?: np_pair_resolve(other);
+	ret = ret ?: np_pair_resolve(other);
+	return ret ?: learn(other);
 }
 
 /* The same bytes, which are obeyed if they come from where they should. */
@@ -283,7 +314,7 @@ TEST_F(wire, message_from_another_port_is_not_obeyed)
 	EXPECT_OBEYED(before, "from the owner's port");
 	/* RESOLVE, too, is for whom it is: no keys for those who cannot use them. */
 	m = header(pair, RESOLVE, ++self->tid);
-	m.length = htobe16(8);
+	m.length = htobe16(16);
 	m.resolve.rkey = htobe32(pair->mr->rkey);
 	SEND_FROM(owner, &m);
 	/* FORGET, as if the peer had sent it: the peer goes on with its keys. */
@@ -310,7 +341,7 @@ TEST_F(wire, resolve_from_another_port_does_not_outlive_forget)
 	for (unsigned int i = 0; i < 20; i++) {
 		struct message m = header(pair, RESOLVE, UINT64_MAX - i);
 
-		m.length = htobe16(8);
+		m.length = htobe16(16);
 		m.resolve.rkey = htobe32(pair->mr->rkey);
 		SEND_FROM(owner, &m);
 	}
@@ -380,9 +411,10 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 		for (unsigned int status = 0; status < 13; status++) {
 			for (unsigned int length = 0; length <= BODY; length += 8) {
 				struct message m = {
-					.version = 1,
+					.version = VERSION,
 					.type = type,
 					.flags = ANSWER,
+					.secret = type == RESOLVE ? 0 : secret_of(pair),
 					.status = status < 11 ? status : 0x80 + status - 11,
 					.length = htobe16(length),
 					.src_qpn = htobe32(pair->owner.qp->qp_num),
@@ -400,8 +432,9 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 	deadline = np_now_ms() + NP_WAIT_MS;
 	for (int known = 0; !(told = np_next_event(&pair->peer, &event, known ? 200 : 0)); known = 1) {
 		struct message m = {
-			.version = 1,
+			.version = VERSION,
 			.type = GONE,
+			.secret = secret_of(pair),
 			.length = htobe16(16),
 			.src_qpn = htobe32(pair->owner.qp->qp_num),
 			.dst_qpn = htobe32(pair->peer.qp->qp_num),
@@ -444,6 +477,100 @@ TEST_F(wire, hold_ids_are_not_guessed)
 	EXPECT_EQ(3, held(pair));
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 	EXPECT_TRUE(np_wait_until(!held(pair)));
+}
+
+/* --- who is no kernel ------------------------------------------------------------------------- */
+
+#define TRACING "/sys/kernel/tracing/"
+#define EVENT	TRACING "events/nprdma/np_disbelieve/enable"
+
+/* A message from that QP arrived where kernels speak, and was dropped. */
+static bool disbelieved(const struct forger *forger, unsigned int type)
+{
+	char line[512], sender[32], what[32];
+	bool found = false;
+	FILE *f = fopen(TRACING "trace", "re");
+
+	snprintf(sender, sizeof(sender), " sender=%u\n", forger->qp->qp_num);
+	snprintf(what, sizeof(what), " type=%u ", type);
+	while (f && !found && fgets(line, sizeof(line), f))
+		found = strstr(line, "np_disbelieve") && strstr(line, sender) && strstr(line, what);
+	if (f)
+		fclose(f);
+	return found;
+}
+
+/*
+ * A process that may set a privileged Q_Key (CAP_NET_RAW does) sends to QP1 and to the
+ * kernel's UD QP from a UD QP of its own, on the peer's host, in the name of a QP of
+ * somebody else. It even knows the secret, which it could not.
+ */
+TEST_F(wire, message_from_a_queue_pair_of_user_space_is_not_obeyed)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t before = holds(pair);
+	struct forger mad, quick;
+	struct rdma_np_event event;
+	struct message m;
+
+	ASSERT_EQ(0, forger_open(&mad, NP_PEER_DEV, pair->owner.lid, QP1_QKEY));
+	ASSERT_EQ(0, forger_open(&quick, NP_PEER_DEV, pair->owner.lid, QUICK_QKEY));
+	ASSERT_EQ(0, np_write_text(TRACING "trace", ""));
+	ASSERT_EQ(0, np_write_text(EVENT, "1"));
+	for (unsigned int type = RESOLVE; type <= GONE; type++) {
+		if (type == FAULT) {
+			m = make_fault(pair, 3, ++self->tid);
+		} else {
+			m = header(pair, type, ++self->tid);
+			m.length = htobe16(type == RELEASE ? 8 : 16);
+		}
+		if (type == RESOLVE)
+			m.resolve.rkey = htobe32(pair->mr->rkey);
+		if (type == FORGET || type == GONE) {
+			m.forget.region_id = htobe64(pair->info.region_id);
+			m.forget.seq = htobe64(UINT64_MAX);
+		}
+		/* Who is believed is told where to answer. */
+		m.ud_qpn = htobe32(quick.qp->qp_num);
+		m.ud_pkey = 0xffff;
+		ASSERT_EQ(0, forge_mad(&mad, &m));
+		EXPECT_TRUE(np_wait_until(disbelieved(&mad, type)));
+		/* The number of the kernel's QP is small, and nobody's secret. */
+		for (uint32_t qpn = 2; qpn < quick.qp->qp_num; qpn++)
+			ASSERT_EQ(0, forge_quick(&quick, &m, qpn));
+		EXPECT_TRUE(np_wait_until(disbelieved(&quick, type)));
+	}
+	ASSERT_EQ(0, np_write_text(EVENT, "0"));
+	EXPECT_OBEYED(before, "from user space");
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
+	EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_EQ(0, np_pair_read(pair, PAGE, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1));
+}
+
+/*
+ * From the right port and from QP1, as from another function of the adapter, which has
+ * its LID: it does not know the secret.
+ */
+TEST_F(wire, message_without_the_secret_is_not_obeyed)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t before = holds(pair);
+	struct message m;
+
+	for (unsigned int i = 0; i < 50; i++) {
+		m = make_fault(pair, i % 16, ++self->tid);
+		m.secret = i ? m.secret ^ htobe64(i) : 0;
+		SEND_FROM(peer, &m);
+		m = header(pair, FORGET, ++self->tid);
+		m.length = htobe16(16);
+		m.secret = i ? m.secret ^ htobe64(i) : 0;
+		m.forget.region_id = htobe64(pair->info.region_id);
+		m.forget.seq = htobe64(UINT64_MAX);
+		SEND_FROM(peer, &m);
+	}
+	EXPECT_OBEYED(before, "without the secret");
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, PAGE, PAGE, RDMA_NP_FAULT_WRITE, NULL));
 }
 
 /* --- at random, beside true traffic --------------------------------------------------------------- */
@@ -489,7 +616,7 @@ static void *storm(void *arg)
 			break;
 		case 1:
 			m = header(s->pair, RESOLVE, tid);
-			m.length = htobe16(8);
+			m.length = htobe16(16);
 			m.resolve.rkey = r & 1 << 20 ? htobe32(s->pair->mr->rkey) : r;
 			break;
 		case 2:

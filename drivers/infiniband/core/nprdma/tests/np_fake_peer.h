@@ -115,13 +115,15 @@ static inline void np_fake_peer_init(struct kunit *test,
 						     GFP_KERNEL)));
 }
 
-/* A MAD from @lid, of the other end if that is 0; what it asks for is done. */
+/*
+ * A MAD from @lid, of the other end's kernel if that is 0; what it asks for is done.
+ */
 static inline void np_fake_arrives(struct np_port *port,
 				   const struct np_msg *msg, bool malformed,
 				   u16 lid)
 {
-	struct np_addr from = { .lid = lid };
-	struct ib_wc wc = { .slid = lid };
+	struct np_addr from = { .lid = lid, .qpn = 1 };
+	struct ib_wc wc = { .slid = lid, .src_qp = 1 };
 	struct ib_grh grh = {};
 	struct ib_mad_recv_wc recv = { .wc = &wc, .recv_buf.grh = &grh };
 
@@ -140,6 +142,8 @@ static inline void np_fake_expect(struct kunit *test, const struct np_msg *reque
 		.src_qpn = request->dst_qpn,
 		.dst_qpn = request->src_qpn,
 		.tid = request->tid,
+		.secret = request->secret,
+		.nonce = request->nonce,
 	};
 	struct np_wire expected, wire;
 

@@ -23,13 +23,21 @@ static struct np_msg np_sample(u8 type, bool answer)
 	struct np_msg msg = {
 		.type = type,
 		.answer = answer,
+		.ud_pkey = 0xa5a6,
 		.ud_qpn = 0x515253,
 		.src_qpn = 0x123456,
 		.dst_qpn = 0xabcdef,
 		.tid = 0x1122334455667788,
+		.secret = 0x99aabbccddeeff00,
 	};
 	unsigned int i;
 
+	if (type == NP_MSG_RESOLVE) {
+		msg.secret = 0;
+		msg.nonce = 0x0123456789abcdef;
+	}
+	if (answer && type == NP_MSG_RESOLVE)
+		msg.given = 0xfedcba9876543210;
 	if (answer && type == NP_MSG_RESOLVE) {
 		msg.region = (struct np_resolve) {
 			.id = 7, .base = 0x7f0000001000, .length = 0x5000,
@@ -45,8 +53,6 @@ static struct np_msg np_sample(u8 type, bool answer)
 			.max_pages = 0x123456, .max_ranges = 0x1234,
 			.lanes = 0x4321,
 		};
-		msg.secret = 0x5ec2e75ec2e75ec2;
-		msg.nonce = 0x0ce0ce0ce0ce0ce0;
 	} else if (answer && type == NP_MSG_FAULT) {
 		msg.faulted.hold_id = 99;
 		msg.faulted.nr_words = RDMA_NP_EVENT_WORDS;
@@ -135,14 +141,13 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EINVAL, wire.hdr.src_qpn = cpu_to_be32(1 << 24));
 	NP_EXPECT_BAD(-EINVAL, wire.hdr.dst_qpn = cpu_to_be32(1 << 24));
 	NP_EXPECT_BAD(-EINVAL, wire.hdr.ud_qpn = cpu_to_be32(1 << 24));
-	NP_EXPECT_BAD(-EBADMSG, wire.hdr.reserved2 = cpu_to_be32(1));
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.reserved = cpu_to_be32(1));
 	NP_EXPECT_BAD(-EPROTO, wire.hdr.version = NP_WIRE_VERSION + 1);
 	NP_EXPECT_BAD(-EPROTO, wire.hdr.version = 0);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.type = 0);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.type = NP_MSG_LAST + 1);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.flags = 2);
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = RDMA_NP_BUSY);
-	NP_EXPECT_BAD(-EBADMSG, wire.hdr.reserved = cpu_to_be16(1));
 	/* An answer to RELEASE has no body */
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.flags = NP_WIRE_ANSWER);
 	NP_EXPECT_BAD(0, (wire.hdr.flags = NP_WIRE_ANSWER,
@@ -195,6 +200,18 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved3[1] = cpu_to_be64(1));
 	/* Whether they can be used from here is not the decoder's to say */
 	NP_EXPECT_BAD(0, wire.region.page_shift = 16);
+	NP_EXPECT_BAD(-EBADMSG, wire.region.secret = 0);
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.secret = cpu_to_be64(1));
+	/* A refusal has the nonce only */
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = RDMA_NP_ACCESS);
+	NP_EXPECT_BAD(0, (wire.hdr.status = RDMA_NP_ACCESS,
+			  wire.hdr.length = cpu_to_be16(8)));
+
+	msg = np_sample(NP_MSG_RESOLVE, false);
+	np_msg_encode(&msg, &good);
+	NP_EXPECT_BAD(0, ({}));
+	NP_EXPECT_BAD(-EBADMSG, wire.hdr.secret = cpu_to_be64(1));
+	NP_EXPECT_BAD(-EBADMSG, wire.resolve.reserved = cpu_to_be32(1));
 #undef NP_EXPECT_BAD
 }
 
@@ -211,8 +228,8 @@ static void np_msg_bytes_are_of_no_cpu(struct kunit *test)
 		0xde, 0xad, 0xbe, 0xef, 0xca, 0xfe, 0xf0, 0x0d,	/* signature */
 		0, 0, 4, 0x0f,					/* access */
 		0, 0, 0x33, 0x33, 0, 0, 0x11, 0x11, 0, 0, 0x22, 0x22, /* keys */
-		0x5e, 0xc2, 0xe7, 0x5e, 0xc2, 0xe7, 0x5e, 0xc2,	/* secret */
-		0x0c, 0xe0, 0xce, 0x0c, 0xe0, 0xce, 0x0c, 0xe0,	/* nonce */
+		0xfe, 0xdc, 0xba, 0x98, 0x76, 0x54, 0x32, 0x10,	/* secret */
+		0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef,	/* nonce */
 		12, 6, 1, 0,			/* shifts, read_order */
 		0, 0x12, 0x34, 0x56,		/* max_pages */
 		0x12, 0x34, 0x43, 0x21,		/* max_ranges, lanes */
@@ -548,6 +565,9 @@ static struct np_resolve np_test_region(u64 id)
 	};
 }
 
+/* What the peer gave in an answer to RESOLVE */
+#define NP_TEST_THEIRS	0x7468656972730000
+
 /* A peer without a device, and what was sent to it. */
 struct np_ask_test {
 	struct np_fake_peer fake;
@@ -597,6 +617,8 @@ static int np_test_send(struct np_port *port, struct ib_ah *ah,
 		.type = NP_MSG_RESOLVE,
 		.answer = true,
 		.tid = msg->tid,
+		.nonce = msg->nonce,
+		.given = NP_TEST_THEIRS,
 		.region = t->resolves_to,
 	};
 
@@ -688,6 +710,7 @@ static void np_answer_request(struct kunit *test, const struct np_msg *request,
 		.answer = true,
 		.status = status,
 		.tid = request->tid,
+		.nonce = request->nonce,
 	};
 
 	if (!status && answer.type == NP_MSG_FAULT) {
@@ -1441,6 +1464,7 @@ static void np_forget_undoes_no_resolve_under_way(struct kunit *test)
 	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
 						    10 * HZ));
 	answer.tid = t->sent[0].tid;
+	answer.nonce = t->sent[0].nonce;
 	np_instead_of_done(test, np_forget_then_done);
 	np_peer_answered(&t->fake.peer, &answer);
 	flush_work(&r.work);
@@ -1538,6 +1562,7 @@ static void np_requests_of_one_peer_are_bounded(struct kunit *test)
 
 	msg.dst_qpn = t->fake.peer.qpn;
 	msg.src_qpn = t->fake.peer.remote_qpn;
+	msg.secret = t->fake.peer.our_secret;
 	mutex_lock(&t->fake.peer.ctl);
 	for (i = 0; i < NP_SERVE_CONTROL; i++) {
 		msg.tid++;
@@ -1665,6 +1690,7 @@ static void np_test_forgets(struct np_ask_test *t, u64 region_id)
 
 	msg.dst_qpn = t->fake.peer.qpn;
 	msg.src_qpn = t->fake.peer.remote_qpn;
+	msg.secret = t->fake.peer.our_secret;
 	msg.forget.region_id = region_id;
 	np_receive(&t->fake.port, &msg, false, &from, NULL);
 	flush_workqueue(np_wq);
@@ -2075,7 +2101,7 @@ static void np_test_stranger(struct kunit *test, struct np_port *port,
 		[NP_MSG_GONE] = RDMA_NP_OK,
 	};
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_addr from = { .lid = lid };
+	struct np_addr from = { .lid = lid, .qpn = 1 };
 	struct np_msg msg;
 	unsigned int nr;
 	u8 type;
@@ -2121,6 +2147,222 @@ static void np_stranger_is_answered_the_same_whatever_the_reason(struct kunit *t
 	/* Or it is not connected any more */
 	np_peer_fail(peer);
 	np_test_stranger(test, &t->fake.port, qpn, remote, 0);
+}
+
+/* --- who is believed ------------------------------------------------------------------ */
+
+/* Of the other end's, whose secret is right */
+static struct np_msg np_true_msg(struct np_peer *peer, u8 type, bool answer)
+{
+	struct np_msg msg = np_sample(type, answer);
+
+	msg.dst_qpn = peer->qpn;
+	msg.src_qpn = peer->remote_qpn;
+	if (type != NP_MSG_RESOLVE)
+		msg.secret = (type == NP_MSG_GONE) == answer ?
+			     peer->our_secret : peer->their_secret;
+	return msg;
+}
+
+/* By MAD from QP @qpn, or by the quick transport */
+static void np_test_from(struct np_ask_test *t, const struct np_msg *msg, u32 qpn)
+{
+	struct np_addr from = { .qpn = qpn };
+	struct ib_wc wc = { .src_qp = qpn };
+	struct ib_grh grh = {};
+	struct ib_mad_recv_wc recv = { .wc = &wc, .recv_buf.grh = &grh };
+
+	np_receive(&t->fake.port, msg, false, &from, msg->quick ? NULL : &recv);
+	flush_workqueue(np_wq);
+}
+
+/* All that the other end's kernel could send; what is obeyed is answered, or told */
+static void np_test_nothing_is_believed(struct kunit *test, u32 qpn, bool quick,
+					u64 wrong)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	unsigned int nr = t->nr_sent;
+	struct rdma_np_event ev;
+	struct np_msg msg;
+	int answer;
+	u8 type;
+
+	for (type = 1; type <= NP_MSG_LAST; type++) {
+		for (answer = 0; answer < 2; answer++) {
+			/* Those two have no secret that could be wrong */
+			if (type == NP_MSG_RESOLVE && wrong)
+				continue;
+			msg = np_true_msg(peer, type, answer);
+			msg.quick = quick;
+			msg.secret ^= wrong;
+			if (type == NP_MSG_FORGET && !answer)
+				msg.forget.seq = U64_MAX;
+			np_test_from(t, &msg, qpn);
+			if (type == NP_MSG_GONE && !answer && wrong && !quick) {
+				/* Who does not know the pair has nothing of it */
+				KUNIT_ASSERT_EQ(test, t->nr_sent, nr + 1);
+				np_fake_expect(test, &msg, &t->sent[nr],
+					       RDMA_NP_OK);
+				nr++;
+			}
+			KUNIT_EXPECT_EQ_MSG(test, t->nr_sent, nr,
+					    "type %u answer %d", type, answer);
+		}
+	}
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, 7);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
+	KUNIT_EXPECT_FALSE(test, peer->ud_known);
+}
+
+static void np_test_believes_init(struct kunit *test)
+{
+	struct np_peer *peer = &np_ask_test(test)->fake.peer;
+
+	peer->their_secret = NP_TEST_THEIRS;
+	np_granted_regions(test, 7);
+	np_bind(test, 7);
+}
+
+/* Any process may send to QP1 that may set a privileged Q_Key */
+static void np_mad_is_believed_from_qp1_only(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg msg;
+
+	np_test_believes_init(test);
+	np_test_nothing_is_believed(test, 0x99, false, 0);
+	np_test_nothing_is_believed(test, 0, false, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.ud_qpn, 0);
+	/* Nor is a stranger answered, or who sends nonsense */
+	msg = np_true_msg(&t->fake.peer, NP_MSG_RESOLVE, false);
+	msg.src_qpn++;
+	np_test_from(t, &msg, 0x99);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+
+	msg = np_true_msg(&t->fake.peer, NP_MSG_FORGET, false);
+	msg.forget.seq = U64_MAX;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_grants, 6);
+}
+
+/* The address is the right one, as that of another function of the same adapter is */
+static void np_message_without_the_secret_is_not_obeyed(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	unsigned int bit;
+
+	np_test_believes_init(test);
+	for (bit = 0; bit < 64; bit++)
+		np_test_nothing_is_believed(test, 1, false, BIT_ULL(bit));
+	/* That of the other one's memory */
+	np_test_nothing_is_believed(test, 1, false,
+				    peer->our_secret ^ peer->their_secret);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	/* Who was given none knows none */
+	peer->their_secret = 0;
+	np_test_nothing_is_believed(test, 1, false, peer->our_secret);
+	peer->their_secret = NP_TEST_THEIRS;
+}
+
+static void np_quick_message_is_believed_from_its_qp_only(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_msg msg;
+
+	np_test_believes_init(test);
+	/* Nobody's, as long as no MAD has told */
+	np_test_nothing_is_believed(test, 0x515253, true, 0);
+	np_test_nothing_is_believed(test, 1, true, 0);
+	peer->ud_qpn = 0x515253;
+	np_test_nothing_is_believed(test, 0x515252, true, 0);
+	np_test_nothing_is_believed(test, 1, true, 0);
+	np_test_nothing_is_believed(test, 0x515253, true, 1);
+	/* RESOLVE and its answer only by MAD */
+	msg = np_true_msg(peer, NP_MSG_RESOLVE, false);
+	msg.quick = true;
+	np_test_from(t, &msg, 0x515253);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+
+	msg = np_true_msg(peer, NP_MSG_FORGET, false);
+	msg.forget.seq = U64_MAX;
+	msg.quick = true;
+	msg.ud_qpn = 0x777;
+	np_test_from(t, &msg, 0x515253);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+	KUNIT_EXPECT_EQ(test, peer->nr_grants, 6);
+	KUNIT_EXPECT_TRUE(test, peer->ud_known);
+	/* And it tells of no other one */
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0x515253);
+}
+
+static void np_ud_qpn_is_learned_from_a_mad_with_the_secret(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_msg msg;
+
+	np_test_believes_init(test);
+	msg = np_true_msg(peer, NP_MSG_RESOLVE, false);
+	msg.ud_pkey = 0x8000;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	/* The port of the test has no UD QP, whose partition is taken for 0 */
+	msg = np_true_msg(peer, NP_MSG_RELEASE, false);
+	msg.ud_pkey = 0x8000;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, msg.ud_qpn);
+	/* Another partition, or limited members both of them */
+	msg.ud_pkey = 0x8001;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	msg.ud_pkey = 0x8000;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, msg.ud_qpn);
+	msg.ud_pkey = 0;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+}
+
+/* Whoever knows the pair, and even the transaction */
+static void np_answer_to_resolve_repeats_its_nonce(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_test_resolve r = { .t = t };
+	struct np_msg answer, request;
+
+	INIT_WORK_ONSTACK(&r.work, np_test_resolve);
+	schedule_work(&r.work);
+	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
+						    10 * HZ));
+	request = t->sent[0];
+	KUNIT_EXPECT_EQ(test, request.secret, 0);
+	answer = np_true_msg(peer, NP_MSG_RESOLVE, true);
+	answer.tid = request.tid;
+	answer.nonce = request.nonce ^ 1;
+	np_test_from(t, &answer, 1);
+	answer.status = RDMA_NP_ACCESS;
+	np_test_from(t, &answer, 1);
+	KUNIT_EXPECT_EQ(test, peer->resolving, 1);
+	KUNIT_EXPECT_EQ(test, peer->their_secret, 0);
+
+	answer.nonce = request.nonce;
+	answer.status = RDMA_NP_OK;
+	np_test_from(t, &answer, 1);
+	flush_work(&r.work);
+	destroy_work_on_stack(&r.work);
+	KUNIT_EXPECT_EQ(test, r.err, 0);
+	KUNIT_EXPECT_EQ(test, peer->their_secret, answer.given);
+	/* And from now on FAULTs carry it */
+	t->nr_sent = 0;
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, answer.region.id, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, t->sent[0].secret, answer.given);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
 }
 
 /* --- ends ---------------------------------------------------------------------------- */
@@ -2237,6 +2479,11 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
 	KUNIT_CASE(np_malformed_request_is_called_that_and_not_obeyed),
 	KUNIT_CASE(np_stranger_is_answered_the_same_whatever_the_reason),
+	KUNIT_CASE(np_mad_is_believed_from_qp1_only),
+	KUNIT_CASE(np_message_without_the_secret_is_not_obeyed),
+	KUNIT_CASE(np_quick_message_is_believed_from_its_qp_only),
+	KUNIT_CASE(np_ud_qpn_is_learned_from_a_mad_with_the_secret),
+	KUNIT_CASE(np_answer_to_resolve_repeats_its_nonce),
 	{}
 };
 

@@ -2521,6 +2521,8 @@ static const struct np_msg *np_test_asks(struct kunit *test,
 	msg->src_qpn = peer->fake.peer.remote_qpn;
 	msg->dst_qpn = peer->fake.peer.qpn;
 	msg->tid = ++peer->tid;
+	if (msg->type != NP_MSG_RESOLVE)
+		msg->secret = peer->fake.peer.our_secret;
 	np_fake_arrives(&peer->fake.port, msg, false, lid);
 	KUNIT_ASSERT_NE(test, 0, wait_for_completion_timeout(&peer->answered,
 							     30 * HZ));
@@ -3079,6 +3081,7 @@ static void np_asker_asks(struct np_asker *asker, unsigned int lane)
 	msg = np_test_fault_msg(region, np_region_id(region), 0);
 	msg.src_qpn = asker->fake.peer.remote_qpn;
 	msg.dst_qpn = asker->fake.peer.qpn;
+	msg.secret = asker->fake.peer.our_secret;
 	msg.fault.lane = lane;
 	asker->tid = round_down(asker->tid, NP_LANES) + NP_LANES + lane;
 	msg.tid = asker->tid;
