@@ -51,6 +51,7 @@ static void np_lose_init(void)
 /**
  * struct np_send - a send buffer and what it keeps alive until it was sent
  * @entry: in np_port.pool
+ * @work: destroys @ah, which may sleep
  * @buf: the MAD layer's
  * @port: of the agent
  * @peer: reference, because of its address handle; or NULL
@@ -58,6 +59,7 @@ static void np_lose_init(void)
  */
 struct np_send {
 	struct list_head entry;
+	struct work_struct work;
 	struct ib_mad_send_buf *buf;
 	struct np_port *port;
 	struct np_peer *peer;
@@ -157,6 +159,38 @@ void np_hca_end(struct np_hca *hca, bool stranger)
 EXPORT_SYMBOL_IF_KUNIT(np_hca_end);
 
 /**
+ * np_hca_begin_refusal - Count one more answer to who is no peer
+ * @hca: the device
+ *
+ * Return: false if it is over the bound, or the device is going
+ */
+bool np_hca_begin_refusal(struct np_hca *hca)
+{
+	bool ok;
+
+	xa_lock_irq(&hca->peers);
+	ok = !hca->dying && hca->refusing < NP_SERVE_REFUSALS;
+	hca->refusing += ok;
+	hca->serving += ok;
+	xa_unlock_irq(&hca->peers);
+	return ok;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_hca_begin_refusal);
+
+/**
+ * np_hca_end_refusal - End what np_hca_begin_refusal() began
+ * @hca: the device
+ */
+void np_hca_end_refusal(struct np_hca *hca)
+{
+	xa_lock_irq(&hca->peers);
+	hca->refusing--;
+	np_hca_served(hca);
+	xa_unlock_irq(&hca->peers);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_hca_end_refusal);
+
+/**
  * np_hca_begin_fault - Count a FAULT that is to be served
  * @hca: the device
  * @region: whose
@@ -197,6 +231,8 @@ static void np_send_free(struct np_send *send)
 	kfree(send);
 }
 
+static void np_send_work(struct work_struct *work);
+
 static struct np_send *np_send_alloc(struct np_port *port, gfp_t gfp)
 {
 	struct ib_vendor_mad *mad;
@@ -213,6 +249,7 @@ static struct np_send *np_send_alloc(struct np_port *port, gfp_t gfp)
 		return NULL;
 	}
 	send->port = port;
+	INIT_WORK(&send->work, np_send_work);
 	send->buf->context[0] = send;
 	mad = send->buf->mad;
 	mad->mad_hdr.base_version = IB_MGMT_BASE_VERSION;
@@ -265,10 +302,20 @@ static void np_send_put(struct np_send *send)
 		np_peer_put(peer);
 }
 
+static void np_send_work(struct work_struct *work)
+{
+	np_send_put(container_of(work, struct np_send, work));
+}
+
 static void np_mad_sent(struct ib_mad_agent *agent,
 			struct ib_mad_send_wc *wc)
 {
-	np_send_put(wc->send_buf->context[0]);
+	struct np_send *send = wc->send_buf->context[0];
+
+	if (send->ah)
+		queue_work(np_wq, &send->work);
+	else
+		np_send_put(send);
 }
 
 /* np_port.send */

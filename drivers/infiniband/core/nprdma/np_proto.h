@@ -405,6 +405,7 @@ struct np_port {
  * @serving: requests queued or being served; under the lock of @peers
  * @asked: of these, other than FAULT
  * @strangers: of these, from QPs that are no peers yet
+ * @refusing: answers under way to those who are no peers; among @serving as well
  * @held_pages: on behalf of all peers
  * @holders: struct np_holder: whose memory these are
  * @idle: woken when @nr_peers or @serving falls to 0
@@ -422,6 +423,7 @@ struct np_hca {
 	unsigned int serving;
 	unsigned int asked;
 	unsigned int strangers;
+	unsigned int refusing;
 	unsigned long held_pages;
 	DECLARE_HASHTABLE(holders, NP_HOLDER_BITS);
 	wait_queue_head_t idle;
@@ -435,12 +437,14 @@ struct np_hca {
  * among them, one owner's as many as it leaves free, the last of which are not for QPs
  * that have others: np_region_may_serve()); of these, other than FAULT, so that these
  * leave something to FAULTs; of these, from QPs that are no peers yet; other than FAULT
- * (which has its lanes) of one peer.  Beyond that the answer is BUSY.
+ * (which has its lanes) of one peer.  Beyond that the answer is BUSY.  And answers to
+ * those who are no peers, beyond which there are none.
  */
 #define NP_SERVE_DEVICE		512
 #define NP_SERVE_ASKED		128
 #define NP_SERVE_STRANGERS	32
 #define NP_SERVE_CONTROL	8
+#define NP_SERVE_REFUSALS	32
 /*
  * Pages under hold, on behalf of one QP and for all of a device; of these, one owner's
  * as many as it leaves free
@@ -460,6 +464,8 @@ void np_hca_put(struct np_hca *hca);
 u64 np_incarnation(void);
 bool np_hca_begin(struct np_hca *hca, bool stranger);
 void np_hca_end(struct np_hca *hca, bool stranger);
+bool np_hca_begin_refusal(struct np_hca *hca);
+void np_hca_end_refusal(struct np_hca *hca);
 bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
 			unsigned int depth);
 void np_hca_end_fault(struct np_hca *hca);
@@ -573,6 +579,7 @@ struct np_channel;
  * @overdue: ends the QP for which too many dead regions wait
  * @failed: ends the peer after the device failed its QP
  * @fail_again: ends the QP if its destruction fails, which kept us from that
+ * @free: frees the peer, whose last reference may be given back where nobody may sleep
  */
 struct np_peer {
 	struct kref ref;
@@ -633,6 +640,7 @@ struct np_peer {
 	struct work_struct overdue;
 	struct work_struct failed;
 	struct delayed_work fail_again;
+	struct work_struct free;
 };
 
 /**

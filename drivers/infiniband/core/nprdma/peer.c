@@ -42,9 +42,9 @@ static bool np_state_connected(enum ib_qp_state state)
 	return state == IB_QPS_RTR || state == IB_QPS_RTS || state == IB_QPS_SQD;
 }
 
-static void np_peer_free(struct kref *ref)
+static void np_peer_free(struct work_struct *work)
 {
-	struct np_peer *peer = container_of(ref, struct np_peer, ref);
+	struct np_peer *peer = container_of(work, struct np_peer, free);
 	struct np_hca *hca = peer->hca;
 
 	rdma_destroy_ah(peer->ah, RDMA_DESTROY_AH_SLEEPABLE);
@@ -56,16 +56,21 @@ static void np_peer_free(struct kref *ref)
 	np_hca_put(hca);
 }
 
+/* To destroy its address handle may sleep. */
+static void np_peer_release_ref(struct kref *ref)
+{
+	queue_work(np_wq, &container_of(ref, struct np_peer, ref)->free);
+}
+
 /**
  * np_peer_put - Give back a reference
  * @peer: the peer
  *
- * Context: process context, without locks; the last one destroys the address
- * handle
+ * Context: process context, without locks; does not sleep
  */
 void np_peer_put(struct np_peer *peer)
 {
-	kref_put(&peer->ref, np_peer_free);
+	kref_put(&peer->ref, np_peer_release_ref);
 }
 EXPORT_SYMBOL_GPL(np_peer_put);
 
@@ -176,6 +181,7 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	init_waitqueue_head(&peer->idle);
 	init_completion(&peer->gone);
 	INIT_DELAYED_WORK(&peer->fail_again, np_peer_fail_again);
+	INIT_WORK(&peer->free, np_peer_free);
 	do
 		peer->our_secret = get_random_u64();
 	while (!peer->our_secret);
@@ -572,7 +578,8 @@ int np_peer_init(void)
 	 * holds given back take spinlocks and the locks of residency. RESOLVE, FORGET
 	 * and GONE take np_peer.ctl as well, which is held by works that are running and
 	 * by who has waited for them before (np_serve_kill()), and np_region.lock. An
-	 * owner's end waits for its queue's last work, which is about to return. None
+	 * owner's end waits for its queue's last work, which is about to return. Answers to
+	 * who is no peer wait for a neighbour, but a second at most, and they are few. None
 	 * waits for the end of a peer.
 	 */
 	np_wq = alloc_workqueue("nprdma",

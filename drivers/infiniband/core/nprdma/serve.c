@@ -7,10 +7,12 @@
  * secret that this address was told (but RESOLVE, whose answer tells it), and the region
  * belongs to that QP's PD: exactly those who could have used the rkey of a pinned region.
  *
- * np_receive() runs in the handler of a completion.  It answers what needs no
- * waiting; FAULTs go to a queue of the memory's owner, who may keep them waiting, and
- * the rest to one of ours.  Everything that is queued is counted; over a bound the
- * answer is BUSY and no memory is spent.
+ * np_receive() runs in the handler of a completion, with all the port's other MADs
+ * behind it, so it never sleeps.  It answers peers where that needs no waiting; FAULTs go
+ * to a queue of the memory's owner, who may keep them waiting, and the rest to one of
+ * ours.  So do answers to those who are no peers: to make an address handle may take a
+ * second, in which a neighbour is looked for.  Everything that is queued is counted; over
+ * a bound the answer is BUSY, or there is none, and no memory is spent.
  *
  * A FAULT is executed once, however often it arrives: see struct np_lane.
  */
@@ -110,23 +112,43 @@ struct np_serve {
 };
 
 /**
+ * struct np_mad_from - what it takes to answer a MAD
+ * @port: where it arrived
+ * @wc: its completion
+ * @grh: its GRH, if the completion says that there is one
+ */
+struct np_mad_from {
+	struct np_port *port;
+	struct ib_wc wc;
+	struct ib_grh grh;
+};
+
+/**
  * struct np_asked - a RESOLVE or FORGET that waits for its turn
  * @work: serves it
- * @port: where it arrived
  * @peer: reference; NULL: not a peer, or not yet
- * @ah: to a stranger
- * @pkey_index: to a stranger
+ * @mad: from a stranger; of a peer's only the port
  * @from: where it came from
  * @msg: the request
  */
 struct np_asked {
 	struct work_struct work;
-	struct np_port *port;
 	struct np_peer *peer;
-	struct ib_ah *ah;
-	u16 pkey_index;
+	struct np_mad_from mad;
 	struct np_addr from;
 	struct np_msg msg;
+};
+
+/**
+ * struct np_refusal - an answer to who is no peer
+ * @work: sends it
+ * @mad: to whom
+ * @answer: the answer
+ */
+struct np_refusal {
+	struct work_struct work;
+	struct np_mad_from mad;
+	struct np_msg answer;
 };
 
 /* --- answers -------------------------------------------------------------------- */
@@ -161,24 +183,57 @@ static void np_answer_status(struct np_peer *peer, const struct np_msg *msg,
 	np_answer_peer(peer, &answer);
 }
 
-static struct ib_ah *np_stranger_ah(struct np_port *port,
-				    struct ib_mad_recv_wc *recv)
+static void np_mad_from(struct np_mad_from *mad, struct np_port *port,
+			const struct ib_mad_recv_wc *recv)
 {
-	return ib_create_ah_from_wc(port->agent->qp->pd, recv->wc,
-				    recv->recv_buf.grh, port->port_num);
+	mad->port = port;
+	mad->wc = *recv->wc;
+	if (recv->wc->wc_flags & IB_WC_GRH)
+		mad->grh = *recv->recv_buf.grh;
+}
+
+static void np_refusal_work(struct work_struct *work)
+{
+	struct np_refusal *refusal = container_of(work, struct np_refusal, work);
+	struct np_port *port = refusal->mad.port;
+	struct ib_ah *ah;
+
+	ah = ib_create_ah_from_wc(port->agent->qp->pd, &refusal->mad.wc,
+				  &refusal->mad.grh, port->port_num);
+	if (!IS_ERR(ah))
+		np_send(port, ah, refusal->mad.wc.pkey_index, NULL,
+			&refusal->answer);
+	kfree(refusal);
+	np_hca_end_refusal(port->hca);
+}
+
+/* Over the bound there is no answer: so an address without anybody delays no others. */
+static void np_refuse(const struct np_mad_from *mad, const struct np_msg *msg,
+		      u32 status)
+{
+	struct np_refusal *refusal;
+
+	if (!np_hca_begin_refusal(mad->port->hca))
+		return;
+	refusal = kzalloc(sizeof(*refusal), GFP_NOWAIT | __GFP_NOWARN);
+	if (!refusal) {
+		np_hca_end_refusal(mad->port->hca);
+		return;
+	}
+	refusal->mad = *mad;
+	np_answer_init(&refusal->answer, msg, status);
+	INIT_WORK(&refusal->work, np_refusal_work);
+	queue_work(np_wq, &refusal->work);
 }
 
 static void np_answer_stranger(struct np_port *port,
-			       struct ib_mad_recv_wc *recv,
+			       const struct ib_mad_recv_wc *recv,
 			       const struct np_msg *msg, u32 status)
 {
-	struct ib_ah *ah = np_stranger_ah(port, recv);
-	struct np_msg answer;
+	struct np_mad_from mad = {};
 
-	if (IS_ERR(ah))
-		return;
-	np_answer_init(&answer, msg, status);
-	np_send(port, ah, recv->wc->pkey_index, NULL, &answer);
+	np_mad_from(&mad, port, recv);
+	np_refuse(&mad, msg, status);
 }
 
 /* --- holds ------------------------------------------------------------------------ */
@@ -944,7 +999,7 @@ static struct np_peer *np_stranger_peer(struct np_asked *asked)
 	struct rdma_restrack_entry *res;
 	struct np_peer *peer;
 
-	res = rdma_restrack_get_byid(asked->port->hca->ibdev, RDMA_RESTRACK_QP,
+	res = rdma_restrack_get_byid(asked->mad.port->hca->ibdev, RDMA_RESTRACK_QP,
 				     asked->msg.dst_qpn);
 	if (IS_ERR(res))
 		return ERR_CAST(res);
@@ -952,7 +1007,7 @@ static struct np_peer *np_stranger_peer(struct np_asked *asked)
 	rdma_restrack_put(res);
 	if (IS_ERR(peer))
 		return peer;
-	if (peer->port == asked->port &&
+	if (peer->port == asked->mad.port &&
 	    peer->remote_qpn == asked->msg.src_qpn &&
 	    np_addr_match(&peer->addr, &asked->from) && np_peer_begin(peer))
 		return peer;
@@ -963,7 +1018,7 @@ static struct np_peer *np_stranger_peer(struct np_asked *asked)
 static void np_asked_work(struct work_struct *work)
 {
 	struct np_asked *asked = container_of(work, struct np_asked, work);
-	struct np_hca *hca = asked->port->hca;
+	struct np_hca *hca = asked->mad.port->hca;
 	bool stranger = !asked->peer;
 	struct np_peer *peer = asked->peer;
 	struct np_msg answer;
@@ -975,10 +1030,9 @@ static void np_asked_work(struct work_struct *work)
 		if (IS_ERR(peer)) {
 			err = PTR_ERR(peer);
 			/* The same for each reason; a QP may be connected soon */
-			answer.status = err == -EBUSY || err == -ENOMEM ?
-					RDMA_NP_BUSY : RDMA_NP_QP;
-			np_send(asked->port, asked->ah, asked->pkey_index,
-				NULL, &answer);
+			np_refuse(&asked->mad, &asked->msg,
+				  err == -EBUSY || err == -ENOMEM ?
+				  RDMA_NP_BUSY : RDMA_NP_QP);
 			goto out;
 		}
 	}
@@ -997,9 +1051,7 @@ static void np_asked_work(struct work_struct *work)
 				       answer.region.id, answer.status);
 	np_answer_peer(peer, &answer);
 
-	if (stranger) {
-		rdma_destroy_ah(asked->ah, RDMA_DESTROY_AH_SLEEPABLE);
-	} else {
+	if (!stranger) {
 		spin_lock(&peer->lock);
 		peer->control--;
 		spin_unlock(&peer->lock);
@@ -1034,7 +1086,7 @@ static bool np_asked_queue(struct np_port *port, struct np_peer *peer,
 	asked = kzalloc(sizeof(*asked), GFP_NOWAIT | __GFP_NOWARN);
 	if (!asked)
 		goto err_hca;
-	asked->port = port;
+	asked->mad.port = port;
 	asked->msg = *msg;
 	asked->from = *from;
 	INIT_WORK(&asked->work, np_asked_work);
@@ -1042,16 +1094,11 @@ static bool np_asked_queue(struct np_port *port, struct np_peer *peer,
 		kref_get(&peer->ref);
 		asked->peer = peer;
 	} else {
-		asked->pkey_index = recv->wc->pkey_index;
-		asked->ah = np_stranger_ah(port, recv);
-		if (IS_ERR(asked->ah))
-			goto err_free;
+		np_mad_from(&asked->mad, port, recv);
 	}
 	queue_work(np_wq, &asked->work);
 	return true;
 
-err_free:
-	kfree(asked);
 err_hca:
 	np_hca_end(port->hca, !peer);
 err_peer:
@@ -1160,7 +1207,7 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
  * MADs are of kernels only if they come from QP1: any QP may send to it, if its process
  * may set a privileged Q_Key.
  *
- * Context: completion handler: process context, must not wait for long
+ * Context: completion handler: process context, does not sleep
  */
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 		const struct np_addr *from, struct ib_mad_recv_wc *recv)

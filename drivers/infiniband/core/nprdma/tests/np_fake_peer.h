@@ -24,6 +24,7 @@
  * @gsi: has that
  * @agent: of @gsi
  * @ah_lid: what the newest address handle leads to
+ * @ah_task: who made it
  */
 struct np_fake_peer {
 	struct np_peer peer;
@@ -37,6 +38,7 @@ struct np_fake_peer {
 	struct ib_qp gsi;
 	struct ib_mad_agent agent;
 	u16 ah_lid;
+	struct task_struct *ah_task;
 };
 
 static inline int np_fake_create_ah(struct ib_ah *ah,
@@ -46,6 +48,7 @@ static inline int np_fake_create_ah(struct ib_ah *ah,
 	struct np_fake_peer *fake = container_of(ah->pd, struct np_fake_peer, pd);
 
 	fake->ah_lid = rdma_ah_get_dlid(attr->ah_attr);
+	fake->ah_task = current;
 	return 0;
 }
 
@@ -174,6 +177,7 @@ static inline void np_fake_peer_exit(struct kunit *test,
 	KUNIT_EXPECT_EQ(test, kref_read(&fake->hca.ref), 1);
 	KUNIT_EXPECT_EQ(test, fake->hca.serving, 0);
 	KUNIT_EXPECT_EQ(test, fake->hca.strangers, 0);
+	KUNIT_EXPECT_EQ(test, fake->hca.refusing, 0);
 	KUNIT_EXPECT_EQ(test, atomic_read(&fake->pd.usecnt), 0);
 	kvfree(peer->serve);
 	xa_destroy(&peer->grants);

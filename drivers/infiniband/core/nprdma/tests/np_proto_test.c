@@ -2149,6 +2149,46 @@ static void np_stranger_is_answered_the_same_whatever_the_reason(struct kunit *t
 	np_test_stranger(test, &t->fake.port, qpn, remote, 0);
 }
 
+/* On RoCE that may take a second, in which no MAD of the port would be looked at */
+static void np_handler_makes_no_address_handle(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg msg;
+	int malformed;
+	u8 type;
+
+	for (type = 1; type <= NP_MSG_LAST; type++) {
+		for (malformed = 0; malformed < 2; malformed++) {
+			t->fake.ah_task = NULL;
+			msg = np_sample(type, false);
+			np_fake_arrives(&t->fake.port, &msg, malformed, 1);
+			KUNIT_EXPECT_NOT_NULL(test, t->fake.ah_task);
+			KUNIT_EXPECT_PTR_NE(test, t->fake.ah_task, current);
+		}
+	}
+}
+
+static void np_answers_to_strangers_are_bounded(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg msg = np_sample(NP_MSG_GONE, false);
+	unsigned int i;
+
+	for (i = 0; np_hca_begin_refusal(&t->fake.hca); i++)
+		KUNIT_ASSERT_LT(test, i, NP_SERVE_REFUSALS);
+	KUNIT_EXPECT_EQ(test, i, NP_SERVE_REFUSALS);
+	/* The device waits for them, and others have their places */
+	KUNIT_EXPECT_EQ(test, t->fake.hca.serving, NP_SERVE_REFUSALS);
+	KUNIT_EXPECT_TRUE(test, np_hca_begin(&t->fake.hca, true));
+	np_hca_end(&t->fake.hca, true);
+	np_fake_arrives(&t->fake.port, &msg, false, 1);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	while (i--)
+		np_hca_end_refusal(&t->fake.hca);
+	np_fake_arrives(&t->fake.port, &msg, false, 1);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+}
+
 /* --- who is believed ------------------------------------------------------------------ */
 
 /* Of the other end's, whose secret is right */
@@ -2479,6 +2519,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
 	KUNIT_CASE(np_malformed_request_is_called_that_and_not_obeyed),
 	KUNIT_CASE(np_stranger_is_answered_the_same_whatever_the_reason),
+	KUNIT_CASE(np_handler_makes_no_address_handle),
+	KUNIT_CASE(np_answers_to_strangers_are_bounded),
 	KUNIT_CASE(np_mad_is_believed_from_qp1_only),
 	KUNIT_CASE(np_message_without_the_secret_is_not_obeyed),
 	KUNIT_CASE(np_quick_message_is_believed_from_its_qp_only),
