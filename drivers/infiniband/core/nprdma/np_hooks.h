@@ -12,6 +12,8 @@
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
 
+struct np_region;
+
 #ifdef CONFIG_INFINIBAND_NPRDMA
 
 int np_init(void);
@@ -33,6 +35,13 @@ void np_umem_release(struct ib_umem *umem);
 
 int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
 int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr);
+
+void np_qp_init(struct ib_qp *qp);
+void np_qp_modify_begin(struct ib_qp *qp);
+void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
+		      int attr_mask, int ret);
+void np_qp_destroyed(struct ib_qp *qp);
+void np_qp_event(struct ib_qp *qp, enum ib_event_type event);
 
 #else /* CONFIG_INFINIBAND_NPRDMA */
 
@@ -96,6 +105,28 @@ static inline int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 static inline int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 {
 	return 0;
+}
+
+static inline void np_qp_init(struct ib_qp *qp)
+{
+}
+
+static inline void np_qp_modify_begin(struct ib_qp *qp)
+{
+}
+
+static inline void np_qp_modify_end(struct ib_qp *qp,
+				    const struct ib_qp_attr *attr,
+				    int attr_mask, int ret)
+{
+}
+
+static inline void np_qp_destroyed(struct ib_qp *qp)
+{
+}
+
+static inline void np_qp_event(struct ib_qp *qp, enum ib_event_type event)
+{
 }
 
 #endif /* CONFIG_INFINIBAND_NPRDMA */

@@ -28,6 +28,7 @@
  *            see struct np_pgrant.
  *
  * Lock order: np_peer.ctl > np_region.lock > np_peer.lock > np_channel.lock.
+ * ib_qp_np.lock is taken with none of them held, and none but np_hca.peers' under it.
  */
 #ifndef NP_PROTO_H
 #define NP_PROTO_H
@@ -389,8 +390,6 @@ struct np_port {
 	bool closing;
 };
 
-/* Buckets of the counters that tell of QPs modified meanwhile */
-#define NP_MODIFY_BUCKETS	64
 #define NP_HOLDER_BITS		6
 
 /**
@@ -398,9 +397,9 @@ struct np_port {
  * @ibdev: the device
  * @ref: the client's, one for each peer, and lookups
  * @rcu: for freeing
- * @peers: struct np_peer by local QPN; its lock also protects @modified,
- *         @serving, @asked, @strangers, @held_pages, @holders and @dying
- * @modified: counts QP modifications, by QPN
+ * @peers: struct np_peer by local QPN; its lock also protects @serving, @asked,
+ *         @strangers, @refusing, @held_pages, @holders and @dying, and what struct
+ *         ib_qp_np says of the device's QPs
  * @nr_peers: peers not yet freed
  * @serving: requests queued or being served; under the lock of @peers
  * @asked: of these, other than FAULT
@@ -418,7 +417,6 @@ struct np_hca {
 	struct kref ref;
 	struct rcu_head rcu;
 	struct xarray peers;
-	u32 modified[NP_MODIFY_BUCKETS];
 	atomic_t nr_peers;
 	unsigned int serving;
 	unsigned int asked;
@@ -526,6 +524,7 @@ struct np_channel;
  * @qp: compare only, except under a restrack reference
  * @pd: compare only
  * @qpn: ours
+ * @left: ib_qp_np.left of @qp when the peer was made: another one says that it has ended
  * @remote_qpn: theirs
  * @pkey_index: the QP's
  * @ud_qpn: the other kernel's UD QP, as it told last in a MAD that it has proven to be
@@ -589,6 +588,7 @@ struct np_peer {
 	struct ib_qp *qp;
 	struct ib_pd *pd;
 	u32 qpn;
+	u32 left;
 	u32 remote_qpn;
 	u16 pkey_index;
 	u32 ud_qpn;
@@ -722,6 +722,8 @@ void np_peer_end(struct np_peer *peer);
 void np_peer_fail(struct np_peer *peer);
 bool np_peer_queue_kill(struct work_struct *work);
 void np_peer_kill_device(struct np_hca *hca);
+bool np_qp_may_be_connected(struct np_hca *hca, struct ib_qp *qp, u32 qpn,
+			    const struct np_addr *from);
 
 /* --- asking (ask.c) ------------------------------------------------------------ */
 

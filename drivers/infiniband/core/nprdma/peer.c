@@ -8,8 +8,8 @@
  * that our QP is connected to.
  *
  * A peer ends when its QP is modified out of the connected states, gets another
- * address, or is destroyed.  The QP notifier says so after the device did it;
- * when it returns, nothing that was done on behalf of the other end is left:
+ * address, or is destroyed.  The core's hooks say so after the device did it;
+ * when they return, nothing that was done on behalf of the other end is left:
  * requests are finished, holds released, grants dropped.  Only FAULTs that are at
  * work end later, because they may wait for memory that comes when this process
  * has closed its files; they grant no hold any more.  A QP that returns to a connected
@@ -20,15 +20,15 @@
  * space only; its peer ends with what the application does next.
  *
  * A peer made from attributes that were read before a concurrent modification
- * must not come to life after it: np_hca.modified orders the two.
+ * must not come to life after it: ib_qp_np.changed orders the two.
  */
-#include <linux/notifier.h>
 #include <linux/random.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
 #include "../core_priv.h"
 #include "../restrack.h"
+#include "np_hooks.h"
 #include "np_proto.h"
 #include "trace.h"
 
@@ -229,7 +229,7 @@ struct np_peer *np_peer_make(struct ib_qp *qp)
 	struct np_peer *peer, *old;
 	struct np_hca *hca;
 	unsigned int tries;
-	u32 modified;
+	u32 changed, left;
 	int err;
 
 	/* What is not tracked could not be ended: see np_peer_qp() */
@@ -247,17 +247,18 @@ struct np_peer *np_peer_make(struct ib_qp *qp)
 			np_peer_put(peer);
 
 		xa_lock_irq(&hca->peers);
-		modified = hca->modified[qp->qp_num % NP_MODIFY_BUCKETS];
+		changed = qp->np.changed;
+		left = qp->np.left;
 		xa_unlock_irq(&hca->peers);
 		peer = np_peer_alloc(hca, qp);
 		if (IS_ERR(peer))
 			goto out;
+		peer->left = left;
 
 		xa_lock_irq(&hca->peers);
 		if (hca->dying)
 			err = -ENODEV;
-		else if (modified !=
-			 hca->modified[qp->qp_num % NP_MODIFY_BUCKETS])
+		else if (changed != qp->np.changed)
 			err = -EBUSY;
 		else
 			err = __xa_insert(&hca->peers, qp->qp_num, peer,
@@ -393,7 +394,8 @@ void np_peer_fail(struct np_peer *peer)
 {
 	struct ib_qp_attr attr = { .qp_state = IB_QPS_ERR };
 	struct ib_qp *qp = np_peer_qp(peer);
-	int err;
+	bool connected;
+	int err = 0;
 
 	if (!qp) {
 		spin_lock(&peer->lock);
@@ -403,14 +405,25 @@ void np_peer_fail(struct np_peer *peer)
 		spin_unlock(&peer->lock);
 		return;
 	}
-	err = ib_modify_qp(qp, &attr, IB_QP_STATE);
+	mutex_lock(&qp->np.lock);
+	/*
+	 * Else it was modified meanwhile, and who did that ends the peer. The QP may be
+	 * connected to somebody else by now.
+	 */
+	connected = qp->np.left == peer->left;
+	if (connected) {
+		WRITE_ONCE(qp->np.holder, current);
+		err = ib_modify_qp(qp, &attr, IB_QP_STATE);
+		WRITE_ONCE(qp->np.holder, NULL);
+	}
+	mutex_unlock(&qp->np.lock);
 	if (err)
 		ibdev_warn_ratelimited(peer->hca->ibdev,
 				       "nprdma: QP %u to error: %d\n",
 				       peer->qpn, err);
 	rdma_restrack_put(&qp->res);
 	/* A device that does not even do that has lost the QP */
-	if (err)
+	if (connected)
 		np_peer_kill(peer);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_fail);
@@ -451,54 +464,166 @@ void np_peer_kill_device(struct np_hca *hca)
 		   !atomic_read(&hca->nr_peers) && !READ_ONCE(hca->serving));
 }
 
-static bool np_still_connected(const struct ib_qp_notify_info *info)
+/* --- hooks ---------------------------------------------------------------- */
+
+/* Only RC QPs have peers. */
+static bool np_qp_has_peers(const struct ib_qp *qp)
 {
-	if (info->attr_mask & (IB_QP_AV | IB_QP_DEST_QPN | IB_QP_PKEY_INDEX |
-			       IB_QP_PORT | IB_QP_PATH_MIG_STATE))
-		return false;
-	if (!(info->attr_mask & IB_QP_STATE))
-		return true;
-	return np_state_connected(info->attr->qp_state);
+	return qp->qp_type == IB_QPT_RC;
 }
 
-static int np_qp_notify(struct notifier_block *nb, unsigned long event,
-			void *data)
+/**
+ * np_qp_init - A QP is made
+ * @qp: zeroed but for what the core says of it
+ */
+void np_qp_init(struct ib_qp *qp)
 {
-	const struct ib_qp_notify_info *info = data;
-	struct ib_qp *qp = info->qp;
-	struct np_peer *peer;
+	mutex_init(&qp->np.lock);
+}
+
+/**
+ * np_qp_modify_begin - A QP is about to be modified
+ * @qp: the QP; np_qp_modify_end() must follow
+ *
+ * Context: process context, may sleep
+ */
+void np_qp_modify_begin(struct ib_qp *qp)
+{
+	/* Else np_peer_fail() has it, which is who modifies the QP */
+	if (np_qp_has_peers(qp) && READ_ONCE(qp->np.holder) != current)
+		mutex_lock(&qp->np.lock);
+}
+
+static bool np_still_connected(const struct ib_qp_attr *attr, int attr_mask)
+{
+	if (attr_mask & (IB_QP_AV | IB_QP_DEST_QPN | IB_QP_PKEY_INDEX |
+			 IB_QP_PORT | IB_QP_PATH_MIG_STATE))
+		return false;
+	if (!(attr_mask & IB_QP_STATE))
+		return true;
+	return np_state_connected(attr->qp_state);
+}
+
+/* Under the lock of np_hca.peers. */
+static void np_qp_remember(struct ib_qp_np *np, const struct ib_qp_attr *attr,
+			   int attr_mask)
+{
+	if (attr_mask & IB_QP_STATE) {
+		np->connected = np_state_connected(attr->qp_state);
+		np->migrates = np->migrates && np->connected;
+	}
+	if (attr_mask & (IB_QP_ALT_PATH | IB_QP_PATH_MIG_STATE))
+		np->migrates = true;
+	if (attr_mask & IB_QP_DEST_QPN)
+		np->dest_qpn = attr->dest_qp_num;
+	if (attr_mask & IB_QP_AV) {
+		np->dlid = rdma_ah_get_dlid(&attr->ah_attr);
+		np->grh = rdma_ah_get_ah_flags(&attr->ah_attr) & IB_AH_GRH;
+		if (np->grh)
+			np->dgid = rdma_ah_read_grh(&attr->ah_attr)->dgid;
+	}
+}
+
+/*
+ * An RC QP that @lives and is not connected has the number for itself: a peer of
+ * another one is of one whose destroyer has not come here yet.
+ */
+static void np_qp_end_peer(struct np_hca *hca, struct ib_qp *qp, bool lives)
+{
+	struct np_peer *peer = np_peer_find(hca, qp->qp_num);
+
+	if (!peer)
+		return;
+	if (peer->qp == qp || lives)
+		np_peer_kill(peer);
+	np_peer_put(peer);
+}
+
+/**
+ * np_qp_modify_end - A QP was modified, or could not be
+ * @qp: the QP
+ * @attr: how
+ * @attr_mask: what of that
+ * @ret: what the device said
+ *
+ * Context: process context, may sleep
+ */
+void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
+		      int attr_mask, int ret)
+{
+	bool left = !ret && !np_still_connected(attr, attr_mask);
+	bool failing = READ_ONCE(qp->np.holder) == current;
 	struct np_hca *hca;
 
-	if (event == IB_QP_NOTIFY_MODIFIED && np_still_connected(info))
-		return NOTIFY_DONE;
-	hca = np_hca_get(qp->device);
-	if (!hca)
-		return NOTIFY_DONE;
-
-	xa_lock_irq(&hca->peers);
-	hca->modified[qp->qp_num % NP_MODIFY_BUCKETS]++;
-	xa_unlock_irq(&hca->peers);
-	peer = np_peer_find(hca, qp->qp_num);
-	/*
-	 * An RC QP that lives and is not connected has the number for itself: a
-	 * peer of another one is of one whose destroyer has not come here yet.
-	 * Other types may be counted for themselves
-	 */
-	if (peer && (peer->qp == qp || (event == IB_QP_NOTIFY_MODIFIED &&
-					qp->qp_type == IB_QPT_RC)))
-		np_peer_kill(peer);
-	if (peer)
-		np_peer_put(peer);
-	np_hca_put(hca);
-	return NOTIFY_DONE;
+	if (!np_qp_has_peers(qp))
+		return;
+	hca = ret ? NULL : np_hca_get(qp->device);
+	if (hca) {
+		xa_lock_irq(&hca->peers);
+		np_qp_remember(&qp->np, attr, attr_mask);
+		qp->np.changed += left;
+		qp->np.left += left;
+		xa_unlock_irq(&hca->peers);
+	}
+	if (!failing) {
+		mutex_unlock(&qp->np.lock);
+		if (hca && left)
+			np_qp_end_peer(hca, qp, true);
+	}
+	if (hca)
+		np_hca_put(hca);
 }
 
-static struct notifier_block np_qp_nb = {
-	.notifier_call = np_qp_notify,
-};
+/**
+ * np_qp_may_be_connected - Is a QP connected to somebody, as far as it was told
+ * @hca: the device
+ * @qp: the QP
+ * @qpn: somebody's
+ * @from: somebody's
+ *
+ * Asks the core and not the device, which has to answer others, too.
+ *
+ * Return: false if it certainly is not
+ */
+bool np_qp_may_be_connected(struct np_hca *hca, struct ib_qp *qp, u32 qpn,
+			    const struct np_addr *from)
+{
+	struct np_addr addr = { .roce = from->roce };
+	bool may;
+
+	if (!np_qp_has_peers(qp))
+		return false;
+	xa_lock_irq(&hca->peers);
+	addr.grh = qp->np.grh;
+	addr.lid = qp->np.dlid;
+	addr.gid = qp->np.dgid;
+	may = qp->np.connected && qp->np.dest_qpn == qpn &&
+	      (qp->np.migrates || np_addr_match(&addr, from));
+	xa_unlock_irq(&hca->peers);
+	return may;
+}
+
+/**
+ * np_qp_destroyed - The device has destroyed a QP
+ * @qp: no lookup finds it any more
+ *
+ * Context: process context, may sleep
+ */
+void np_qp_destroyed(struct ib_qp *qp)
+{
+	struct np_hca *hca;
+
+	if (!np_qp_has_peers(qp))
+		return;
+	hca = np_hca_get(qp->device);
+	if (!hca)
+		return;
+	np_qp_end_peer(hca, qp, false);
+	np_hca_put(hca);
+}
 
 /* Of these events the architecture says that the QP is in the error state. */
-static bool np_qp_has_failed(unsigned long event)
+static bool np_qp_has_failed(enum ib_event_type event)
 {
 	return event == IB_EVENT_QP_FATAL || event == IB_EVENT_QP_REQ_ERR ||
 	       event == IB_EVENT_QP_ACCESS_ERR;
@@ -517,23 +642,27 @@ bool np_peer_queue_kill(struct work_struct *work)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_queue_kill);
 
-/* In any context, so the peer's end is left to a worker. */
-static int np_qp_event(struct notifier_block *nb, unsigned long event,
-		       void *data)
+/**
+ * np_qp_event - The device reports an event of a QP
+ * @qp: the QP; exists until this returns
+ * @event: the event
+ *
+ * Context: any, so the peer's end is left to a worker
+ */
+void np_qp_event(struct ib_qp *qp, enum ib_event_type event)
 {
-	struct ib_qp *qp = data;
 	struct np_peer *peer;
 	unsigned long flags;
 	struct np_hca *hca;
 
-	if (!np_qp_has_failed(event))
-		return NOTIFY_DONE;
+	if (!np_qp_has_peers(qp) || !np_qp_has_failed(event))
+		return;
 	hca = np_hca_get(qp->device);
 	if (!hca)
-		return NOTIFY_DONE;
+		return;
 
 	xa_lock_irqsave(&hca->peers, flags);
-	hca->modified[qp->qp_num % NP_MODIFY_BUCKETS]++;
+	qp->np.changed++;
 	peer = xa_load(&hca->peers, qp->qp_num);
 	/* While it is in the table, under its lock, the table's reference stays */
 	if (peer && peer->qp == qp) {
@@ -543,12 +672,7 @@ static int np_qp_event(struct notifier_block *nb, unsigned long event,
 	}
 	xa_unlock_irqrestore(&hca->peers, flags);
 	np_hca_put(hca);
-	return NOTIFY_DONE;
 }
-
-static struct notifier_block np_qp_event_nb = {
-	.notifier_call = np_qp_event,
-};
 
 /**
  * np_peer_queue - Queue work
@@ -597,21 +721,11 @@ int np_peer_init(void)
 		goto err_wq;
 	}
 	np_ask_init();
-	err = ib_register_qp_notifier(&np_qp_nb);
-	if (err)
-		goto err_kill_wq;
-	err = ib_register_qp_event_notifier(&np_qp_event_nb);
-	if (err)
-		goto err_notifier;
 	err = np_mad_init();
 	if (err)
-		goto err_event_notifier;
+		goto err_kill_wq;
 	return 0;
 
-err_event_notifier:
-	ib_unregister_qp_event_notifier(&np_qp_event_nb);
-err_notifier:
-	ib_unregister_qp_notifier(&np_qp_nb);
 err_kill_wq:
 	destroy_workqueue(np_kill_wq);
 err_wq:
@@ -625,8 +739,6 @@ err_wq:
 void np_peer_exit(void)
 {
 	np_mad_exit();
-	ib_unregister_qp_event_notifier(&np_qp_event_nb);
-	ib_unregister_qp_notifier(&np_qp_nb);
 	/* No peers are left, but works that are about to return; these use np_wq */
 	destroy_workqueue(np_kill_wq);
 	destroy_workqueue(np_wq);

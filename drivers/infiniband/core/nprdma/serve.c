@@ -996,14 +996,19 @@ static void np_serve_forget(struct np_peer *peer, const struct np_msg *msg)
 
 static struct np_peer *np_stranger_peer(struct np_asked *asked)
 {
+	struct np_hca *hca = asked->mad.port->hca;
+	struct np_peer *peer = ERR_PTR(-EACCES);
 	struct rdma_restrack_entry *res;
-	struct np_peer *peer;
+	struct ib_qp *qp;
 
-	res = rdma_restrack_get_byid(asked->mad.port->hca->ibdev, RDMA_RESTRACK_QP,
+	res = rdma_restrack_get_byid(hca->ibdev, RDMA_RESTRACK_QP,
 				     asked->msg.dst_qpn);
 	if (IS_ERR(res))
 		return ERR_CAST(res);
-	peer = np_peer_make(container_of(res, struct ib_qp, res));
+	qp = container_of(res, struct ib_qp, res);
+	/* Each peer that is made costs a command of the device */
+	if (np_qp_may_be_connected(hca, qp, asked->msg.src_qpn, &asked->from))
+		peer = np_peer_make(qp);
 	rdma_restrack_put(res);
 	if (IS_ERR(peer))
 		return peer;

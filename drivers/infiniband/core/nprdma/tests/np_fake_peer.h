@@ -91,6 +91,9 @@ static inline void np_fake_peer_init(struct kunit *test,
 	qp->real_qp = qp;
 	qp->qp_num = 1;
 	qp->qp_type = IB_QPT_RC;
+	mutex_init(&qp->np.lock);
+	qp->np.connected = true;
+	qp->np.dest_qpn = 2;
 	rdma_restrack_new(&qp->res, RDMA_RESTRACK_QP);
 	rdma_restrack_set_name(&qp->res, "kunit");
 	rdma_restrack_add(&qp->res);
@@ -110,7 +113,7 @@ static inline void np_fake_peer_init(struct kunit *test,
 	peer->port = &fake->port;
 	peer->qp = qp;
 	peer->qpn = qp->qp_num;
-	peer->remote_qpn = 2;
+	peer->remote_qpn = qp->np.dest_qpn;
 	np_peer_prepare(peer);
 	kref_get(&peer->ref);
 	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&fake->hca.peers,

@@ -1932,6 +1932,32 @@ static void np_qp_whose_destruction_fails_is_ended(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->failed, 1);
 }
 
+/* Between the look at the peer and the lock that keeps its QP as it is */
+static void np_qp_connected_anew_is_not_ended_for_a_former_peer(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+
+	t->fake.failed = np_keys_are_there;
+	t->fake.qp.np.left++;
+	np_peer_fail(&t->fake.peer);
+	KUNIT_EXPECT_EQ(test, t->failed, 0);
+	/* Who modified the QP is about to end the peer */
+	KUNIT_EXPECT_FALSE(test, t->fake.peer.dead);
+	t->fake.qp.np.left--;
+	np_peer_fail(&t->fake.peer);
+	KUNIT_EXPECT_EQ(test, t->failed, 1);
+	KUNIT_EXPECT_TRUE(test, t->fake.peer.dead);
+}
+
+static unsigned int np_test_queries;
+
+static int np_test_query(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
+			 struct ib_qp_init_attr *init)
+{
+	np_test_queries++;
+	return -EIO;
+}
+
 static int np_test_modify_nothing(struct ib_qp *qp, struct ib_qp_attr *attr,
 				  int attr_mask, struct ib_udata *udata)
 {
@@ -1952,6 +1978,7 @@ static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 	KUNIT_EXPECT_PTR_EQ(test, peer, &t->fake.peer);
 	if (!IS_ERR(peer))
 		np_peer_put(peer);
+	mutex_init(&qp->np.lock);
 	qp->device = t->fake.qp.device;
 	qp->real_qp = qp;
 	qp->qp_num = t->fake.qp.qp_num;
@@ -1973,6 +2000,52 @@ static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 	t->fake.ibdev->ops.modify_qp = np_fake_modify_qp;
 	KUNIT_EXPECT_TRUE(test, t->fake.peer.dead);
 	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.peer.grants));
+}
+
+/* A device answers one query at a time, and has other things to do */
+static void np_stranger_costs_no_query_of_the_device(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg msg = np_sample(NP_MSG_RESOLVE, false);
+	struct ib_qp_attr attr = {
+		.qp_state = IB_QPS_RTR,
+		.dest_qp_num = 0x77,
+	};
+	struct ib_qp *qp = &t->fake.qp;
+
+	np_peer_fail(&t->fake.peer);
+	t->fake.ibdev->ops.modify_qp = np_test_modify_nothing;
+	t->fake.ibdev->ops.query_qp = np_test_query;
+	np_test_queries = 0;
+	msg.dst_qpn = qp->qp_num;
+	msg.src_qpn = 0x77;
+	/* Not connected */
+	np_fake_arrives(&t->fake.port, &msg, false, 5);
+	KUNIT_EXPECT_EQ(test, np_test_queries, 0);
+
+	rdma_ah_set_port_num(&attr.ah_attr, 1);
+	rdma_ah_set_dlid(&attr.ah_attr, 5);
+	attr.ah_attr.type = RDMA_AH_ATTR_TYPE_IB;
+	attr.ah_attr.ib.dlid = 5;
+	KUNIT_ASSERT_EQ(test, ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV |
+						      IB_QP_DEST_QPN), 0);
+	/* Another host, or QP, says that it is connected to it */
+	np_fake_arrives(&t->fake.port, &msg, false, 6);
+	msg.src_qpn++;
+	np_fake_arrives(&t->fake.port, &msg, false, 5);
+	KUNIT_EXPECT_EQ(test, np_test_queries, 0);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 3);
+	/* That may be so: now the device is asked */
+	msg.src_qpn--;
+	np_fake_arrives(&t->fake.port, &msg, false, 5);
+	KUNIT_EXPECT_EQ(test, np_test_queries, 1);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 4);
+
+	attr.qp_state = IB_QPS_ERR;
+	KUNIT_ASSERT_EQ(test, ib_modify_qp(qp, &attr, IB_QP_STATE), 0);
+	np_fake_arrives(&t->fake.port, &msg, false, 5);
+	KUNIT_EXPECT_EQ(test, np_test_queries, 1);
+	t->fake.ibdev->ops.modify_qp = np_fake_modify_qp;
 }
 
 static void np_dead_regions_are_bounded(struct kunit *test)
@@ -2515,6 +2588,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_all_under_way_is_bounded),
 	KUNIT_CASE(np_dead_regions_are_bounded),
 	KUNIT_CASE(np_qp_whose_destruction_fails_is_ended),
+	KUNIT_CASE(np_qp_connected_anew_is_not_ended_for_a_former_peer),
+	KUNIT_CASE(np_stranger_costs_no_query_of_the_device),
 	KUNIT_CASE(np_peer_is_not_that_of_a_former_qp),
 	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
 	KUNIT_CASE(np_malformed_request_is_called_that_and_not_obeyed),
