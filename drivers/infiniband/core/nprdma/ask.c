@@ -245,6 +245,42 @@ void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_trans_init);
 
+/* A message of ours may go by the quick transport. */
+static bool np_quick_is_used(const struct np_peer *peer)
+{
+	return !time_before(jiffies, READ_ONCE(peer->quick_after));
+}
+
+/*
+ * Under the peer's lock, when something is heard of what went by the quick transport
+ * first. An answer by MAD says that it was lost there, or its answer was: partitions, a
+ * firewall, or a port that is overrun may do that to all, and then each request would
+ * cost a time-out.
+ */
+static void np_quick_judge(struct np_trans *trans, const struct np_msg *answer)
+{
+	struct np_peer *peer = trans->peer;
+
+	lockdep_assert_held(&peer->lock);
+	trans->quick = false;
+	/* The second copy is what WORKING answers: so the first one was there */
+	if (answer->quick || (answer->status == NP_WIRE_WORKING &&
+			      trans->tries == 2)) {
+		peer->quick_lost = 0;
+		return;
+	}
+	/* Of those that were lost together one counts */
+	if (answer->status == NP_WIRE_WORKING ||
+	    trans->sent < peer->quick_lost_at)
+		return;
+	peer->quick_lost_at = ktime_get_ns();
+	if (++peer->quick_lost < NP_QUICK_TRIES)
+		return;
+	peer->quick_lost = NP_QUICK_TRIES - 1;
+	WRITE_ONCE(peer->quick_after,
+		   jiffies + msecs_to_jiffies(NP_QUICK_PAUSE_MS));
+}
+
 /* Under the peer's lock: that of the memory's owner. */
 static u64 np_trans_secret(const struct np_trans *trans)
 {
@@ -276,6 +312,8 @@ void np_trans_list(struct np_trans *trans)
 	/* What comes late for an earlier time is no answer to this one */
 	trans->msg.tid = atomic64_inc_return(&np_last_tid);
 	trans->msg.secret = np_trans_secret(trans);
+	trans->msg.quick = trans->msg.quick && np_quick_is_used(peer);
+	trans->quick = trans->msg.quick && np_ud_reaches(peer);
 	trans->sent = ktime_get_ns();
 	trans->deadline = jiffies + msecs_to_jiffies(NP_WORKING_MS);
 	trans->tries = 1;
@@ -386,12 +424,14 @@ static void np_fault_give_back(struct np_peer *peer, struct np_fault *fault)
 	np_trans_put(&fault->rel);
 }
 
-/* Once, without a transaction: if it is lost, the hold's time-out ends it. */
+/*
+ * Once, without a transaction: if it is lost, the hold's time-out ends it. So it goes by
+ * MAD, which the other end takes whatever it knows of our UD QP.
+ */
 static void np_release_send(struct np_peer *peer, u64 hold_id)
 {
 	struct np_msg msg = {
 		.type = NP_MSG_RELEASE,
-		.quick = true,
 		.src_qpn = peer->qpn,
 		.dst_qpn = peer->remote_qpn,
 		.tid = atomic64_inc_return(&np_last_tid),
@@ -1025,6 +1065,8 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 		np_ud_learn(peer, msg);
 	else if (!msg->quick)
 		WRITE_ONCE(peer->ud_known, true);
+	if (trans->quick)
+		np_quick_judge(trans, msg);
 	if (msg->status == NP_WIRE_WORKING) {
 		trans->unheard = 0;
 		spin_unlock(&peer->lock);

@@ -299,6 +299,13 @@ struct np_rtt {
 #define NP_GONE_MIN_MS		100U
 #define NP_GONE_MAX_MS		10000U
 
+/*
+ * Losses of the quick transport in a row, after which all goes by MAD for so long.  Then
+ * one more is enough.
+ */
+#define NP_QUICK_TRIES		3
+#define NP_QUICK_PAUSE_MS	60000U
+
 void np_rtt_sample(struct np_rtt *rtt, u64 us);
 unsigned long np_rtt_timeout(const struct np_rtt *rtt, unsigned int tries);
 
@@ -472,6 +479,7 @@ void np_ud_close(struct np_port *port);
 int np_ud_send(struct np_peer *peer, const struct np_msg *msg);
 u32 np_ud_qpn(const struct np_port *port);
 u16 np_ud_pkey(const struct np_port *port);
+bool np_ud_reaches(const struct np_peer *peer);
 void np_ud_learn(struct np_peer *peer, const struct np_msg *msg);
 int np_mad_init(void);
 void np_mad_exit(void);
@@ -538,6 +546,9 @@ struct np_channel;
  * @dead: the QP left the connected states; nothing new begins
  * @heard: the other kernel did answer once
  * @rtt: to it
+ * @quick_lost: what the quick transport lost in a row
+ * @quick_lost_at: ns: when the last one was noticed
+ * @quick_after: jiffies: when it may be used
  * @again: jiffies: when the next request may be sent again
  * @active: requests of the other end being served, but for FAULTs
  * @control: of these, other than FAULT
@@ -602,6 +613,9 @@ struct np_peer {
 	bool dead;
 	bool heard;
 	struct np_rtt rtt;
+	unsigned int quick_lost;
+	u64 quick_lost_at;
+	unsigned long quick_after;
 	unsigned long again;
 	unsigned int active;
 	unsigned int control;
@@ -654,6 +668,7 @@ struct np_peer {
  * @deadline: jiffies, even if the peer says WORKING
  * @tries: times it was sent
  * @unheard: times it was sent since the peer last said anything about it
+ * @quick: went by the quick transport first, and nothing was heard of that yet
  * @waits: its time-out has passed, and it has not been sent again since
  * @placed: is sent again when @work runs next, whatever else is
  * @done: called once, in process context, without locks
@@ -669,6 +684,7 @@ struct np_trans {
 	unsigned long deadline;
 	unsigned int tries;
 	unsigned int unheard;
+	bool quick;
 	bool waits;
 	bool placed;
 	void (*done)(struct np_trans *trans, u32 status,

@@ -169,6 +169,7 @@ static int np_peer_query(struct np_peer *peer, struct ib_qp *qp)
 VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 {
 	peer->again = jiffies;
+	peer->quick_after = jiffies;
 	kref_init(&peer->ref);
 	spin_lock_init(&peer->lock);
 	INIT_LIST_HEAD(&peer->resolves);

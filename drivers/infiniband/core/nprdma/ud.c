@@ -94,6 +94,21 @@ static void np_ud_sent(struct ib_cq *cq, struct ib_wc *wc)
 }
 
 /**
+ * np_ud_reaches - Does a request go by the quick transport
+ * @peer: to whom
+ *
+ * Return: false: np_ud_send() sends none
+ */
+bool np_ud_reaches(const struct np_peer *peer)
+{
+	struct np_ud *ud = READ_ONCE(peer->port->ud);
+
+	/* The QP is in the default partition, as nearly all are */
+	return ud && READ_ONCE(peer->ud_qpn) && !peer->pkey_index &&
+	       !READ_ONCE(ud->broken) && READ_ONCE(peer->ud_known);
+}
+
+/**
  * np_ud_send - Send a message to a peer, once
  * @peer: the peer
  * @msg: the message

@@ -936,6 +936,76 @@ static void np_fault_repeated_too_early_teaches(struct kunit *test)
 	KUNIT_EXPECT_GE(test, t->fake.peer.rtt.srtt_us, NP_RTO_MIN_US / 16);
 }
 
+/* FAULTs that go by the quick transport first, as if the port had one; then none do */
+static unsigned int np_quick_faults(struct kunit *test, unsigned int nr)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	unsigned int i, first = t->nr_sent;
+	struct np_trans *trans;
+
+	for (i = 0; i < nr; i++)
+		KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, i, 0), 0);
+	spin_lock(&t->fake.peer.lock);
+	list_for_each_entry(trans, &t->fake.peer.trans, entry) {
+		trans->quick = trans->msg.quick;
+		trans->tries = 2;
+	}
+	spin_unlock(&t->fake.peer.lock);
+	return first;
+}
+
+static void np_quick_transport_that_loses_all_is_left(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	unsigned int nr, i, j;
+
+	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
+	np_bind(test, 7);
+	/* As many at once as there are: that is one loss */
+	for (i = 0; i < NP_QUICK_TRIES; i++) {
+		nr = np_quick_faults(test, 4);
+		for (j = nr; j < nr + 4; j++) {
+			KUNIT_EXPECT_TRUE(test, t->sent[j].quick);
+			np_answer_to(test, j, RDMA_NP_OK, 0);
+		}
+	}
+	nr = np_quick_faults(test, 1);
+	KUNIT_EXPECT_FALSE(test, t->sent[nr].quick);
+	np_answer_to(test, nr, RDMA_NP_OK, 0);
+	/* After a while it is tried again, once */
+	peer->quick_after = jiffies;
+	for (i = 0; i < 2; i++) {
+		nr = np_quick_faults(test, 1);
+		KUNIT_EXPECT_EQ(test, t->sent[nr].quick, !i);
+		np_answer_to(test, nr, RDMA_NP_OK, 0);
+	}
+}
+
+static void np_quick_transport_that_loses_some_is_used(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg answer = {
+		.type = NP_MSG_FAULT, .answer = true, .status = RDMA_NP_BUSY,
+		.quick = true,
+	};
+	unsigned int nr, i;
+
+	np_rtt_sample(&t->fake.peer.rtt, NP_RTO_MAX_US);
+	np_bind(test, 7);
+	for (i = 0; i < 6 * NP_QUICK_TRIES; i++) {
+		nr = np_quick_faults(test, 1);
+		KUNIT_ASSERT_TRUE(test, t->sent[nr].quick);
+		answer.tid = t->sent[nr].tid;
+		/* It came, or is said to have come, just before it is left */
+		if (i % NP_QUICK_TRIES == NP_QUICK_TRIES - 1 && i & 1)
+			np_peer_answered(&t->fake.peer, &answer);
+		else if (i % NP_QUICK_TRIES == NP_QUICK_TRIES - 1)
+			np_answer_to(test, nr, NP_WIRE_WORKING, 0);
+		np_answer_to(test, nr, RDMA_NP_OK, 0);
+	}
+}
+
 static void np_fault_is_not_repeated_out_of_place(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -2556,6 +2626,8 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE_SLOW(np_fault_is_repeated_then_given_up),
 	KUNIT_CASE_SLOW(np_fault_working_is_not_given_up),
 	KUNIT_CASE(np_fault_repeated_too_early_teaches),
+	KUNIT_CASE(np_quick_transport_that_loses_all_is_left),
+	KUNIT_CASE(np_quick_transport_that_loses_some_is_used),
 	KUNIT_CASE_SLOW(np_fault_is_not_repeated_out_of_place),
 	KUNIT_CASE_SLOW(np_answer_to_a_repetition_hastens_the_next),
 	KUNIT_CASE_SLOW(np_requests_are_not_sent_again_together),
