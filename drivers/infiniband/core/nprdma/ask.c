@@ -834,6 +834,8 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	spin_lock(&peer->lock);
 	if (peer->dead)
 		err = -ENOTCONN;
+	else if (READ_ONCE(peer->hca->leaving))
+		err = -ENODEV;
 	else if (peer->nr_bindings + peer->resolving >= NP_MAX_BINDINGS)
 		err = -ENOSPC;
 	else if (peer->resolving >= NP_MAX_ASKED)
@@ -1135,6 +1137,32 @@ void np_ask_kill(struct np_peer *peer)
 	}
 }
 EXPORT_SYMBOL_IF_KUNIT(np_ask_kill);
+
+/**
+ * np_ask_leave - End the requests that somebody waits for in a system call
+ * @peer: of a device that is leaving, so none begins
+ */
+void np_ask_leave(struct np_peer *peer)
+{
+	struct np_trans *trans;
+	bool found;
+
+	do {
+		found = false;
+		spin_lock(&peer->lock);
+		list_for_each_entry(trans, &peer->trans, entry) {
+			found = trans->msg.type == NP_MSG_RESOLVE;
+			if (found)
+				break;
+		}
+		if (found)
+			list_del_init(&trans->entry);
+		spin_unlock(&peer->lock);
+		if (found)
+			np_trans_finish(trans, RDMA_NP_QP, NULL);
+	} while (found);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_ask_leave);
 
 /**
  * np_ask_init - Choose where transactions begin

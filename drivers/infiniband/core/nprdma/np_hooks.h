@@ -36,6 +36,7 @@ void np_umem_release(struct ib_umem *umem);
 int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
 int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr);
 
+void np_device_leaves(struct ib_device *ibdev);
 void np_qp_init(struct ib_qp *qp);
 void np_qp_modify_begin(struct ib_qp *qp);
 void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
@@ -105,6 +106,10 @@ static inline int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 static inline int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 {
 	return 0;
+}
+
+static inline void np_device_leaves(struct ib_device *ibdev)
+{
 }
 
 static inline void np_qp_init(struct ib_qp *qp)

@@ -70,9 +70,10 @@ enum np_msg_type {
 #define NP_WIRE_ANSWER		BIT(0)
 
 /*
- * np_wire_hdr.status, beside enum rdma_np_status: the request arrived and is being
- * served, which is said when it arrives again; there are too many FAULTs here,
+ * np_wire_hdr.status of FAULT, beside enum rdma_np_status: the request arrived and is
+ * being served, which is said when it arrives again; there are too many FAULTs here,
  * and this one was not even looked at, which user space hears of as RDMA_NP_BUSY.
+ * Nobody is kept waiting for an answer to anything else by who says that it is at work.
  */
 #define NP_WIRE_WORKING		0x80
 #define NP_WIRE_FULL		0x81
@@ -416,6 +417,7 @@ struct np_port {
  * @holders: struct np_holder: whose memory these are
  * @idle: woken when @nr_peers or @serving falls to 0
  * @dying: no new peers
+ * @leaving: no new RESOLVEs of ours
  * @nr_ports: ports
  * @ports: by port_num - 1
  */
@@ -433,6 +435,7 @@ struct np_hca {
 	DECLARE_HASHTABLE(holders, NP_HOLDER_BITS);
 	wait_queue_head_t idle;
 	bool dying;
+	bool leaving;
 	u32 nr_ports;
 	struct np_port ports[] __counted_by(nr_ports);
 };
@@ -762,6 +765,7 @@ int np_peer_forget(struct np_peer *peer, u64 region_id);
 u32 np_peer_told_gone(struct np_peer *peer, u64 region_id);
 void np_peer_answered(struct np_peer *peer, const struct np_msg *msg);
 void np_ask_kill(struct np_peer *peer);
+void np_ask_leave(struct np_peer *peer);
 void np_ask_init(void);
 
 /* --- serving (serve.c) ----------------------------------------------------------- */

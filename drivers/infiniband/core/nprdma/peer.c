@@ -465,6 +465,36 @@ void np_peer_kill_device(struct np_hca *hca)
 		   !atomic_read(&hca->nr_peers) && !READ_ONCE(hca->serving));
 }
 
+/**
+ * np_device_leaves - User space is about to lose a device
+ * @ibdev: the device
+ *
+ * uverbs waits for its system calls to return, before it destroys QPs: those that wait
+ * for a peer do so now.
+ */
+void np_device_leaves(struct ib_device *ibdev)
+{
+	struct np_hca *hca = np_hca_get(ibdev);
+	struct np_peer *peer;
+	unsigned long qpn;
+
+	if (!hca)
+		return;
+	/* A peer that is made later is made under the same lock */
+	xa_lock_irq(&hca->peers);
+	WRITE_ONCE(hca->leaving, true);
+	xa_unlock_irq(&hca->peers);
+	xa_for_each(&hca->peers, qpn, peer) {
+		peer = np_peer_find(hca, qpn);
+		if (!peer)
+			continue;
+		np_ask_leave(peer);
+		np_peer_put(peer);
+	}
+	np_hca_put(hca);
+}
+EXPORT_SYMBOL_GPL(np_device_leaves);
+
 /* --- hooks ---------------------------------------------------------------- */
 
 /* Only RC QPs have peers. */

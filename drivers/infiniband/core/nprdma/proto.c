@@ -288,8 +288,8 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	if (msg->type == NP_MSG_RESOLVE && msg->secret)
 		return -EBADMSG;
 	if (msg->answer && msg->status > RDMA_NP_PROTO &&
-	    msg->status != NP_WIRE_WORKING &&
-	    (msg->status != NP_WIRE_FULL || msg->type != NP_MSG_FAULT))
+	    (msg->type != NP_MSG_FAULT || (msg->status != NP_WIRE_WORKING &&
+					   msg->status != NP_WIRE_FULL)))
 		return -EBADMSG;
 
 	return msg->answer ? np_decode_answer(wire, length, msg) :

@@ -244,6 +244,57 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 	EXPECT_EQ(-1, np_differs(again.peer.buf + PAGE, PAGE, 1));
 }
 
+struct asking {
+	struct np_pair *pair;
+	atomic_int tid;
+	atomic_int ret;
+};
+
+static void *ask_nobody(void *arg)
+{
+	struct asking *asking = arg;
+	struct rdma_np_region_info info;
+
+	atomic_store(&asking->tid, gettid());
+	atomic_store(&asking->ret, np_resolve(&asking->pair->peer, asking->pair->mr->rkey, &info));
+	return NULL;
+}
+
+/* It waits, and there is only one thing that it could wait for. */
+static bool asleep(int tid)
+{
+	char path[64], text[256] = {};
+	int fd, n;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/wchan", tid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	return n > 0 && strstr(text, "np_resolve");
+}
+
+/* Who asks it waits for seconds in a system call, and removal for the system call. */
+TEST_F(remove, device_is_not_kept_by_a_peer_that_does_not_answer)
+{
+	struct np_pair *pair = &self->pair;
+	struct asking asking = { .pair = pair };
+	struct np_addr nobody = np_address(&pair->owner);
+	pthread_t thread;
+
+	nobody.lid = 0x77;
+	ASSERT_EQ(0, np_qp_reset(pair->peer.qp));
+	ASSERT_EQ(0, np_qp_connect(pair->peer.qp, nobody));
+	ASSERT_EQ(0, pthread_create(&thread, NULL, ask_nobody, &asking));
+	ASSERT_TRUE(np_wait_until(atomic_load(&asking.tid) && asleep(atomic_load(&asking.tid))));
+	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->how, self->function));
+	ASSERT_EQ(0, pthread_join(thread, NULL));
+	/* Not -EHOSTUNREACH: it was the removal that ended it, before it gave up. */
+	EXPECT_EQ(-ENOTCONN, atomic_load(&asking.ret));
+	ASSERT_EQ(0, np_device_return(NP_PEER_DEV, variant->how, self->function));
+}
+
 TEST_F(remove, device_can_come_and_go)
 {
 	for (int i = 0; i < 3; i++) {

@@ -155,10 +155,10 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.flags = NP_WIRE_ANSWER,
 				 wire.hdr.length = 0,
 				 wire.hdr.status = RDMA_NP_PROTO + 1));
-	NP_EXPECT_BAD(0, (wire.hdr.flags = NP_WIRE_ANSWER,
-			  wire.hdr.length = 0,
-			  wire.hdr.status = NP_WIRE_WORKING));
-	/* Only FAULTs are told that there are too many */
+	/* Only FAULTs are at work, and only of them there are too many */
+	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.flags = NP_WIRE_ANSWER,
+				 wire.hdr.length = 0,
+				 wire.hdr.status = NP_WIRE_WORKING));
 	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.flags = NP_WIRE_ANSWER,
 				 wire.hdr.length = 0,
 				 wire.hdr.status = NP_WIRE_FULL));
@@ -166,6 +166,10 @@ static void np_msg_header_is_checked(struct kunit *test)
 			  wire.hdr.flags = NP_WIRE_ANSWER,
 			  wire.hdr.length = 0,
 			  wire.hdr.status = NP_WIRE_FULL));
+	NP_EXPECT_BAD(0, (wire.hdr.type = NP_MSG_FAULT,
+			  wire.hdr.flags = NP_WIRE_ANSWER,
+			  wire.hdr.length = 0,
+			  wire.hdr.status = NP_WIRE_WORKING));
 
 	msg = np_sample(NP_MSG_FAULT, false);
 	np_msg_encode(&msg, &good);
@@ -204,6 +208,8 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.secret = cpu_to_be64(1));
 	/* A refusal has the nonce only */
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = RDMA_NP_ACCESS);
+	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.status = NP_WIRE_WORKING,
+				 wire.hdr.length = cpu_to_be16(8)));
 	NP_EXPECT_BAD(0, (wire.hdr.status = RDMA_NP_ACCESS,
 			  wire.hdr.length = cpu_to_be16(8)));
 
@@ -1568,6 +1574,31 @@ static void np_resolves_under_way_are_bounded(struct kunit *test)
 	t->fake.peer.resolving = 0;
 }
 
+/* A device can be taken away at any time, whatever a peer does */
+static void np_device_that_leaves_waits_for_no_peer(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_test_resolve r = { .t = t };
+	struct np_resolve info;
+
+	INIT_WORK_ONSTACK(&r.work, np_test_resolve);
+	np_rtt_sample(&t->fake.peer.rtt, NP_RTO_MAX_US);
+	schedule_work(&r.work);
+	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
+						    10 * HZ));
+	t->fake.hca.leaving = true;
+	np_ask_leave(&t->fake.peer);
+	/* Before its first time-out, so nobody else can have ended it */
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+	flush_work(&r.work);
+	destroy_work_on_stack(&r.work);
+	KUNIT_EXPECT_EQ(test, r.err, -ENOTCONN);
+	KUNIT_EXPECT_EQ(test, t->fake.peer.resolving, 0);
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
+			-ENODEV);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+}
+
 /* A peer that answers none of them, or only that it is at work. */
 static void np_forgets_under_way_are_bounded(struct kunit *test)
 {
@@ -2649,6 +2680,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_forget_undoes_all_resolves_before_it),
 	KUNIT_CASE(np_forget_undoes_no_resolve_under_way),
 	KUNIT_CASE_SLOW(np_resolves_under_way_are_bounded),
+	KUNIT_CASE(np_device_that_leaves_waits_for_no_peer),
 	KUNIT_CASE(np_forgets_under_way_are_bounded),
 	KUNIT_CASE(np_requests_other_than_fault_are_bounded),
 	KUNIT_CASE(np_requests_of_one_peer_are_bounded),
