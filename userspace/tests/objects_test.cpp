@@ -198,7 +198,8 @@ struct fake_kernel final : npr::kernel {
 		if (key != rkey)
 			return -EACCES;
 		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-		     table_key, read_key, write_key, base, base, 0, signature};
+		     table_key, read_key, write_key, base, base, 0, signature, 12, 6, RDMA_NP_READ_IN_ORDER, 0,
+		     RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
 		if (nonsense)
 			i.length = -i.base + 1;
 		return 0;
