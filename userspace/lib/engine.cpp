@@ -133,20 +133,19 @@ bool sane(const rdma_np_region_info &i) noexcept
 	       (!i.write_key || (i.base & in_page) == (i.write_addr & in_page)) && i.table_addr % 8 == 0;
 }
 
-/* Of a path: what is no longer is one packet. */
-constexpr std::uint64_t min_mtu = 256;
-
 /*
  * How many bytes of a READ that will be scanned go first, by themselves.
  *
- * The responder fetches each packet of the answer by itself, a multiple of the MTU behind
- * the READ's address. A unit in which a packet ends would come in two parts, and could be
- * half page, half signature (I4). So what may be more than one packet begins with a unit,
- * and then, as every MTU is a multiple of units, so does each packet of it.
+ * The responder fetches a READ by PCIe requests, and may cut these at any multiple of a unit's
+ * size behind the READ's address (P3). A unit in which a request ends comes in two parts, and
+ * can be half page, half signature (I4). So a READ that reaches into another unit begins with
+ * a unit, and then each of its requests does. The bytes before that unit are a READ of their own.
  */
 std::uint64_t split(std::uint64_t raddr, std::uint64_t length) noexcept
 {
-	return length > min_mtu ? -raddr % unit_size : 0;
+	const std::uint64_t head = -raddr % unit_size;
+
+	return length > head ? head : 0;
 }
 
 std::uint64_t region_pages(const rdma_np_region_info &i) noexcept

@@ -36,7 +36,7 @@
  * - While a WRITE to a region is not proven, nothing later is posted (with
  *   relaxed order: nothing but READs and WRITEs of regions).
  * - What must happen exactly once is posted once.
- * - No two packets of what is scanned have bytes of the same unit.
+ * - No two requests by which the peer's HCA fetches what is scanned have bytes of the same unit.
  * - While a hold is asked for or in use, nothing stands before what needs it that
  *   waits for a receive: the peer gives a hold a limited time.
  * - What ends a QP is told once, by the request that failed.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The search for the signature in what a READ brought. A unit of 64 bytes,
- * aligned in remote address, that came in one packet is all page or all signature,
+ * The search for the signature in what a READ brought. A unit of 64 bytes, aligned in
+ * remote address, that was fetched by one request is all page or all signature,
  * so its first word decides. Units that the READ covers in part, or that lie across
  * two local buffers, are compared in all bytes there are.
  */

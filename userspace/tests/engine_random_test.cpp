@@ -40,7 +40,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
 	a.world.chance_no_hold = s.no_hold;
-	a.world.mtu = 256U << seed % 5;
+	a.world.request = 64U << seed % 7;
 	a.chance_once = s.once;
 	a.chance_local = s.local;
 	a.chance_opaque = s.opaque;

@@ -545,13 +545,14 @@ TEST_F(Engine, ReadOfResidentMemoryIsOneRead)
 	EXPECT_EQ(a.world.data_reads, 1U);
 }
 
-TEST_F(Engine, OnlyAReadThatMayBeOfTwoPacketsWithinAUnitIsTwo)
+TEST_F(Engine, OnlyAReadThatBeginsWithinAUnitAndReachesIntoAnotherIsTwo)
 {
 	resolve();
 	a.world.all_in(r, false);
 	/* the first is the one whose key is looked up */
 	for (const auto &[offset, length, reads] :
-	     {std::tuple{64U, 8192U, 1U}, {64U, 8192U, 1U}, {1U, 256U, 1U}, {1U, 257U, 2U}, {63U, 257U, 2U}}) {
+	     {std::tuple{64U, 8192U, 1U}, {64U, 8192U, 1U}, {1U, 63U, 1U}, {1U, 64U, 2U}, {63U, 1U, 1U},
+	      {63U, 2U, 2U}, {1U, 256U, 2U}, {63U, 257U, 2U}, {64U, 65U, 1U}}) {
 		a.world.data_reads = 0;
 		a.post(IBV_WR_RDMA_READ, 0, offset, length);
 		a.world.settle();
@@ -561,19 +562,19 @@ TEST_F(Engine, OnlyAReadThatMayBeOfTwoPacketsWithinAUnitIsTwo)
 }
 
 /*
- * Of a unit that two packets brought the first word would tell of the first packet only, or, where that
- * ends within the word, of none. Which packet brings what depends on the path, so all paths are tried.
+ * Of a unit that two requests brought the first word would tell of the first request only, or, where that
+ * ends within the word, of none. Which request brings what depends on the adapter, so all sizes are tried.
  */
-TEST_F(Engine, APageThatGoesOrComesBetweenTwoPacketsOfAReadIsNoticed)
+TEST_F(Engine, APageThatGoesOrComesBetweenTwoRequestsOfAReadIsNoticed)
 {
 	std::vector<std::uint64_t> offsets{4060, 4093};
 	for (std::uint64_t i = 0; i < 64; ++i)
 		offsets.push_back(i);
 
 	const auto set = [this](bool there) { there ? a.world.all_in(r, false) : a.world.all_out(r); };
-	/* False: the READ is over before packet @n. */
+	/* False: the READ is over before request @n. */
 	const auto changes_before = [&](unsigned n, std::uint64_t offset, std::uint64_t length, bool comes, bool again) {
-		SCOPED_TRACE(testing::Message() << length << " bytes at " << offset << ", packets of " << a.world.mtu
+		SCOPED_TRACE(testing::Message() << length << " bytes at " << offset << ", requests of " << a.world.request
 						<< (comes ? ", comes" : ", goes") << " before " << n
 						<< (again ? " of the second try" : ""));
 		if (HasFailure())
@@ -586,7 +587,7 @@ TEST_F(Engine, APageThatGoesOrComesBetweenTwoPacketsOfAReadIsNoticed)
 			set(!comes);
 		}
 		unsigned done = 0;
-		while (done < n && a.world.advance_packet())
+		while (done < n && a.world.advance_request())
 			++done;
 		set(comes);
 		a.world.settle();
@@ -595,9 +596,9 @@ TEST_F(Engine, APageThatGoesOrComesBetweenTwoPacketsOfAReadIsNoticed)
 	};
 
 	resolve();
-	for (a.world.mtu = 256; a.world.mtu <= 4096; a.world.mtu *= 2)
+	for (a.world.request = 64; a.world.request <= 4096; a.world.request *= 2)
 		for (const std::uint64_t offset : offsets)
-			for (const std::uint64_t length : {std::uint64_t{a.world.mtu} + 20, 2 * page_size})
+			for (const std::uint64_t length : {a.world.request + 20, 176U, 2 * a.world.request + 100})
 				for (const bool comes : {false, true})
 					for (const bool again : {false, true})
 						for (unsigned n = 1; changes_before(n, offset, length, comes, again);)

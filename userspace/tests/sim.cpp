@@ -55,6 +55,12 @@ sim_region &sim::add_region(std::uint64_t base, std::uint64_t length, std::uint3
 	r.info.write_addr = 0x600000000000 + base;
 	r.info.table_addr = 0x500000000000;
 	r.info.signature = signature;
+	r.info.page_shift = page_shift;
+	r.info.unit_shift = 6;
+	r.info.read_order = RDMA_NP_READ_IN_ORDER;
+	r.info.max_pages = RDMA_NP_MAX_PAGES;
+	r.info.max_ranges = RDMA_NP_MAX_RANGES;
+	r.info.max_outstanding = 16;
 	r.pages.resize(r.page_of(length - 1) + 1);
 	return r;
 }
@@ -322,7 +328,7 @@ std::uint64_t sim::fetch_end(const wire &w, std::uint64_t offset) const
 	const std::uint64_t unit = w.sges[0].lkey == words_lkey ? 8 : unit_size;
 	const std::uint64_t in_unit = (w.wr.wr.rdma.remote_addr + offset) % unit;
 
-	return std::min({offset + unit - in_unit, offset + mtu - offset % mtu, w.length});
+	return std::min({offset + unit - in_unit, offset + request - offset % request, w.length});
 }
 
 /* Bytes [offset, offset + n) of @w, which lie in one unit. */
@@ -471,7 +477,7 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 	return true;
 }
 
-bool sim::advance_packet()
+bool sim::advance_request()
 {
 	for (std::size_t i = 0; i < queue.size(); ++i) {
 		const wire &w = queue[i];
@@ -479,7 +485,7 @@ bool sim::advance_packet()
 			continue;
 		do
 			EXPECT_TRUE(advance(i, 1, false));
-		while (!w.finished && w.todo.back() % mtu);
+		while (!w.finished && w.todo.back() % request);
 		return true;
 	}
 	return false;

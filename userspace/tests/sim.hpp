@@ -5,8 +5,9 @@
  * Regions have pages that become absent and resident in the two steps of the
  * design (word, then mapping; mapping, then word). WRITEs take effect in order,
  * in units of 64 bytes; a READ may fetch its units any time after the WRITEs
- * before it, and later READs may overtake it. Each of its packets is fetched by
- * itself, and a unit that lies across two of them in two parts. An absent page
+ * before it, and later READs may overtake it. It is fetched in requests that are cut
+ * at multiples of their size behind the READ's first byte (P3), and a unit that lies
+ * across two of them comes in two parts. An absent page
  * reads as the signature and swallows WRITEs. Nothing moves unless a test, or its
  * dice, say so.
  *
@@ -137,8 +138,8 @@ public:
 	};
 	/* Do up to @units units of queue entry @i if the order allows; false if it does not. */
 	bool advance(std::size_t i, std::uint64_t units, bool shuffled);
-	/* A packet of the first READ that is not done. False: there is none. */
-	bool advance_packet();
+	/* A request of the first READ that is not done. False: there is none. */
+	bool advance_request();
 	/* All that is posted, completed. */
 	void run_wire();
 	/* The completion of the first entry, if it is finished. */
@@ -205,7 +206,7 @@ public:
 	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */
 	std::uint64_t failed_seq = 0; /* the app_op of that SEND */
 	std::uint32_t budget = 0;     /* 0: not checked */
-	std::uint32_t mtu = 4096;     /* bytes of a packet */
+	std::uint32_t request = 4096; /* bytes that a READ fetches at once, a multiple of 64 */
 
 	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
 	std::vector<std::vector<rdma_np_range>> fault_log;
@@ -214,7 +215,7 @@ public:
 	std::vector<std::pair<std::uint32_t, std::uint64_t>> immediates;
 
 private:
-	/* Where what a READ fetches at once, from byte @offset on, ends: with its unit, or its packet. */
+	/* Where what a READ fetches at once, from byte @offset on, ends: with its unit, or its request. */
 	[[nodiscard]] std::uint64_t fetch_end(const wire &w, std::uint64_t offset) const;
 	void execute(wire &w, std::uint64_t offset, std::uint64_t n);
 	/* The application's memory behind bytes of an entry. */
