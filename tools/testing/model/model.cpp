@@ -1261,10 +1261,25 @@ private:
 		return true;
 	}
 
+	/* The next one that is executed: it goes behind those that have been. */
+	void nic_executes(unsigned i)
+	{
+		request r = s_.requests[i];
+		state &n =
+		    add("NIC", r.kind == data_write ? "executes a WRITE" : "executes a READ", r.peer, r.page);
+
+		r.executed = 1;
+		for (; i && !s_.requests[i - 1].executed; --i)
+			n.requests[i] = s_.requests[i - 1];
+		n.requests[i] = r;
+	}
+
 	void nic(unsigned i)
 	{
 		const request &r = s_.requests[i];
 
+		if (!r.executed)
+			return nic_executes(i);
 		if (r.kind == word_read) {
 			if (!in_order(i))
 				return;
@@ -1351,6 +1366,7 @@ private:
 
 	void post(state &n, request r) const
 	{
+		r.executed = !sc_.overtakes;
 		for (request &slot : n.requests) {
 			if (!slot.kind) {
 				slot = r;
@@ -1369,6 +1385,15 @@ private:
 		return false;
 	}
 
+	/* Executed, which need not mean that it is performed. */
+	bool has_completed_writes(unsigned i) const
+	{
+		for (const request &r : s_.requests)
+			if (r.kind == data_write && r.peer == i && !r.executed)
+				return false;
+		return true;
+	}
+
 	/* --- initiator --------------------------------------------------------- */
 
 	const work_request &wr(const state &n, unsigned i) const { return sc_.peers[i][n.peers[i].op]; }
@@ -1381,7 +1406,7 @@ private:
 		for (unsigned p = 0; p < sc_.pages; ++p)
 			if (has(pages, p))
 				post(n, {word_read, static_cast<u8>(i), static_cast<u8>(p), 0, none, none, 0,
-					 0, 0});
+					 0, 0, 0});
 	}
 
 	void post_data(state &n, unsigned i) const
@@ -1401,7 +1426,8 @@ private:
 					     none,
 					     w.write ? value_of(i, q.op) : u8{0},
 					     0,
-					     w.once};
+					     w.once,
+					     0};
 				if (!w.write && is(mutation::nic_splits_units)) {
 					r.half = 0;
 					post(n, r);
@@ -1521,8 +1547,13 @@ private:
 			learn(n.peers[i], q.todo);
 			return decide_write(n, i);
 		}
+		case stage::write_data:
+			return write_completed(i);
 		default:
-			return write_words_arrived(i);
+			/* Completions come in the order of the work requests. */
+			if (has_completed_writes(i))
+				write_words_arrived(i);
+			return;
 		}
 	}
 
@@ -1699,15 +1730,33 @@ private:
 
 		snapshot(q);
 		q.landed.fill(0);
-		q.at = stage::write_data;
+		q.at = stage::write_words;
 		if (is(mutation::write_words_before_data)) {
 			post_words(n, i, q.todo);
 			return post_data(n, i);
 		}
 		post_data(n, i);
+		if (sc_.overtakes && !is(mutation::write_words_in_one_doorbell))
+			q.at = stage::write_data;
+		else
+			post_write_words(n, i);
+	}
+
+	void post_write_words(state &n, unsigned i) const
+	{
 		if (!is(mutation::write_not_verified) &&
 		    !(wr(n, i).once && is(mutation::once_released_early)))
-			post_words(n, i, q.todo);
+			post_words(n, i, n.peers[i].todo);
+	}
+
+	/* No READ that is posted from here on overtakes it. */
+	void write_completed(unsigned i)
+	{
+		if (!has_completed_writes(i))
+			return;
+		state &n = add("initiator", "has the completion of its WRITE", i);
+		n.peers[i].at = stage::write_words;
+		post_write_words(n, i);
 	}
 
 	/* It has been performed, because the READ behind it has. Only the end of the region is unknown. */
@@ -1940,6 +1989,7 @@ std::string_view name(mutation m)
 	    "read_suspicion_is_final",
 	    "write_not_verified",
 	    "write_words_before_data",
+	    "write_words_in_one_doorbell",
 	    "write_words_not_known_before",
 	    "write_right_unchecked",
 	    "once_released_early",
@@ -1993,7 +2043,7 @@ std::string describe(const label &l)
 		text += l.arg ? " (write window)" : " (read window)";
 	if (l.page != none)
 		text += ", page " + std::to_string(l.page);
-	if (actor == "NIC")
+	if (actor == "NIC" && what.substr(0, 8) != "executes")
 		text += what == "reads the word" ? ", " + word_name(l.arg) : ", " + frame_name(l.arg);
 	return text;
 }

@@ -35,9 +35,13 @@
  *   once, and reaches memory later. READs overlap in every order; WRITEs are performed
  *   in order, and no read passes an earlier WRITE of its queue pair; a WRITE may
  *   pass a READ. The completion of a WRITE does not mean that it is performed.
+ *   A NIC that places out of order executes the requests of a queue pair as they
+ *   arrive, so a READ may overtake an earlier WRITE. No read passes a WRITE that was
+ *   executed before, and a WRITE completes when it has been executed.
  * initiator (userspace/lib/engine.cpp): READ with scan or by words, fault, READ again,
- *   words, hold; WRITE on known words with a READ of the words behind it, proof,
- *   repetition, hold. An operation that has to take effect exactly once is posted under
+ *   words, hold; WRITE on known words with a READ of the words behind it, or after its
+ *   completion where a READ may overtake it, proof, repetition, hold. An operation
+ *   that has to take effect exactly once is posted under
  *   a hold and relies on it alone. The READ of the words behind it says that it has
  *   been performed. Then the hold is given back, and if the words are not writable the
  *   peer is asked whether the region lives.
@@ -151,6 +155,7 @@ enum class mutation : u8 {
 	read_suspicion_is_final,
 	write_not_verified,
 	write_words_before_data,
+	write_words_in_one_doorbell,
 	write_words_not_known_before,
 	write_right_unchecked,
 	once_released_early,
@@ -186,12 +191,13 @@ struct scenario {
 	bool reclaims = false;       /* an allocation may reclaim, and wait for that */
 	u8 max_unproven = 1;
 	bool hold_first = false; /* the initiators' first fault asks for a hold */
+	bool overtakes = false;  /* the NIC executes requests as they arrive */
 };
 
 enum request_kind : u8 { no_request, data_read, data_write, word_read };
 
 struct request {
-	u8 kind, peer, page, unit, half, frame, value, drain, once;
+	u8 kind, peer, page, unit, half, frame, value, drain, once, executed;
 };
 
 enum class fault_pc : u8 {
@@ -255,7 +261,7 @@ struct reclaim {
 	u8 pages, to;            /* whose leaves change; the copy of a shared page */
 };
 
-enum class stage : u8 { next, read_data, read_words, fetch_words, write_data, wait, done };
+enum class stage : u8 { next, read_data, read_words, fetch_words, write_data, write_words, wait, done };
 
 struct peer {
 	stage at;
