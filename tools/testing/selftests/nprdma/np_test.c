@@ -415,6 +415,7 @@ int np_fault_once(struct np_end *end, struct ibv_qp *qp, uint64_t region, uint64
 		if (ret <= 0)
 			return ret ? ret : -ETIMEDOUT;
 	} while (event->cookie != cookie);
+	end->status = event->status;
 	return event->status;
 }
 

@@ -51,6 +51,7 @@ struct np_end {
 	size_t buf_len;
 	struct ibv_mr *mr;	/* of buf */
 	uint64_t cookie;
+	uint32_t status;	/* of the last FAULT: enum rdma_np_status */
 };
 
 struct np_addr {
@@ -162,7 +163,10 @@ int np_read_proven(struct np_end *end, const struct rdma_np_region_info *info, s
 /* WRITE within one page from the buffer at @at until it is proven. */
 int np_write_proven(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		    size_t len);
-/* One WRITE and one READ of the word; 1: proven against @word. */
+/*
+ * One WRITE and one READ of the word; 1: proven against @word. The READ is posted with the
+ * WRITE if the owner's HCA executes both in order, says @info, else after its completion.
+ */
 int np_write_try(struct np_end *end, const struct rdma_np_region_info *info, size_t at, size_t off,
 		 size_t len, uint64_t word, uint64_t *after);
 

@@ -7,10 +7,24 @@
  * judged word by word: the signature, zeros (a new page that the owner has not
  * written yet), or this page in a version that was not dropped before the READ
  * was posted. Everything else is a page that was not ours any more. A third thread
- * takes freed pages and poisons them, so that they do not look like ours for long.
+ * takes freed pages and poisons them, so that they do not look like ours for long, and
+ * looks whether anybody else writes there.
+ *
+ * READs begin and end anywhere. Within a 64-byte unit all words are the page's or all
+ * are the signature; so one that begins inside of a unit and reaches into the next is
+ * posted as two, because an HCA may cut it in multiples of 64 bytes from where it begins.
+ *
+ * The first thing that is wrong ends a variant. What may happen besides is said for each
+ * kind of change (may_be_unmapped(), may_be_read_only()), and what a WRITE that was refused
+ * leaves open, it leaves open for its page, until the next one is proven.
  *
  * NP_TRAFFIC_MS is how long each variant runs at least (default 4000); on a slow
  * machine it goes on until enough has happened.
+ * NP_TRAFFIC_WORDS says when the words are read that prove a WRITE: "behind" it, in one
+ * doorbell, which is right only if the HCA executes both in order, or "after" its
+ * completion. By default, as the owner says of its HCA.
+ * NP_TRAFFIC_WHOLE=1 posts READs that begin inside of a unit whole: wrong, to see whether
+ * the test notices.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,6 +41,9 @@
 #define PAGES		32	/* few, so that many changes meet an access */
 #define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's end */
 #define BATCH		4	/* READs under way at once */
+#define SCRIBBLE_AT	(BATCH * PAGE)	/* in the peer's buffer: one unit */
+#define LAST_UNIT	(PAGE - UNIT)
+#define LAST_VERSION	0xffffffULL	/* never stale */
 #define MAGIC		0x4e50ULL
 #define POISON		0xdeadbeefdeadbeefULL
 
@@ -44,6 +61,30 @@ static void page_fill(void *p, unsigned int page, uint64_t version)
 		w[i] = word_make(page, version, i);
 }
 
+enum churn {
+	CHURN_DONTNEED,
+	CHURN_REMAP,
+	CHURN_MOVE,
+	/* from here on no data is lost */
+	CHURN_PAGEOUT,
+	CHURN_FORK,
+	CHURN_COLLAPSE,
+	CHURN_PROTECT,
+	CHURN_COMPACT,
+};
+
+/* Is a page, for a moment, not mapped at all? Then a FAULT may say so. */
+static bool may_be_unmapped(enum churn how)
+{
+	return how == CHURN_REMAP || how == CHURN_MOVE;
+}
+
+/* Is a page, for a moment, the owner's to read only? Then WRITEs may be refused. */
+static bool may_be_read_only(enum churn how)
+{
+	return how == CHURN_PROTECT || how == CHURN_COLLAPSE;
+}
+
 struct traffic {
 	struct np_pair *pair;
 	atomic_bool stop;
@@ -51,14 +92,18 @@ struct traffic {
 	atomic_int error;		/* what failed */
 	atomic_ulong minimum[PAGES];	/* older versions are gone */
 	unsigned long expected[PAGES];	/* last proven WRITE */
+	bool open[PAGES];		/* the next one was refused, and may have landed */
+	enum churn how;
+	bool whole;			/* READs are not split */
 	atomic_ulong churns;
 	atomic_ulong huge;		/* leaves of 2 MiB that were seen */
 	atomic_ulong moved;		/* pages that compaction gave other frames */
 	atomic_ulong ops;		/* READs and WRITEs, for the churner's pace */
-	unsigned long reads, writes, suspicious, faults, unproven;
+	unsigned long reads, writes, suspicious, faults, unproven, refused;
 	unsigned long stale, torn, foreign;
 	uint64_t foreign_word;
-	unsigned int seed;
+	atomic_ulong intruders;		/* words that somebody wrote where nothing is ours */
+	atomic_ulong intruder;		/* one of them */
 };
 
 #define FAIL(t, err)							\
@@ -69,6 +114,20 @@ struct traffic {
 			atomic_store(&(t)->error, (err));		\
 		atomic_store(&(t)->stop, true);				\
 	} while (0)
+
+/* What memory is not the region's any more is POISON, and stays it. */
+static void check_poison(struct traffic *t, const volatile uint64_t *p, size_t words)
+{
+	for (size_t i = 0; i < words; i++) {
+		uint64_t word = p[i];
+
+		if (word == POISON)
+			continue;
+		atomic_store(&t->intruder, word);
+		atomic_fetch_add(&t->intruders, 1);
+		atomic_store(&t->stop, true);
+	}
+}
 
 static unsigned int next_random(unsigned int *seed)
 {
@@ -87,18 +146,6 @@ static size_t offset_of(unsigned int page)
 }
 
 /* --- what happens to the owner's memory ------------------------------------------- */
-
-enum churn {
-	CHURN_DONTNEED,
-	CHURN_REMAP,
-	CHURN_MOVE,
-	/* from here on no data is lost */
-	CHURN_PAGEOUT,
-	CHURN_FORK,
-	CHURN_COLLAPSE,
-	CHURN_PROTECT,
-	CHURN_COMPACT,
-};
 
 /* One page becomes another one that holds a newer version. */
 static void churn_drop(struct traffic *t, enum churn how, unsigned int page, void *spare)
@@ -119,6 +166,8 @@ static void churn_drop(struct traffic *t, enum churn how, unsigned int page, voi
 		break;
 	case CHURN_MOVE:
 		/* The page lives on, at an address that is not the region's. */
+		if (*(volatile uint64_t *)spare)
+			check_poison(t, spare, PAGE_WORDS);
 		if (mremap(p, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, spare) != spare ||
 		    mmap(p, PAGE, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != p)
@@ -239,25 +288,19 @@ static void churn_keep(struct traffic *t, enum churn how, unsigned int *seed)
 	}
 }
 
-struct churner {
-	struct traffic *t;
-	enum churn how;
-};
-
 static void *churn_thread(void *arg)
 {
-	struct churner *c = arg;
-	struct traffic *t = c->t;
+	struct traffic *t = arg;
 	unsigned int seed = 4711;
 	void *spare = np_map(PAGE);
 
 	while (!atomic_load(&t->stop)) {
 		unsigned long ops;
 
-		if (c->how < CHURN_PAGEOUT)
-			churn_drop(t, c->how, next_random(&seed) % PAGES, spare);
+		if (t->how < CHURN_PAGEOUT)
+			churn_drop(t, t->how, next_random(&seed) % PAGES, spare);
 		else
-			churn_keep(t, c->how, &seed);
+			churn_keep(t, t->how, &seed);
 		atomic_fetch_add(&t->churns, 1);
 		/* Else all pages are absent all the time, and nothing can go wrong. */
 		ops = atomic_load(&t->ops) + next_random(&seed) % 8;
@@ -285,41 +328,107 @@ static void *poison_thread(void *arg)
 		}
 		for (size_t i = 0; i < len / 8; i++)
 			p[i] = POISON;
-		munmap((void *)p, len);
 		sched_yield();
+		check_poison(t, p, len / 8);
+		munmap((void *)p, len);
 	}
 	return NULL;
 }
 
 /* --- the peer ------------------------------------------------------------------------ */
 
-/* Judges a page that was READ; true if any of it is the signature. */
-static bool judge(struct traffic *t, const uint64_t *data, unsigned int page, uint64_t minimum)
+/* A READ of at most a page's length, in bytes of the pages */
+struct read {
+	size_t off;
+	size_t len;
+	uint64_t minimum[2];	/* of the pages that it touches, when it was posted */
+};
+
+static void choose_read(struct traffic *t, struct read *r, unsigned int *seed)
+{
+	unsigned int page = next_random(seed) % PAGES;
+
+	r->off = page * PAGE;
+	r->len = PAGE;
+	if (next_random(seed) % 2) {
+		r->off += next_random(seed) % PAGE_WORDS * 8;
+		r->len = (1 + next_random(seed) % PAGE_WORDS) * 8;
+		if (r->len > PAGES * PAGE - r->off)
+			r->len = PAGES * PAGE - r->off;
+	}
+	r->minimum[0] = atomic_load(&t->minimum[page]);
+	r->minimum[1] = page + 1 < PAGES ? atomic_load(&t->minimum[page + 1]) : 0;
+}
+
+static int post_read(struct traffic *t, const struct read *r, size_t at, unsigned int flags)
+{
+	struct rdma_np_region_info *info = &t->pair->info;
+	uint64_t addr = np_read_addr(info, offset_of(0) + r->off);
+	size_t edge = r->off % UNIT ? UNIT - r->off % UNIT : 0;
+	int ret;
+
+	if (edge >= r->len || t->whole)
+		edge = 0;
+	if (edge) {
+		ret = np_post(&t->pair->peer, IBV_WR_RDMA_READ, at, edge, addr, info->read_key, 0);
+		if (ret)
+			return ret;
+	}
+	return np_post(&t->pair->peer, IBV_WR_RDMA_READ, at + edge, r->len - edge, addr + edge,
+		       info->read_key, flags);
+}
+
+/* Judges what was READ; true if any of it is the signature. */
+static bool judge(struct traffic *t, const uint64_t *data, const struct read *r)
 {
 	uint64_t signature = t->pair->info.signature;
+	size_t first = r->off / 8, end = (r->off + r->len) / 8;
 	bool suspicious = false;
 
-	for (unsigned int u = 0; u < PAGE_WORDS; u += UNIT_WORDS) {
+	for (size_t next, i = first; i < end; i = next) {
 		unsigned int signs = 0;
+		size_t begin = i;
 
-		for (unsigned int i = u; i < u + UNIT_WORDS; i++) {
-			uint64_t w = data[i];
+		next = (i / UNIT_WORDS + 1) * UNIT_WORDS;
+		if (next > end)
+			next = end;
+		for (; i < next; i++) {
+			uint64_t w = data[i - first];
+			size_t page = i / PAGE_WORDS;
 
 			if (w == signature) {
 				signs++;
 			} else if (w && (w >> 48 != MAGIC || (w >> 12 & 0xfff) != page ||
-					 (w & 0xfff) != i)) {
+					 (w & 0xfff) != i % PAGE_WORDS)) {
 				t->foreign++;
 				t->foreign_word = w;
-			} else if (w && (w >> 24 & 0xffffff) < minimum) {
+			} else if (w && (w >> 24 & 0xffffff) < r->minimum[page - r->off / PAGE]) {
 				t->stale++;
 			}
 		}
-		if (signs && signs < UNIT_WORDS)
+		if (signs && signs < next - begin)
 			t->torn++;
 		suspicious |= signs;
 	}
+	if (t->foreign || t->stale || t->torn)
+		atomic_store(&t->stop, true);
 	return suspicious;
+}
+
+/*
+ * A WRITE that nobody proves: it lands in this page or in none. Only the last unit of a page
+ * is written, so that the others still tell their versions.
+ */
+static int scribble(struct traffic *t, unsigned int page)
+{
+	struct rdma_np_region_info *info = &t->pair->info;
+	struct np_end *peer = &t->pair->peer;
+	uint64_t *words = (uint64_t *)(peer->buf + SCRIBBLE_AT);
+
+	for (unsigned int i = 0; i < UNIT_WORDS; i++)
+		words[i] = word_make(page, LAST_VERSION, LAST_UNIT / 8 + i);
+	return np_post(peer, IBV_WR_RDMA_WRITE, SCRIBBLE_AT, UNIT,
+		       np_write_addr(info, offset_of(page) + LAST_UNIT), info->write_key, 0);
 }
 
 static void *reader_thread(void *arg)
@@ -330,21 +439,19 @@ static void *reader_thread(void *arg)
 	unsigned int seed = 42;
 
 	while (!atomic_load(&t->stop)) {
-		unsigned int page[BATCH];
-		uint64_t minimum[BATCH];
+		struct read read[BATCH];
 		struct ibv_wc wc;
 		int ret;
 
-		for (int i = 0; i < BATCH; i++) {
-			page[i] = next_random(&seed) % PAGES;
-			minimum[i] = atomic_load(&t->minimum[page[i]]);
-			ret = np_post(peer, IBV_WR_RDMA_READ, i * PAGE, PAGE,
-				      np_read_addr(info, offset_of(page[i])), info->read_key,
-				      i == BATCH - 1 ? IBV_SEND_SIGNALED : 0);
-			if (ret) {
-				FAIL(t, ret);
-				return NULL;
-			}
+		ret = scribble(t, next_random(&seed) % PAGES);
+		for (int i = 0; i < BATCH && !ret; i++) {
+			choose_read(t, &read[i], &seed);
+			ret = post_read(t, &read[i], i * PAGE,
+					i == BATCH - 1 ? IBV_SEND_SIGNALED : 0);
+		}
+		if (ret) {
+			FAIL(t, ret);
+			return NULL;
 		}
 		/* Completions are in order: the last one is all. */
 		ret = np_poll(peer, &wc);
@@ -353,11 +460,12 @@ static void *reader_thread(void *arg)
 			return NULL;
 		}
 		t->reads += BATCH;
+		t->writes++;
 		atomic_fetch_add(&t->ops, BATCH);
 		for (int i = 0; i < BATCH; i++) {
 			struct rdma_np_event event;
 
-			if (!judge(t, (uint64_t *)(peer->buf + i * PAGE), page[i], minimum[i]))
+			if (!judge(t, (uint64_t *)(peer->buf + i * PAGE), &read[i]))
 				continue;
 			t->suspicious++;
 			/* Not always, so that absent pages are READ, too. */
@@ -367,14 +475,22 @@ static void *reader_thread(void *arg)
 			ret = np_fault(peer, info->region_id, info->base + offset_of(0),
 				       PAGES * PAGE, next_random(&seed) % 2 ? RDMA_NP_FAULT_WRITE : 0,
 				       &event);
-			/* A page that is being mapped anew is not there for a moment. */
-			if (ret != RDMA_NP_OK && ret != RDMA_NP_ADDRESS) {
+			if (ret == RDMA_NP_ADDRESS && may_be_unmapped(t->how)) {
+				t->refused++;
+			} else if (ret != RDMA_NP_OK) {
 				FAIL(t, ret);
 				return NULL;
 			}
 		}
 	}
 	return NULL;
+}
+
+/* What was proven is there. A WRITE that was given up may have landed all the same. */
+static bool is_expected(const struct traffic *t, unsigned int page, unsigned int i, uint64_t word)
+{
+	return word == word_make(page, t->expected[page], i) ||
+	       (t->open[page] && word == word_make(page, t->expected[page] + 1, i));
 }
 
 static void *writer_thread(void *arg)
@@ -399,19 +515,26 @@ static void *writer_thread(void *arg)
 			t->faults++;
 			ret = np_fault(peer, info->region_id, info->base + offset_of(0),
 				       PAGES * PAGE, RDMA_NP_FAULT_WRITE, &event);
-			if (ret != RDMA_NP_OK && ret != RDMA_NP_ACCESS)
+			if (ret == RDMA_NP_ACCESS && may_be_read_only(t->how))
+				t->refused++;
+			else if (ret != RDMA_NP_OK)
 				goto fail;
 		}
 		if (next_random(&seed) % 2) {
 			page_fill(peer->buf, page, t->expected[page] + 1);
+			peer->status = RDMA_NP_OK;
 			ret = np_write_proven(peer, info, 0, offset_of(page), PAGE);
-			if (ret == -EREMOTEIO)
-				/* mprotect() was just at it; nothing was promised. */
+			if (ret == -EREMOTEIO && peer->status == RDMA_NP_ACCESS &&
+			    may_be_read_only(t->how)) {
+				/* Nothing was promised. */
 				t->unproven++;
-			else if (ret)
+				t->open[page] = true;
+			} else if (ret) {
 				goto fail;
-			else
+			} else {
 				t->expected[page]++;
+				t->open[page] = false;
+			}
 			t->writes++;
 			atomic_fetch_add(&t->ops, 1);
 		}
@@ -421,16 +544,11 @@ static void *writer_thread(void *arg)
 		t->reads++;
 		atomic_fetch_add(&t->ops, 1);
 		for (unsigned int i = 0; i < PAGE_WORDS; i++) {
-			uint64_t version = data[i] >> 24 & 0xffffff;
-
-			if (data[i] == word_make(page, t->expected[page], i))
-				continue;
-			/* A WRITE that was given up may have landed all the same. */
-			if (t->unproven && data[i] == word_make(page, version, i) &&
-			    version == t->expected[page] + 1)
+			if (is_expected(t, page, i, data[i]))
 				continue;
 			if (!t->foreign++)
 				t->foreign_word = data[i];
+			atomic_store(&t->stop, true);
 		}
 		continue;
 fail:
@@ -486,12 +604,19 @@ static int set_hcas(uint64_t request, uint64_t delay_ns, uint64_t overlap)
 
 FIXTURE_SETUP(traffic)
 {
+	const char *words = getenv("NP_TRAFFIC_WORDS");
+
 	ASSERT_EQ(0, np_pair_open(&self->pair));
 	/* As it is outside of tests. */
 	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
 	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
 	ASSERT_EQ(0, np_pair_resolve(&self->pair));
 	self->t.pair = &self->pair;
+	self->t.how = variant->how;
+	self->t.whole = getenv("NP_TRAFFIC_WHOLE");
+	if (words)
+		self->pair.info.read_order = strcmp(words, "behind") ? RDMA_NP_READ_UNKNOWN :
+								       RDMA_NP_READ_IN_ORDER;
 	for (int i = 0; i < PAGES; i++) {
 		page_fill(page_at(&self->t, i), i, 1);
 		atomic_store(&self->t.minimum[i], 1);
@@ -514,8 +639,10 @@ FIXTURE_TEARDOWN_PARENT(traffic)
 }
 
 /* Has there been traffic, and did it meet changes? */
-static bool enough(struct traffic *t, enum churn how)
+static bool enough(struct traffic *t)
 {
+	enum churn how = t->how;
+
 	if (atomic_load(&t->ops) < 100 ||
 	    atomic_load(&t->churns) < (how == CHURN_COMPACT ? 3 : 30))
 		return false;
@@ -534,23 +661,24 @@ TEST_F(traffic, reaches_the_right_page_or_none)
 	uint64_t end = np_now_ms() + (ms ? atol(ms) : 4000), last = end + NP_WAIT_MS;
 	bool drops = variant->how < CHURN_PAGEOUT;
 	struct traffic *t = &self->t;
-	struct churner churner = { .t = t, .how = variant->how };
 	pthread_t thread[3];
 
 	ASSERT_EQ(0, pthread_create(&thread[0], NULL, drops ? reader_thread : writer_thread, t));
-	ASSERT_EQ(0, pthread_create(&thread[1], NULL, churn_thread, &churner));
+	ASSERT_EQ(0, pthread_create(&thread[1], NULL, churn_thread, t));
 	ASSERT_EQ(0, pthread_create(&thread[2], NULL, poison_thread, t));
 	while (!atomic_load(&t->stop) &&
-	       (np_now_ms() < end || (!enough(t, variant->how) && np_now_ms() < last)))
+	       (np_now_ms() < end || (!enough(t) && np_now_ms() < last)))
 		np_pause();
 	atomic_store(&t->stop, true);
 	for (int i = 0; i < 3; i++) {
 		ASSERT_EQ(0, pthread_join(thread[i], NULL));
 	}
 
-	TH_LOG("%lu READs, %lu WRITEs, %lu changes of memory, %lu suspicious pages, %lu faults, %lu huge leaves seen, %lu pages moved",
-	       t->reads, t->writes, atomic_load(&t->churns), t->suspicious, t->faults,
-	       atomic_load(&t->huge), atomic_load(&t->moved));
+	TH_LOG("%lu READs, %lu WRITEs, words %s, %lu changes of memory, %lu suspicious READs, %lu faults, %lu of them refused, %lu WRITEs refused, %lu huge leaves seen, %lu pages moved",
+	       t->reads, t->writes, t->pair->info.read_order == RDMA_NP_READ_IN_ORDER ? "behind" : "after",
+	        atomic_load(&t->churns),
+	       t->suspicious, t->faults, t->refused, t->unproven, atomic_load(&t->huge),
+	       atomic_load(&t->moved));
 	EXPECT_EQ(0, atomic_load(&t->failed))
 		TH_LOG("line %d: error %d", atomic_load(&t->failed), atomic_load(&t->error));
 	EXPECT_EQ(0, t->stale)
@@ -559,17 +687,17 @@ TEST_F(traffic, reaches_the_right_page_or_none)
 		TH_LOG("64-byte units that are partly signature");
 	EXPECT_EQ(0, t->foreign)
 		TH_LOG("words that are not of this page, e.g. %lx", (long)t->foreign_word);
+	EXPECT_EQ(0, atomic_load(&t->intruders))
+		TH_LOG("words that are not ours were written, e.g. %lx", (long)atomic_load(&t->intruder));
 	/* Nothing happened is no success. */
-	EXPECT_TRUE(enough(t, variant->how));
+	EXPECT_TRUE(enough(t));
 	if (!drops) {
 		for (int p = 0; p < PAGES; p++) {
 			uint64_t *data = (uint64_t *)page_at(t, p);
 
 			for (unsigned int i = 0; i < PAGE_WORDS; i++) {
-				if (t->unproven && data[i] == word_make(p, t->expected[p] + 1, i))
-					continue;
-				ASSERT_EQ(word_make(p, t->expected[p], i), data[i])
-					TH_LOG("page %d word %u", p, i);
+				ASSERT_TRUE(is_expected(t, p, i, data[i]))
+					TH_LOG("page %d word %u: %lx", p, i, (long)data[i]);
 			}
 		}
 	}
