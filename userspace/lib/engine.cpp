@@ -346,12 +346,11 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 {
 	const binding *b = last_binding_;
 	const bool write = wr.opcode == IBV_WR_RDMA_WRITE;
-	const std::uint32_t entries = write ? 2 : 1;
 
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
 	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
 	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
-	    b->state != binding_state::bound || !calm() || !room(entries) || tail_ - head_ >= config_.depth ||
+	    b->state != binding_state::bound || !calm() || !room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
 	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
 
@@ -359,6 +358,9 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	const rdma_np_region_info &info = r.info;
 	const std::uint64_t addr = wr.wr.rdma.remote_addr;
 	const std::uint32_t length = wr.sg_list[0].length;
+	/* The words of a WRITE go with it, or when it has completed. */
+	const bool chained = write && r.in_order();
+	const std::uint32_t entries = chained ? 2 : 1;
 
 	if (!length || addr < info.base || length > info.length || addr - info.base > info.length - length)
 		return false;
@@ -383,22 +385,23 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 			return false;
 		std::copy_n(known, pages, &snap_[p.ring_offset]);
 
-		w.send_flags = 0;
+		w.send_flags = chained ? 0 : IBV_SEND_SIGNALED;
 		w.wr.rdma.rkey = info.write_key;
 		w.wr.rdma.remote_addr = addr - info.base + info.write_addr;
-		w.next = &chain_[1];
-
-		ibv_send_wr &words = chain_[1];
-		words.wr_id = sq_id(sq_tail_ + 1);
-		words.next = nullptr;
-		words.sg_list = &chain_sges_[config_.max_sge];
-		words.num_sge = 1;
-		words.opcode = IBV_WR_RDMA_READ;
-		words.send_flags = IBV_SEND_SIGNALED;
-		words.wr.rdma.rkey = info.table_key;
-		words.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
-		words.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
-				    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+		w.next = chained ? &chain_[1] : nullptr;
+		if (chained) {
+			ibv_send_wr &words = chain_[1];
+			words.wr_id = sq_id(sq_tail_ + 1);
+			words.next = nullptr;
+			words.sg_list = &chain_sges_[config_.max_sge];
+			words.num_sge = 1;
+			words.opcode = IBV_WR_RDMA_READ;
+			words.send_flags = IBV_SEND_SIGNALED;
+			words.wr.rdma.rkey = info.table_key;
+			words.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
+			words.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
+					    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+		}
 	} else {
 		/* in one piece for sure: no need to count its pages */
 		if (length > (page_bits::capacity - 1) * page_size || length - 1 >= quick_limit_ ||
@@ -438,7 +441,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	o.started = true;
 	o.finished = false;
 	++(write ? live_writes_ : live_reads_);
-	stats_.word_reads += write;
+	stats_.word_reads += chained;
 
 	take(p);
 	p.op = tail_;
@@ -448,7 +451,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	p.length = length;
 	p.hold = 0;
 	p.slots = entries;
-	p.at = write ? stage::write_data : stage::read_data;
+	p.at = !write ? stage::read_data : chained ? stage::write_words : stage::write_data;
 	p.rebinds = 0;
 	p.live = p.quick = true;
 	p.dropped = false;
@@ -565,7 +568,10 @@ bool engine::must_wait(const op &o) const noexcept
 		return true;
 	if (holds_wanted_ && takes_receive(o.wr.opcode))
 		return true;
-	/* What the HCA does not know to be under way it cannot fence. */
+	/*
+	 * What the HCA does not know to be under way it cannot fence. This does not need P1: all before
+	 * it has completed, words included.
+	 */
 	return o.wr.send_flags & IBV_SEND_FENCE && (live_reads_ || live_writes_);
 }
 
@@ -918,7 +924,8 @@ bool engine::try_post(piece &p) noexcept
 	case stage::read_data:
 		return post_read(p);
 	case stage::read_words:
-		return post_read_words(p);
+	case stage::write_words:
+		return post_words(p);
 	case stage::tail:
 		return post_tail(p);
 	case stage::barrier:
@@ -940,6 +947,9 @@ void engine::arrived(piece &p) noexcept
 		give_ring(p);
 		p.at = stage::write_decide;
 		return proceed(p);
+	case stage::write_data:
+		p.at = stage::write_words;
+		return proceed_first(p);
 	case stage::tail:
 		return end_piece(p);
 	case stage::barrier:
@@ -1027,7 +1037,11 @@ bool engine::post_read(piece &p) noexcept
 	return true;
 }
 
-bool engine::post_read_words(piece &p) noexcept
+/*
+ * What the words are to tell of has completed. Those of a READ never go before that: a READ may
+ * overtake a READ on any HCA.
+ */
+bool engine::post_words(piece &p) noexcept
 {
 	if (!room(1))
 		return false;
@@ -1146,7 +1160,11 @@ bool engine::decide_write(piece &p) noexcept
 	return read ? post_read(p) : post_write(p);
 }
 
-/* Whole cache slots: the neighbours will be wanted too, and 4 KiB cost no more than 8 bytes. */
+/*
+ * Knowledge for later proofs. A word that was READ too early, before WRITEs that were posted before it,
+ * is an older one, and can only fail to prove; so this does not need P1.
+ * Whole cache slots: the neighbours will be wanted too, and 4 KiB cost no more than 8 bytes.
+ */
 bool engine::post_fetch(piece &p) noexcept
 {
 	const page_bits::run h = p.todo.hull();
@@ -1165,16 +1183,23 @@ bool engine::post_fetch(piece &p) noexcept
 bool engine::post_write(piece &p) noexcept
 {
 	const page_bits::run h = p.todo.hull();
+	const bool chained = p.reg->in_order();
+	unsigned left = p.todo.runs();
 
-	if (!room(p.todo.runs() + 1) || !take_ring(p, p.first_page + h.first, h.end - h.first))
+	if (!room(left + chained) || !take_ring(p, p.first_page + h.first, h.end - h.first))
 		return false;
 	snapshot(p);
-	p.at = stage::write_data;
+	/*
+	 * This needs P1, under a hold as well: words that were READ before the WRITE was executed
+	 * would not tell of a hold that has ended with its region in between.
+	 */
+	p.at = chained ? stage::write_words : stage::write_data;
 	p.todo.for_each_run([&](page_bits::run r) {
 		const bytes b = run_bytes(p, r);
-		push_data(p, b.start, b.length, false);
+		push_data(p, b.start, b.length, !--left && !chained);
 	});
-	push_words(p, true);
+	if (chained)
+		push_words(p, true);
 	return true;
 }
 
@@ -1187,9 +1212,12 @@ bool engine::post_once(piece &p) noexcept
 	}
 	if (!room(2) || !take_ring(p, p.first_page, p.pages))
 		return false;
-	p.at = stage::write_data;
+	p.at = stage::write_words;
 	push_once(p, false);
-	/* The words are to be read after it: a READ may overtake an atomic, but for the fence. */
+	/*
+	 * The words are to be read after it: a READ may overtake an atomic, but for the fence. With it
+	 * our HCA sends the READ when the atomic's answer is here, so this does not need P1.
+	 */
 	push_words(p, true, IBV_SEND_FENCE);
 	return true;
 }
@@ -1197,7 +1225,8 @@ bool engine::post_once(piece &p) noexcept
 /*
  * All is in memory, what is new is what the receiver hears. Data that meets a page which is
  * there writes what is written there, as nobody else may until the completion; and the page
- * that is not there, or is gone with its region, has the data as well.
+ * that is not there, or is gone with its region, has the data as well. So no words are READ,
+ * and this does not need P1.
  */
 bool engine::post_tail(piece &p) noexcept
 {
@@ -1208,7 +1237,11 @@ bool engine::post_tail(piece &p) noexcept
 	return true;
 }
 
-/* Completions come in order: when this READ's is here, nothing before it waits for a receive. */
+/*
+ * Completions come in order, whatever order the peer executes in: when this READ's is here,
+ * nothing before it waits for a receive. Its word is knowledge, and proves nothing. So this
+ * does not need P1.
+ */
 bool engine::post_barrier(piece &p) noexcept
 {
 	if (!room(1) || !take_ring(p, p.first_page, 1))
@@ -1227,7 +1260,7 @@ void engine::write_words_arrived(piece &p) noexcept
 			return end_piece(p);
 		}
 		unpack(p);
-		p.at = stage::write_data;
+		p.at = stage::write_words;
 	}
 	const page_bits was = p.todo;
 	was.for_each([&](unsigned i) {

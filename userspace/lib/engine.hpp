@@ -18,14 +18,17 @@
  *   One whose data the CPU cannot look at is never scanned, but goes the way of a WRITE:
  *   its pages' words have to be known and readable before it is posted, and what they are
  *   when its data has come decides.
- * WRITE: posted only when the words of all its pages are known and writable,
- *   with a READ of the words behind it. A word that is the same as before and
- *   writable proves its page (invariant I3); the others are asked for where
- *   needed and written again, at last under a hold, which makes it final.
+ * WRITE: posted only when the words of all its pages are known and writable. The words
+ *   are READ after it: behind it in the same doorbell if the owner's HCA executes a READ
+ *   after the earlier WRITEs (premise P1), and else when the WRITE has completed. A word
+ *   that is the same as before and writable proves its page (invariant I3); the others are
+ *   asked for where needed and written again, at last under a hold, which makes it final.
  * What must take effect exactly once is posted once: an atomic under a hold; and a WRITE
  *   with immediate is a proven WRITE and then, for the receiver's byte count, the same
  *   once more with it. That one needs no hold, whatever page it meets: its data is
  *   there. And it must have none, for it may wait for a receive as long as it likes.
+ *   Neither needs P1: the words behind an atomic have a fence, so they are READ when its
+ *   answer is there, and behind the repetition with the immediate no words are READ.
  * Under a hold the words are READ as well: one without the right that the hold gave
  *   says that the region has died, or that the owner took the page from itself, which
  *   a pinned region would not notice either; the peer's kernel is asked which.
@@ -213,6 +216,8 @@ private:
 		std::uint32_t uid;	 /* for the word cache */
 		std::uint32_t refs = 0; /* pieces */
 		bool gone = false;
+		/* P1: a READ does not overtake an earlier WRITE. Unknown counts as no. */
+		[[nodiscard]] bool in_order() const noexcept { return info.read_order == RDMA_NP_READ_IN_ORDER; }
 		/* sequential READs: the first page not asked for, and how far ahead to ask */
 		std::uint64_t ahead = 1ULL << 63;
 		std::uint32_t window = 0;
@@ -250,7 +255,8 @@ private:
 		read_words,
 		write_decide, /* fetch words, ask for pages, or write; or read what is opaque */
 		fetch_words,
-		write_data,
+		write_data,  /* only the WRITEs are posted: the words wait for their completion */
+		write_words,
 		tail, /* of a WRITE with immediate: all of it is proven */
 		barrier, /* before a hold: all that was posted before is to be done */
 		fault,
@@ -361,7 +367,7 @@ private:
 	void read_words_arrived(piece &p) noexcept;
 	void write_words_arrived(piece &p) noexcept;
 	[[nodiscard]] bool post_read(piece &p) noexcept;
-	[[nodiscard]] bool post_read_words(piece &p) noexcept;
+	[[nodiscard]] bool post_words(piece &p) noexcept;
 	[[nodiscard]] bool decide_write(piece &p) noexcept;
 	[[nodiscard]] bool post_fetch(piece &p) noexcept;
 	[[nodiscard]] bool post_write(piece &p) noexcept;

@@ -41,6 +41,12 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_rereg = s.rereg;
 	a.world.chance_no_hold = s.no_hold;
 	a.world.request = 64U << seed % 7;
+	/* Two of three responders do not keep the order of READs and WRITEs, or may not. */
+	a.world.out_of_order = seed % 3 == 1;
+	for (sim_region &r : a.world.regions)
+		r.info.read_order = seed % 3 == 0   ? RDMA_NP_READ_IN_ORDER
+				    : seed % 3 == 1 ? RDMA_NP_READ_OUT_OF_ORDER
+						    : RDMA_NP_READ_UNKNOWN;
 	a.chance_once = s.once;
 	a.chance_local = s.local;
 	a.chance_opaque = s.opaque;
@@ -49,8 +55,6 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 		/* as it would lie in memory, now and then a byte off */
 		a.fill = [&a](std::span<std::byte> b) {
 			const std::uint64_t shift = a.world.dice(4) ? 0 : a.world.dice(8);
-			const app_op *o = a.world.ops.empty() ? nullptr : &a.world.ops.back();
-			(void)o;
 			for (std::size_t i = 0; i < b.size(); ++i)
 				b[i] = static_cast<std::byte>(signature >> 8 * ((i + shift) % 8));
 			if (a.world.dice(2) && !b.empty())

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <gtest/gtest-spi.h>
 
 namespace npr::test {
 namespace {
@@ -920,6 +921,120 @@ TEST_F(Engine, WriteToKnownResidentMemoryIsOneDoorbell)
 	EXPECT_EQ(a.world.word_reads, reads + 1);
 	EXPECT_EQ(a.world.fault_requests, 0U);
 }
+
+/* What an owner says of the order of READs and WRITEs (P1), and of what sort the WRITE is. */
+struct write_order {
+	const char *name;
+	unsigned said;
+	bool quick;
+};
+
+struct WriteOrder : Engine, ::testing::WithParamInterface<write_order> {
+	/* A WRITE to a page whose word is known, and that has lost nothing yet. */
+	void post_write()
+	{
+		r.info.read_order = static_cast<std::uint8_t>(GetParam().said);
+		resolve();
+		a.world.all_in(r, true);
+		for (unsigned k = 0; k < 2; ++k) {
+			if (k)
+				a.world.settle();
+			a.poll();
+			/* inline data does not go the short way */
+			a.post(IBV_WR_RDMA_WRITE, 0, 0, 100, signaled | (GetParam().quick ? 0 : IBV_SEND_INLINE));
+		}
+	}
+};
+
+TEST_P(WriteOrder, WordsAreReadBehindAWriteOnlyWhereTheOwnerKeepsTheOrder)
+{
+	post_write();
+	const unsigned reads = a.world.word_reads;
+	if (GetParam().said == RDMA_NP_READ_IN_ORDER) {
+		EXPECT_EQ(a.world.queue.size(), 2U);
+	} else {
+		ASSERT_EQ(a.world.queue.size(), 1U);
+		EXPECT_EQ(a.world.queue[0].wr.opcode, IBV_WR_RDMA_WRITE);
+		EXPECT_TRUE(a.world.queue[0].wr.send_flags & IBV_SEND_SIGNALED);
+		a.world.advance(0, ~0ULL, false);
+		EXPECT_EQ(a.world.queue.size(), 1U) << "the WRITE is executed, but has not completed";
+		a.world.complete_one();
+		EXPECT_FALSE(a.eng->ready());
+		ASSERT_EQ(a.world.queue.size(), 1U);
+		EXPECT_EQ(a.world.queue[0].wr.opcode, IBV_WR_RDMA_READ);
+		EXPECT_EQ(a.world.queue[0].length, 8U);
+		EXPECT_EQ(a.world.word_reads, reads + 1);
+	}
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.eng->stats().word_reads, a.world.word_reads);
+	EXPECT_EQ(a.eng->stats().repeated_pages, 0U);
+	a.check_memory();
+}
+
+/* The words come first, then the page goes, and then the WRITE is executed. */
+TEST_P(WriteOrder, WordsThatOvertakeTheirWriteAreNoProof)
+{
+	a.world.out_of_order = true;
+	post_write();
+	if (a.world.queue.size() > 1)
+		a.world.advance(1, ~0ULL, false);
+	a.world.page_out(r, 0);
+	a.world.settle();
+	if (GetParam().said == RDMA_NP_READ_IN_ORDER) {
+		/* Whoever says so and does not do so loses data: this is what the premise is for. */
+		EXPECT_NONFATAL_FAILURE(a.poll(), "was reported but is not in memory");
+		return;
+	}
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.eng->stats().repeated_pages, 1U);
+	a.check_memory();
+}
+
+TEST_P(WriteOrder, RegionThatDiesBeforeTheWordsAreReadProvesNothing)
+{
+	post_write();
+	a.world.advance(0, ~0ULL, false);
+	sim_region &next = a.world.replace_region(r);
+	a.world.deliver(0);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_FALSE(next.pages[0].word == 0) << "it was not asked for";
+	EXPECT_TRUE(r.forgotten);
+	a.check_memory();
+}
+
+/* Under a hold, too: it ends with its region, and only words from after the WRITE tell whether that lived. */
+TEST_P(WriteOrder, HoldThatEndsBeforeTheWriteIsExecutedProvesNothing)
+{
+	a.world.out_of_order = true;
+	post_write();
+	lose_until_held();
+	a.world.serve_fault(0);
+	a.world.deliver(0);
+	ASSERT_EQ(a.world.holds.size(), 1U);
+	ASSERT_EQ(a.world.queue.size(), GetParam().said == RDMA_NP_READ_IN_ORDER ? 2U : 1U);
+	if (a.world.queue.size() > 1)
+		a.world.advance(1, ~0ULL, false);
+	a.world.replace_region(r);
+	a.world.settle();
+	if (GetParam().said == RDMA_NP_READ_IN_ORDER) {
+		EXPECT_NONFATAL_FAILURE(a.poll(), "was reported but is not in memory");
+		return;
+	}
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, WriteOrder,
+			 ::testing::Values(write_order{"Unknown", RDMA_NP_READ_UNKNOWN, false},
+					   write_order{"UnknownQuick", RDMA_NP_READ_UNKNOWN, true},
+					   write_order{"OutOfOrder", RDMA_NP_READ_OUT_OF_ORDER, false},
+					   write_order{"OutOfOrderQuick", RDMA_NP_READ_OUT_OF_ORDER, true},
+					   write_order{"Nonsense", 77, false},
+					   write_order{"InOrder", RDMA_NP_READ_IN_ORDER, false},
+					   write_order{"InOrderQuick", RDMA_NP_READ_IN_ORDER, true}),
+			 [](const auto &p) { return std::string(p.param.name); });
 
 TEST_F(Engine, WordsAreLearntBeforeTheFirstWriteIsPosted)
 {

@@ -160,6 +160,16 @@ bool is_refused(const ibv_send_wr &wr)
 	       wr.wr.rdma.remote_addr == engine::refused_addr;
 }
 
+/*
+ * On an HCA that executes what it receives in the order of arrival. A fence does not help:
+ * it makes the initiator wait, and only for READs and atomics.
+ */
+bool may_overtake(const ibv_send_wr &wr, const ibv_send_wr &earlier)
+{
+	return (wr.opcode == IBV_WR_RDMA_READ || (wr.opcode == IBV_WR_RDMA_WRITE && !is_refused(wr))) &&
+	       (earlier.opcode == IBV_WR_RDMA_WRITE || earlier.opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
+}
+
 } // namespace
 
 int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
@@ -412,7 +422,7 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 		return true;
 	}
 	for (std::size_t k = 0; k < i; ++k) {
-		if (queue[k].finished)
+		if (queue[k].finished || (out_of_order && may_overtake(w.wr, queue[k].wr)))
 			continue;
 		const bool read = w.wr.opcode == IBV_WR_RDMA_READ && is_atomic(queue[k].wr.opcode);
 		if ((queue[k].wr.opcode != IBV_WR_RDMA_READ && !read) || w.wr.send_flags & IBV_SEND_FENCE)

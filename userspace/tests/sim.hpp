@@ -11,7 +11,8 @@
  * reads as the signature and swallows WRITEs. Nothing moves unless a test, or its
  * dice, say so.
  *
- * An atomic is not ordered against a later READ, unless that has a fence.
+ * An atomic is not ordered against a later READ, unless that has a fence. Out of order,
+ * READs and WRITEs overtake WRITEs as well, fence or not; completions still come in order.
  *
  * What it checks by itself (as test failures): keys that are used belong to a
  * region that was not forgotten, the send queue is not overrun, a region is
@@ -202,6 +203,7 @@ public:
 	unsigned chance_rereg = 0;    /* permille of ticks */
 	bool sig_all = false;	      /* the HCA tells of everything */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
+	bool out_of_order = false;    /* the responder executes READs and WRITEs in any order (not P1) */
 	int refuse_post_after = -1;   /* entries until post() fails */
 	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */
 	std::uint64_t failed_seq = 0; /* the app_op of that SEND */
