@@ -124,11 +124,13 @@ ibv_wc_status fault_status(std::uint32_t status) noexcept
 	}
 }
 
+/* Nonsense, or an owner whose pages or units are not those that we know how to look at. */
 bool sane(const rdma_np_region_info &i) noexcept
 {
 	const std::uint64_t in_page = page_size - 1;
 
-	return i.length && i.base + (i.length - 1) >= i.base &&
+	return i.page_shift == page_shift && i.unit_shift == unit_shift && i.max_pages && i.max_ranges &&
+	       i.max_outstanding && i.length && i.base + (i.length - 1) >= i.base &&
 	       (!i.read_key || (i.base & in_page) == (i.read_addr & in_page)) &&
 	       (!i.write_key || (i.base & in_page) == (i.write_addr & in_page)) && i.table_addr % 8 == 0;
 }
@@ -146,6 +148,11 @@ std::uint64_t split(std::uint64_t raddr, std::uint64_t length) noexcept
 	const std::uint64_t head = -raddr % unit_size;
 
 	return length > head ? head : 0;
+}
+
+std::uint32_t pages_of(std::uint64_t addr, std::uint32_t length) noexcept
+{
+	return static_cast<std::uint32_t>(((addr + length - 1) >> page_shift) - (addr >> page_shift) + 1);
 }
 
 std::uint64_t region_pages(const rdma_np_region_info &i) noexcept
@@ -180,7 +187,7 @@ engine::engine(const engine_config &config, backend &world)
 	/* What drains a dead queue is a WRITE, which not every type of QP has. */
 	signal_every_ = config_.local_only ? 1U : std::max(std::min(budget, config_.depth) / 4, 1U);
 	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
-	max_runs_ = std::min<unsigned>(RDMA_NP_MAX_RANGES, budget - 1);
+	max_runs_ = budget - 1;
 
 	snap_.resize(config_.words.size());
 	ring_.resize(records);
@@ -369,17 +376,16 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	ibv_send_wr &w = chain_[0];
 	if (write) {
 		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
-		const auto pages = static_cast<std::uint32_t>(((addr + length - 1) >> page_shift) -
-							      (addr >> page_shift) + 1);
+		const std::uint32_t pages = pages_of(addr, length);
 
-		if (pages > quick_pages || page % slot_words + pages > slot_words || !info.write_key ||
+		if (pages > std::min(quick_pages, info.max_pages) || page % slot_words + pages > slot_words || !info.write_key ||
 		    !(info.access & IBV_ACCESS_REMOTE_WRITE))
 			return false;
 		const std::uint64_t *known = cache_.peek(r.uid, page);
 		if (!known)
 			return false;
 		for (std::uint32_t k = 0; k < pages; ++k)
-			if (known[k] == unknown_word || !(known[k] & RDMA_NP_WORD_WRITABLE))
+			if (known[k] == unknown_word || !(known[k] & word_writable))
 				return false;
 		if (!take_ring(p, page, pages))
 			return false;
@@ -404,7 +410,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 		}
 	} else {
 		/* in one piece for sure: no need to count its pages */
-		if (length > (page_bits::capacity - 1) * page_size || length - 1 >= quick_limit_ ||
+		if (length > (info.max_pages - 1) * page_size || length - 1 >= quick_limit_ ||
 		    split(addr, length) || !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
 			return false;
 		p.ring = none;
@@ -518,6 +524,14 @@ bool engine::allowed(const op &o, const region &r) const noexcept
 		return i.read_key && i.access & IBV_ACCESS_REMOTE_READ;
 	return i.write_key &&
 	       i.access & (is_atomic(o.wr.opcode) ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_WRITE);
+}
+
+/* Can it take the place of the region of @p, which has died? A piece has the size that the first one served. */
+bool engine::serves(const region &r, const piece &p) const noexcept
+{
+	const op &o = op_at(p.op);
+
+	return allowed(o, r) && pages_of(addr_of(o.wr) + p.offset, p.length) <= r.info.max_pages;
 }
 
 /* What is op @i, the next to be issued? False: not known yet, or it failed. */
@@ -798,7 +812,7 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 
 	piece &p = pieces_[free_.first];
 	const std::uint64_t addr = addr_of(o.wr) + o.issued;
-	const std::uint64_t limit = page_bits::capacity * page_size - addr % page_size;
+	const std::uint64_t limit = b->to->info.max_pages * page_size - addr % page_size;
 
 	take(p);
 	p.op = i;
@@ -826,7 +840,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.reg = &r;
 	++r.refs;
 	p.first_page = (addr >> page_shift) - (r.info.base >> page_shift);
-	p.pages = static_cast<std::uint32_t>(((addr + p.length - 1) >> page_shift) - (addr >> page_shift) + 1);
+	p.pages = pages_of(addr, p.length);
 	p.todo.set_first(p.pages);
 	p.round = p.unproven = p.fetches = p.faulted = 0;
 	p.pause = p.short_since = 0;
@@ -1009,7 +1023,7 @@ bool engine::post_read(piece &p) noexcept
 		pages = p.pages;
 		for (std::uint32_t i = 0; i < pages && p.by_words; ++i) {
 			const std::uint64_t w = cache_.get(p.reg->uid, page + i);
-			p.by_words = w != unknown_word && w & RDMA_NP_WORD_READABLE;
+			p.by_words = w != unknown_word && w & word_readable;
 		}
 		if (!p.by_words) {
 			/* Not this time: but learn the words, for the next READ here, if ever there is room. */
@@ -1091,7 +1105,7 @@ void engine::read_words_arrived(piece &p) noexcept
 		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
 		const std::uint64_t word = config_.words[k];
 
-		if (!(word & RDMA_NP_WORD_READABLE))
+		if (!(word & word_readable))
 			readable = false;
 		else if (p.hold || word == snap_[k])
 			p.todo.clear(i);
@@ -1122,7 +1136,7 @@ void engine::read_words_arrived(piece &p) noexcept
 		/* Some words had not been known, or have changed: they are known now. */
 		p.round = 2;
 		p.at = stage::read_data;
-		p.todo.merge_runs(max_runs_);
+		p.todo.merge_runs(max_runs(p));
 		return proceed(p);
 	}
 	ask(p, true);
@@ -1133,10 +1147,10 @@ void engine::read_words_arrived(piece &p) noexcept
 bool engine::decide_write(piece &p) noexcept
 {
 	const bool read = op_at(p.op).kind == op_kind::read;
-	const std::uint64_t right = read ? RDMA_NP_WORD_READABLE : RDMA_NP_WORD_WRITABLE;
+	const std::uint64_t right = read ? word_readable : word_writable;
 	bool unknown = false;
 
-	p.todo.merge_runs(max_runs_);
+	p.todo.merge_runs(max_runs(p));
 	if (p.hold)
 		return read ? post_read(p) : post_write(p);
 	p.ask.reset(p.pages);
@@ -1266,7 +1280,7 @@ void engine::write_words_arrived(piece &p) noexcept
 	was.for_each([&](unsigned i) {
 		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
 
-		if (config_.words[k] & RDMA_NP_WORD_WRITABLE && (p.hold || config_.words[k] == snap_[k]))
+		if (config_.words[k] & word_writable && (p.hold || config_.words[k] == snap_[k]))
 			p.todo.clear(i);
 	});
 	learn_words(p);
@@ -1302,10 +1316,10 @@ void engine::ask(piece &p, bool hold) noexcept
 	}
 	const op &o = op_at(p.op);
 	if (hold || p.done_held || (o.kind != op_kind::write && !o.opaque)) {
-		p.todo.merge_runs(max_runs_);
+		p.todo.merge_runs(max_runs(p));
 		p.ask = p.todo;
 	} else {
-		p.ask.merge_runs(RDMA_NP_MAX_RANGES);
+		p.ask.merge_runs(p.reg->info.max_ranges);
 	}
 	p.at = stage::fault;
 	if (hold || p.done_held || o.kind != op_kind::read)
@@ -1479,7 +1493,7 @@ void engine::go_without_hold(piece &p) noexcept
 	want_hold(p, false);
 	p.refused = true;
 	p.unproven = p.fetches = p.faulted = 0;
-	p.todo.merge_runs(max_runs_);
+	p.todo.merge_runs(max_runs(p));
 	p.ask = p.todo;
 	back_off(p);
 }
@@ -1588,7 +1602,7 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 		if (f.uid)
 			continue;
 		const std::uint64_t start = addr + done;
-		const std::uint64_t n = std::min(length - done, RDMA_NP_MAX_PAGES * page_size - start % page_size);
+		const std::uint64_t n = std::min(length - done, i.max_pages * page_size - start % page_size);
 		const rdma_np_range range{start, n};
 		rdma_np_fault_req req{};
 		req.region_id = i.region_id;
@@ -1677,9 +1691,13 @@ engine::region *engine::make_region(const rdma_np_region_info &info) noexcept
 	} catch (const std::bad_alloc &) {
 		return nullptr;
 	}
-	regions_.back()->info = info;
-	regions_.back()->uid = next_uid_++;
-	return regions_.back().get();
+	region &r = *regions_.back();
+	r.info = info;
+	/* What the arrays here have room for. */
+	r.info.max_pages = std::min<std::uint32_t>(info.max_pages, page_bits::capacity);
+	r.info.max_ranges = std::min<std::uint32_t>(info.max_ranges, RDMA_NP_MAX_RANGES);
+	r.uid = next_uid_++;
+	return &r;
 }
 
 void engine::region_dies(region &r) noexcept
@@ -1725,7 +1743,7 @@ void engine::rebind(piece &p) noexcept
 	if (!b)
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
 	if (b->state == binding_state::plain || ++p.rebinds > max_rebinds ||
-	    (b->state == binding_state::bound && !allowed(o, *b->to)))
+	    (b->state == binding_state::bound && !serves(*b->to, p)))
 		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 	if (b->state == binding_state::bound) {
 		reset_piece(p, *b->to);
@@ -1757,6 +1775,8 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			} else if (!r->gone) {
 				b->to = r;
 				b->state = binding_state::bound;
+				/* It is the peer's bound for the QP, which all of its regions tell. */
+				config_.max_faults = std::min(config_.max_faults, info.max_outstanding);
 				++stats_.resolves;
 			}
 		} else if (is_answer(error)) {
@@ -1784,7 +1804,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			continue;
 		} else if (b->state == binding_state::unknown || b->state == binding_state::asked) {
 			ask_resolve(*b);
-		} else if (b->state == binding_state::bound && allowed(op_at(p.op), *b->to)) {
+		} else if (b->state == binding_state::bound && serves(*b->to, p)) {
 			take(p);
 			reset_piece(p, *b->to);
 			put(posting_, p);

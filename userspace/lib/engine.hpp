@@ -341,6 +341,7 @@ private:
 	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
 	[[nodiscard]] bool must_wait(const op &o) const noexcept;
 	[[nodiscard]] bool allowed(const op &o, const region &r) const noexcept;
+	[[nodiscard]] bool serves(const region &r, const piece &p) const noexcept;
 	void issue() noexcept;
 	void finish(op &o) noexcept;
 	[[nodiscard]] std::uint32_t &live(const op &o) noexcept;
@@ -386,6 +387,11 @@ private:
 	[[nodiscard]] bool waits_for_memory(piece &p) noexcept;
 	void rebind(piece &p) noexcept;
 	[[nodiscard]] bool scan(piece &p) noexcept;
+	/* Of what is posted, and asked for, at once. */
+	[[nodiscard]] unsigned max_runs(const piece &p) const noexcept
+	{
+		return std::min(max_runs_, p.reg->info.max_ranges);
+	}
 
 	/* regions and keys */
 	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept;
@@ -461,7 +467,7 @@ private:
 	list free_, posting_, asking_, pausing_, rebinding_;
 	list tails_; /* that wait for a hold to end */
 	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
-	unsigned max_runs_;
+	unsigned max_runs_; /* that the send queue has room for */
 	std::uint32_t quick_limit_; /* bytes of a READ that post_quick() takes, exclusive */
 
 	std::vector<slot> slots_;

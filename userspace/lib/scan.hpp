@@ -17,7 +17,8 @@
 
 namespace npr {
 
-inline constexpr unsigned unit_size = 64;
+inline constexpr unsigned unit_shift = 6;
+inline constexpr unsigned unit_size = 1U << unit_shift;
 inline constexpr unsigned page_shift = 12;
 inline constexpr std::uint64_t page_size = 1ULL << page_shift;
 

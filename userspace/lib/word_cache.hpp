@@ -4,13 +4,18 @@
  * region), four-way associative. The memory is reserved once and touched on
  * first use, so nothing on the data path allocates or fails. A stale word does
  * no harm: it fails to prove something. A lost word is read again.
+ *
+ * Words stay as they are in the owner's memory, which is little endian: they are compared as a whole,
+ * and with the two bits below.
  */
 #ifndef NPR_WORD_CACHE_HPP
 #define NPR_WORD_CACHE_HPP
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <rdma/nprdma.h>
 #include <vector>
 
 namespace npr {
@@ -18,6 +23,14 @@ namespace npr {
 /* Never a word of a page: no page changes that often. */
 inline constexpr std::uint64_t unknown_word = ~0ULL;
 inline constexpr unsigned slot_words = 512;
+
+[[nodiscard]] constexpr std::uint64_t to_le64(std::uint64_t v) noexcept
+{
+	return std::endian::native == std::endian::little ? v : __builtin_bswap64(v);
+}
+
+inline constexpr std::uint64_t word_readable = to_le64(RDMA_NP_WORD_READABLE);
+inline constexpr std::uint64_t word_writable = to_le64(RDMA_NP_WORD_WRITABLE);
 
 class word_cache {
 public:

@@ -43,10 +43,16 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.request = 64U << seed % 7;
 	/* Two of three responders do not keep the order of READs and WRITEs, or may not. */
 	a.world.out_of_order = seed % 3 == 1;
-	for (sim_region &r : a.world.regions)
+	for (sim_region &r : a.world.regions) {
 		r.info.read_order = seed % 3 == 0   ? RDMA_NP_READ_IN_ORDER
 				    : seed % 3 == 1 ? RDMA_NP_READ_OUT_OF_ORDER
 						    : RDMA_NP_READ_UNKNOWN;
+		if (seed % 5 == 0) {
+			r.info.max_pages = 1 + static_cast<std::uint32_t>(seed) / 5;
+			r.info.max_ranges = 1 + static_cast<std::uint32_t>(seed) / 10;
+			r.info.max_outstanding = 2;
+		}
+	}
 	a.chance_once = s.once;
 	a.chance_local = s.local;
 	a.chance_opaque = s.opaque;

@@ -264,7 +264,8 @@ TEST_F(Engine, MisalignedAtomicIsARemoteInvalidRequest)
 
 TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)
 {
-	for (int what = 0; what < 4; ++what) {
+	for (int what = 0; what < 11; ++what) {
+		SCOPED_TRACE(what);
 		app b(small_config());
 		b.expect_success = false;
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
@@ -275,8 +276,23 @@ TEST_F(Engine, RegionDescriptionThatMakesNoSenseIsNotUsed)
 			i.length = ~0ULL;
 		else if (what == 2)
 			i.read_addr += 8;
-		else
+		else if (what == 3)
 			i.table_addr += 4;
+		/* an owner that no one here knows how to look at */
+		else if (what == 4)
+			i.page_shift = 16;
+		else if (what == 5)
+			i.unit_shift = 5;
+		else if (what == 6)
+			i.unit_shift = 7;
+		else if (what == 7)
+			i.unit_shift = 64 + 6;
+		else if (what == 8)
+			i.max_pages = 0;
+		else if (what == 9)
+			i.max_ranges = 0;
+		else
+			i.max_outstanding = 0;
 		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
 		b.world.resolves.clear();
 		b.eng->on_resolved(q.rkey, 0, i);
@@ -2329,6 +2345,41 @@ TEST_F(Engine, NoMoreFaultRequestsAreUnderWayThanTheKernelTakes)
 	EXPECT_EQ(a.world.faults.size(), 4U) << "the next one, at once";
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 12U);
+}
+
+/* The sim checks each request. */
+TEST_F(Engine, RequestsAreAsSmallAndAsFewAsTheOwnerSays)
+{
+	r.info.max_pages = 5;
+	r.info.max_ranges = 2;
+	r.info.max_outstanding = 1;
+	resolve();
+	for (const ibv_wr_opcode op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+		a.world.all_out(r);
+		for (std::uint64_t p = 0; p < 16; p += 2)
+			a.world.page_in(r, p, op != IBV_WR_RDMA_READ);
+		const unsigned asked = a.world.fault_requests;
+		a.post(op, 0, 100, 15 * page_size);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_GE(a.world.fault_requests - asked, 4U) << "pages 0 to 4, to 9, to 14, and 15";
+	}
+	a.check_memory();
+	EXPECT_EQ(a.eng->prefetch(r.rkey, r.info.base, 16 * page_size, false), static_cast<std::int64_t>(5 * page_size));
+	a.world.settle();
+}
+
+TEST_F(Engine, RequestThatTheNextRegionOfItsKeyCannotServeFails)
+{
+	a.expect_success = false;
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 4 * page_size);
+	a.world.run_wire();
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	a.world.replace_region(r).info.max_pages = 3;
+	a.world.settle();
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
 }
 
 TEST_F(Engine, PrefetchMakesPagesResidentAndTheirWordsKnown)

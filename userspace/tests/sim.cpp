@@ -543,8 +543,13 @@ int sim::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> rang
 	for (const rdma_np_range &r : ranges)
 		pages += ((r.addr + r.length - 1) >> page_shift) - (r.addr >> page_shift) + 1;
 	EXPECT_GE(ranges.size(), 1U);
-	EXPECT_LE(ranges.size(), std::size_t{RDMA_NP_MAX_RANGES});
-	EXPECT_LE(pages, std::uint64_t{RDMA_NP_MAX_PAGES});
+	for (const sim_region &r : regions) {
+		if (r.info.region_id != req.region_id)
+			continue;
+		EXPECT_LE(ranges.size(), r.info.max_ranges);
+		EXPECT_LE(pages, r.info.max_pages);
+		EXPECT_LT(faults.size(), r.info.max_outstanding);
+	}
 	EXPECT_FALSE(req.flags & RDMA_NP_FAULT_HOLD && std::any_of(queue.begin(), queue.end(), [](const wire &w) {
 		return takes_receive(w.wr.opcode) && !w.finished;
 	})) << "a hold, and what is to be done under it has to wait for a receive";
