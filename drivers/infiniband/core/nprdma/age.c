@@ -31,6 +31,7 @@
 
 /*
  * 2 MiB of an address space.
+ * @users: regions that have words for it; under np_aging.lock
  * @used: pages that peers have asked for, or were given, since reclaim asked
  * @asked: pages of which it knows that they were used before it asked, and not since
  * @aged: of these, those that are to become absent
@@ -38,7 +39,9 @@
  */
 struct np_aging_slot {
 	struct llist_node node;
+	struct rcu_head rcu;
 	unsigned long index;
+	unsigned int users;
 	unsigned long queued;
 	DECLARE_BITMAP(used, NP_SLOT_PAGES);
 	DECLARE_BITMAP(asked, NP_SLOT_PAGES);
@@ -48,9 +51,9 @@ struct np_aging_slot {
 /*
  * An address space.  The notifier counts its users, the regions, and keeps it until
  * no callback of it runs any more.
- * @slots: struct np_aging_slot by address; none goes before all of them
+ * @slots: struct np_aging_slot by address, freed with RCU
  * @todo: slots with aged pages
- * @lock: protects @regions
+ * @lock: protects @regions and changes of @slots
  * @has_intervals: the address space takes interval notifiers; under its mmap lock
  */
 struct np_aging {
@@ -80,6 +83,7 @@ VISIBLE_IF_KUNIT bool np_aging_ask(struct np_aging *aging, unsigned long start,
 	bool young = false;
 	unsigned int i;
 
+	guard(rcu)();
 	for (va = start; va < end; va = next) {
 		next = min(end, ALIGN(va + 1, NP_SLOT_SIZE));
 		slot = xa_load(&aging->slots, va >> NP_SLOT_SHIFT);
@@ -135,6 +139,11 @@ static void np_aging_work(struct work_struct *work)
 
 	mutex_lock(&aging->lock);
 	llist_for_each_entry_safe(slot, next, todo, node) {
+		/* It stays queued, so that nobody queues it any more */
+		if (!slot->users) {
+			kfree_rcu(slot, rcu);
+			continue;
+		}
 		/*
 		 * Whoever ages a page from now on queues the slot again; all before
 		 * is seen below.  Pairs with test_and_set_bit() in np_aging_ask().
@@ -154,13 +163,12 @@ static void np_aging_work(struct work_struct *work)
 static void np_aging_free(struct work_struct *work)
 {
 	struct np_aging *aging = container_of(work, struct np_aging, free);
-	struct np_aging_slot *slot;
-	unsigned long index;
+	struct np_aging_slot *slot, *next;
 
 	cancel_work_sync(&aging->work);
-	xa_for_each(&aging->slots, index, slot)
+	llist_for_each_entry_safe(slot, next, llist_del_all(&aging->todo), node)
 		kfree(slot);
-	xa_destroy(&aging->slots);
+	WARN_ON(!xa_empty(&aging->slots));
 	kfree(aging);
 }
 
@@ -260,8 +268,8 @@ err:
 }
 
 /**
- * np_aging_leave() - the end of a region
- * @region: region without references
+ * np_aging_leave() - the end of a region: np_region_age() is not called any more
+ * @region: region; np_aging_put_slot() and np_aging_put() follow
  *
  * Context: process context.
  */
@@ -272,35 +280,72 @@ void np_aging_leave(struct np_region *region)
 	mutex_lock(&aging->lock);
 	list_del(&region->aging_node);
 	mutex_unlock(&aging->lock);
-	mmu_notifier_put(&aging->notifier);
 }
 
 /**
- * np_aging_make_slot() - room for what np_aging_use() says
+ * np_aging_put() - the last that a region does here
+ * @region: region
+ *
+ * Context: process context.
+ */
+void np_aging_put(struct np_region *region)
+{
+	mmu_notifier_put(&region->aging->notifier);
+}
+
+/**
+ * np_aging_get_slot() - room for what np_aging_use() says
  * @region: region
  * @va: of the slot
  *
- * Context: process context, no locks.
- * Return: 0 or -ENOMEM.
+ * Context: process context.
+ * Return: 0 or -ENOMEM; if 0, np_aging_put_slot() follows.
  */
-int np_aging_make_slot(struct np_region *region, unsigned long va)
+int np_aging_get_slot(struct np_region *region, unsigned long va)
 {
-	struct xarray *slots = &region->aging->slots;
-	unsigned long index = va >> NP_SLOT_SHIFT;
+	struct np_aging *aging = region->aging;
 	struct np_aging_slot *slot;
 	int ret;
 
-	if (xa_load(slots, index))
+	guard(mutex)(&aging->lock);
+	/* Another region may have the same memory */
+	slot = xa_load(&aging->slots, va >> NP_SLOT_SHIFT);
+	if (slot) {
+		slot->users++;
 		return 0;
+	}
 	slot = kzalloc(sizeof(*slot), GFP_KERNEL_ACCOUNT);
 	if (!slot)
 		return -ENOMEM;
-	slot->index = index;
-	ret = xa_insert(slots, index, slot, GFP_KERNEL_ACCOUNT);
+	slot->index = va >> NP_SLOT_SHIFT;
+	slot->users = 1;
+	ret = xa_err(xa_store(&aging->slots, slot->index, slot,
+			      GFP_KERNEL_ACCOUNT));
 	if (ret)
 		kfree(slot);
-	/* Another region has the same memory */
-	return ret == -EBUSY ? 0 : ret;
+	return ret;
+}
+
+/**
+ * np_aging_put_slot() - a region does not have words for the slot any more
+ * @region: region
+ * @va: of the slot
+ *
+ * Context: process context.
+ */
+void np_aging_put_slot(struct np_region *region, unsigned long va)
+{
+	struct np_aging *aging = region->aging;
+	struct np_aging_slot *slot;
+
+	guard(mutex)(&aging->lock);
+	slot = xa_load(&aging->slots, va >> NP_SLOT_SHIFT);
+	if (--slot->users)
+		return;
+	xa_erase(&aging->slots, slot->index);
+	/* If it is queued, or about to be, np_aging_work() frees it */
+	if (!test_and_set_bit(0, &slot->queued))
+		kfree_rcu(slot, rcu);
 }
 
 /**

@@ -158,9 +158,8 @@ static u64 np_word(const struct np_slot *slot, unsigned int i)
 	return le64_to_cpu(READ_ONCE(slot->words[i]));
 }
 
-/* Under the lock: rights (0: absent) with a new generation */
-static void np_word_set(struct np_region *region, struct np_slot *slot,
-			unsigned int i, u64 rights)
+/* Under the lock: rights (0: absent) with a new generation; np_slot_count() follows */
+static void np_word_set(struct np_slot *slot, unsigned int i, u64 rights)
 {
 	u64 old = np_word(slot, i);
 	u64 new = ((old & ~NP_WORD_RIGHTS) + NP_WORD_GENERATION) | rights;
@@ -171,8 +170,14 @@ static void np_word_set(struct np_region *region, struct np_slot *slot,
 	WRITE_ONCE(slot->words[i], cpu_to_le64(new));
 	slot->resident += readable;
 	slot->writable += writable;
-	atomic64_add(readable, &region->count.resident);
-	atomic64_add(writable, &region->count.writable);
+}
+
+/* The region's statistics follow those of a slot, which had these numbers before */
+static void np_slot_count(struct np_region *region, const struct np_slot *slot,
+			  int resident, int writable)
+{
+	atomic64_add(slot->resident - resident, &region->count.resident);
+	atomic64_add(slot->writable - writable, &region->count.writable);
 }
 
 /* Is there something to do for this fault? Also without the lock, as a hint */
@@ -199,7 +204,6 @@ static bool np_slot_is_held_for_write(const struct np_slot *slot, unsigned int i
 enum np_absent {
 	NP_ABSENT_WRITE,	/* only the write window */
 	NP_ABSENT_UNHELD,	/* both, and leaves that holds need stay, and are stale */
-	NP_ABSENT_ALL,		/* these, too, of the whole slot: the region is gone */
 	NP_ABSENT_UNDO,		/* leaves of absent pages, too: a fault has failed */
 };
 
@@ -272,15 +276,14 @@ static void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 }
 
 /* The word of a held page becomes absent, the leaves that its holds need stay */
-static void np_slot_make_stale(struct np_region *region, struct np_slot *slot,
-			       unsigned int i)
+static void np_slot_make_stale(struct np_slot *slot, unsigned int i)
 {
 	if (np_word(slot, i) & RDMA_NP_WORD_READABLE)
 		__set_bit(i, slot->holds->stale_read);
 	if (np_word(slot, i) & RDMA_NP_WORD_WRITABLE &&
 	    np_slot_is_held_for_write(slot, i))
 		__set_bit(i, slot->holds->stale_write);
-	np_word_set(region, slot, i, 0);
+	np_word_set(slot, i, 0);
 }
 
 /*
@@ -291,12 +294,11 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 				   unsigned int first, unsigned int end,
 				   enum np_absent how, struct iommu_inval *inval)
 {
-	struct np_region *region = chunk->region;
+	unsigned int resident = slot->resident, writable = slot->writable;
 	unsigned int i, out = 0;
 
 	lockdep_assert_held(&chunk->lock);
-	if (!slot->resident && !(slot->held && how == NP_ABSENT_ALL) &&
-	    how != NP_ABSENT_UNDO)
+	if (!slot->resident && how != NP_ABSENT_UNDO)
 		return 0;
 	if (slot->huge) {
 		first = 0;
@@ -306,14 +308,15 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 	for (i = first; i < end; i++) {
 		if (!(np_word(slot, i) & RDMA_NP_WORD_READABLE))
 			continue;
-		if (how != NP_ABSENT_ALL && np_slot_is_held(slot, i))
-			np_slot_make_stale(region, slot, i);
+		if (np_slot_is_held(slot, i))
+			np_slot_make_stale(slot, i);
 		else
-			np_word_set(region, slot, i, 0);
+			np_word_set(slot, i, 0);
 		out++;
 	}
 	if (!out && how == NP_ABSENT_UNHELD)
 		return 0;
+	np_slot_count(chunk->region, slot, resident, writable);
 
 	/*
 	 * 1 before 2, as devices see it. Pairs with the peer, which reads the word
@@ -321,11 +324,7 @@ static unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 	 */
 	dma_wmb();
 
-	if (how == NP_ABSENT_ALL && slot->holds) {
-		bitmap_zero(slot->holds->stale_read, NP_SLOT_PAGES);
-		bitmap_zero(slot->holds->stale_write, NP_SLOT_PAGES);
-	}
-	if (how == NP_ABSENT_ALL || (!slot->resident && !slot->held)) {
+	if (!slot->resident && !slot->held) {
 		np_slot_merge(chunk, slot, inval);
 		return out;
 	}
@@ -339,7 +338,7 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 				    unsigned int first, unsigned int end,
 				    struct iommu_inval *inval)
 {
-	struct np_region *region = chunk->region;
+	unsigned int resident = slot->resident, writable = slot->writable;
 	unsigned int i, out = 0;
 
 	lockdep_assert_held(&chunk->lock);
@@ -355,11 +354,12 @@ static unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot
 			continue;
 		if (np_slot_is_held_for_write(slot, i))
 			__set_bit(i, slot->holds->stale_write);
-		np_word_set(region, slot, i, RDMA_NP_WORD_READABLE);
+		np_word_set(slot, i, RDMA_NP_WORD_READABLE);
 		out++;
 	}
 	if (!out)
 		return 0;
+	np_slot_count(chunk->region, slot, resident, writable);
 
 	/* 1 before 2, as in np_slot_absent() */
 	dma_wmb();
@@ -566,13 +566,71 @@ static void np_pin_release(struct np_pin *pin, bool write)
 	kvfree(pin);
 }
 
+/* Step 2 for a slot whose words no peer can read any more, and under holds, too */
+static void np_slot_close(struct np_chunk *chunk, struct np_slot *slot,
+			  struct iommu_inval *inval)
+{
+	unsigned int resident = slot->resident, writable = slot->writable;
+
+	lockdep_assert_held(&chunk->lock);
+	/* Without words it was never split */
+	if (!slot->words)
+		return;
+	slot->resident = 0;
+	slot->writable = 0;
+	np_slot_count(chunk->region, slot, resident, writable);
+	if (slot->holds) {
+		bitmap_zero(slot->holds->stale_read, NP_SLOT_PAGES);
+		bitmap_zero(slot->holds->stale_write, NP_SLOT_PAGES);
+	}
+	np_slot_merge(chunk, slot, inval);
+}
+
+static void np_chunk_close(struct np_chunk *chunk)
+{
+	struct iommu_inval inval;
+	unsigned int s;
+
+	mutex_lock(&chunk->lock);
+	iommu_inval_init(&inval);
+	for (s = 0; s < NP_CHUNK_SLOTS; s++)
+		np_slot_close(chunk, &chunk->slots[s], &inval);
+	iommu_inval_sync(chunk->region->read.domain, &inval);
+	mutex_unlock(&chunk->lock);
+	mmu_interval_notifier_remove(&chunk->notifier);
+}
+
+/* Step 1 for all pages at once: peers read the words of the host's page of zeros */
+static void np_region_drop_words(struct np_region *region)
+{
+	struct np_chunk *chunk;
+	unsigned long index;
+
+	scoped_guard(mutex, &region->chunk_lock)
+		region->closed = true;
+	/* No word becomes readable any more, in no chunk */
+	xa_for_each(&region->chunks, index, chunk) {
+		mutex_lock(&chunk->lock);
+		chunk->dead = true;
+		mutex_unlock(&chunk->lock);
+	}
+	guard(mutex)(&region->table_lock);
+	if (!xa_empty(&region->chunks))
+		np_window_table_drop(&region->read);
+}
+
 /**
  * np_region_absent() - all pages become absent and stay so
  * @region: region that is gone
  *
- * Pages under holds, too: what was pinned for the region is unpinned.
+ * Pages under holds, too: what was pinned for the region is unpinned. Words, chunks
+ * and the like are freed, however long peers keep the keys. If a fault is just
+ * looking at them, that is when it ends.
  *
- * Context: process context.
+ * The words of a large region are not changed one by one: they go all at once, which
+ * costs one store for each GiB, and the leaves one for each 2 MiB.
+ *
+ * Context: process context, once.
  */
 void np_region_absent(struct np_region *region)
 {
@@ -583,17 +641,10 @@ void np_region_absent(struct np_region *region)
 	LIST_HEAD(pins);
 	LIST_HEAD(dirty_pins);
 
-	mutex_lock(&region->chunk_lock);
-	region->closed = true;
-	mutex_unlock(&region->chunk_lock);
-
+	np_region_drop_words(region);
 	xa_for_each(&region->chunks, index, chunk) {
-		mutex_lock(&chunk->lock);
-		chunk->dead = true;
-		np_chunk_absent(chunk, chunk->va, chunk->va + NP_CHUNK_SIZE - 1,
-				NP_ABSENT_ALL);
-		mutex_unlock(&chunk->lock);
-		mmu_interval_notifier_remove(&chunk->notifier);
+		np_chunk_close(chunk);
+		cond_resched();
 	}
 
 	/* No pin is added any more: that needs a chunk that is not dead */
@@ -606,6 +657,7 @@ void np_region_absent(struct np_region *region)
 		np_pin_release(pin, true);
 	list_for_each_entry_safe(pin, next, &pins, node)
 		np_pin_release(pin, false);
+	np_region_leave(region);
 }
 
 /**
@@ -654,25 +706,41 @@ void np_region_age(struct np_region *region, unsigned long va,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_region_age);
 
+static void np_slot_free(struct np_chunk *chunk, struct np_slot *slot)
+{
+	kfree(slot->holds);
+	if (!slot->words)
+		return;
+	np_aging_put_slot(chunk->region, np_slot_va(chunk, slot));
+	free_page((unsigned long)slot->words);
+	atomic64_dec(&chunk->region->count.table_pages);
+}
+
 /**
- * np_region_free_chunks() - free what is known about residency
- * @region: region whose windows are unmapped
+ * np_region_leave() - what is known about residency is not looked at any more
+ * @region: region that was entered
+ *
+ * Context: process context; the last one frees it.
  */
-void np_region_free_chunks(struct np_region *region)
+void np_region_leave(struct np_region *region)
 {
 	struct np_chunk *chunk;
 	unsigned long index;
 	int s;
 
+	if (!refcount_dec_and_test(&region->users))
+		return;
+	np_aging_leave(region);
 	xa_for_each(&region->chunks, index, chunk) {
-		for (s = 0; s < NP_CHUNK_SLOTS; s++) {
-			free_page((unsigned long)chunk->slots[s].words);
-			kfree(chunk->slots[s].holds);
-		}
-		xa_erase(&region->chunks, index);
+		for (s = 0; s < NP_CHUNK_SLOTS; s++)
+			np_slot_free(chunk, &chunk->slots[s]);
 		kfree(chunk);
+		cond_resched();
 	}
+	xa_destroy(&region->chunks);
+	np_aging_put(region);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_region_leave);
 
 /* --- becoming resident ----------------------------------------------------------------- */
 
@@ -691,15 +759,23 @@ static int np_slot_make_words(struct np_region *region, struct np_slot *slot,
 		__free_page(page);
 		return 0;
 	}
+	/* The table is dropped after that was set, and does not come back */
+	ret = READ_ONCE(region->closed) ? -ENXIO : np_aging_get_slot(region, va);
+	if (ret)
+		goto free_page;
 	ret = np_window_table_page(&region->read, va, page);
-	if (ret) {
-		__free_page(page);
-		return ret;
-	}
+	if (ret)
+		goto put_slot;
 	atomic64_inc(&region->count.table_pages);
 	/* Pairs with the acquire in np_fault_is_noop(); then see np_chunk.lock */
 	smp_store_release(&slot->words, page_address(page));
 	return 0;
+
+put_slot:
+	np_aging_put_slot(region, va);
+free_page:
+	__free_page(page);
+	return ret;
 }
 
 static int np_slot_make_holds(struct np_chunk *chunk, struct np_slot *slot)
@@ -1050,6 +1126,7 @@ static bool np_paddrs_any(const phys_addr_t *paddrs, unsigned int npages)
 /* Steps 1 to 3, under the lock */
 static int np_fault_map(struct np_fault *f)
 {
+	unsigned int resident = f->slot->resident, writable = f->slot->writable;
 	struct np_slot_holds *holds = f->slot->holds;
 	struct np_region *region = f->region;
 	struct iommu_inval inval;
@@ -1090,9 +1167,10 @@ static int np_fault_map(struct np_fault *f)
 		}
 		/* Before peers can see it: their next use leaves no trace */
 		np_aging_use(region, f->va + (i << PAGE_SHIFT), 1);
-		np_word_set(region, f->slot, f->first + i, rights);
+		np_word_set(f->slot, f->first + i, rights);
 		in++;
 	}
+	np_slot_count(region, f->slot, resident, writable);
 	trace_np_residency(region->id, region->public_rkey, f->va, in,
 			   f->flags & RDMA_NP_FAULT_WRITE ? NP_WORD_RIGHTS :
 						       RDMA_NP_WORD_READABLE);
@@ -1108,6 +1186,7 @@ static int np_fault_map_huge(struct np_fault *f)
 	unsigned long va = np_slot_va(f->chunk, f->slot);
 	struct np_region *region = f->region;
 	struct np_slot *slot = f->slot;
+	unsigned int resident = slot->resident, writable = slot->writable;
 	struct iommu_inval inval;
 	unsigned int i, in = 0;
 	int ret = 0;
@@ -1139,9 +1218,10 @@ static int np_fault_map_huge(struct np_fault *f)
 
 		if ((has & rights) == rights)
 			continue;
-		np_word_set(region, slot, i, has | rights);
+		np_word_set(slot, i, has | rights);
 		in++;
 	}
+	np_slot_count(region, slot, resident, writable);
 	trace_np_residency(region->id, region->public_rkey, va, in, rights);
 	return in;
 }
@@ -1456,9 +1536,6 @@ static int np_fault_begin(struct np_fault *f, unsigned int max_pages)
 	f->slot = np_chunk_slot(f->chunk, f->va);
 	if (READ_ONCE(f->slot->words))
 		return 0;
-	ret = np_aging_make_slot(f->region, f->va);
-	if (ret)
-		return ret;
 	return np_slot_make_words(f->region, f->slot, f->va);
 }
 
@@ -1567,6 +1644,9 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 	ret = np_region_check_range(region, addr, len, f.flags);
 	if (ret)
 		goto out;
+	ret = -ENXIO;
+	if (READ_ONCE(region->closed) || !np_region_enter(region))
+		goto out;
 
 	f.va = region->start + (addr - region->base);
 	end = PAGE_ALIGN(f.va + len);
@@ -1591,6 +1671,7 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 	}
 	kvfree(f.read);
 	np_fault_put_owner(&f);
+	np_region_leave(region);
 	/*
 	 * The owner's CPU would wait for memory, and so does a peer: he asks again. Not
 	 * so who wants it pinned, which fails for want of memory in any region.
@@ -1643,6 +1724,7 @@ EXPORT_SYMBOL_GPL(np_hold_alloc);
 void np_hold_release(struct np_hold *hold)
 {
 	struct np_region *region = hold->region;
+	bool entered = np_region_enter(region);
 	struct np_pin *pin, *next;
 	LIST_HEAD(pins);
 
@@ -1651,9 +1733,12 @@ void np_hold_release(struct np_hold *hold)
 	list_splice(&hold->pins, &pins);
 	spin_unlock(&region->hold_lock);
 
+	/* If there are any, their slots are there */
 	list_for_each_entry_safe(pin, next, &pins, node) {
 		np_pin_release(pin, hold->write);
 	}
+	if (entered)
+		np_region_leave(region);
 	kfree(hold);
 	np_region_put(region);
 }

@@ -8,7 +8,8 @@
  *   np_region.lock		keys, grants, "gone"; held across calls of the driver
  *     np_region.chunk_lock	which chunks exist; held across notifier insertion
  *       mmap_lock
- *       np_aging.lock	regions of an owner; held while pages are aged
+ *       np_aging.lock	regions of an owner; held while pages are aged, and under
+ *			np_region.table_lock
  *     np_region.pin_lock	shared by holds that pin; alone: pages have to move first
  *       mmap_lock
  *     np_region.table_lock	pages of the residency table; held across iommu_split()
@@ -21,6 +22,10 @@
  * (through its umem), each grant, each hold, each running fault.  Its windows live
  * exactly as long, because all of these may touch them.  What the application can
  * wait for (keys, pins, residency) ends with the MR, or with the last grant.
+ *
+ * What is known about residency (chunks, words, holds on pages, aging) is much more
+ * than that, and a peer may keep a grant for as long as it likes.  So it is freed when
+ * the MR ends; np_region_enter() keeps it for a moment from being freed.
  */
 #ifndef NP_REGION_H
 #define NP_REGION_H
@@ -152,8 +157,8 @@ struct np_slot_holds {
 /**
  * struct np_slot - 2 MiB of a region
  * @words: page of the residency table, NULL until a page of the slot is first
- *	wanted; peers read it, so it is little endian.  It stays as long as the
- *	region, because a generation that starts anew would let a peer prove a
+ *	wanted; peers read it, so it is little endian.  It stays until the region
+ *	is gone, because a generation that starts anew would let a peer prove a
  *	WRITE that was lost
  * @holds: NULL until a page of the slot is first held
  * @merges: how often the slot was merged; tells a fault that its split is undone
@@ -180,7 +185,7 @@ struct np_slot {
 /**
  * struct np_chunk - what one lock and one notifier cover
  * @notifier: of the part of the region that lies in the chunk
- * @region: no reference: the region frees its chunks
+ * @region: no reference: the region frees its chunks, see np_region.users
  * @lock: see above
  * @va: of the first slot
  * @dead: the region is gone; nothing becomes resident any more
@@ -218,6 +223,8 @@ struct np_counters {
 /**
  * struct np_region - one unpinned memory region
  * @ref: see the top of this file
+ * @users: 1 while the public MR lives, and 1 for each that has entered; then the
+ *	chunks go, and @aging
  * @id: never used again on this host
  * @npdev: the device
  * @pd: the application's; valid while the region is not gone or has keys
@@ -255,6 +262,7 @@ struct np_counters {
  */
 struct np_region {
 	struct kref ref;
+	refcount_t users;
 	u64 id;
 	struct np_device *npdev;
 	struct ib_pd *pd;
@@ -349,6 +357,7 @@ int np_window_pages(struct np_window *win, unsigned long va, unsigned int npages
 int np_window_split(struct np_window *win, unsigned long va);
 int np_window_table_page(struct np_window *win, unsigned long va,
 			 struct page *page);
+void np_window_table_drop(struct np_window *win);
 
 static inline bool np_window_exists(const struct np_window *win)
 {
@@ -390,12 +399,20 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
 			  unsigned int flags);
 void np_region_age(struct np_region *region, unsigned long va,
 		   const unsigned long *pages);
-void np_region_free_chunks(struct np_region *region);
+void np_region_leave(struct np_region *region);
+
+/* May residency be looked at? Then np_region_leave() follows; false if the region is gone */
+static inline bool np_region_enter(struct np_region *region)
+{
+	return refcount_inc_not_zero(&region->users);
+}
 
 /* age.c */
 int np_aging_join(struct np_region *region);
 void np_aging_leave(struct np_region *region);
-int np_aging_make_slot(struct np_region *region, unsigned long va);
+void np_aging_put(struct np_region *region);
+int np_aging_get_slot(struct np_region *region, unsigned long va);
+void np_aging_put_slot(struct np_region *region, unsigned long va);
 void np_aging_use(struct np_region *region, unsigned long va, unsigned int npages);
 bool np_aging_is_asked(struct np_region *region, unsigned long va,
 		       unsigned int npages);

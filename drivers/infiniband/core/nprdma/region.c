@@ -285,17 +285,15 @@ static void np_region_free(struct kref *ref)
 
 	WARN_ON(!list_empty(&region->grants));
 	WARN_ON(!list_empty(&region->holds));
-	np_aging_leave(region);
+	WARN_ON(refcount_read(&region->users));
 	if (!region->leaked) {
 		np_window_unmap(&region->write);
 		np_window_unmap(&region->read);
 		np_device_give_iova(region->npdev, region->iova_size);
-		np_region_free_chunks(region);
 		if (region->scratch)
 			np_scratch_put(region->scratch);
 		np_device_put(region->npdev);
 	}
-	xa_destroy(&region->chunks);
 	np_owner_put(region->owner);
 	mmdrop(region->mm);
 	kfree(region);
@@ -474,6 +472,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	if (!region)
 		return ERR_PTR(-ENOMEM);
 	kref_init(&region->ref);
+	refcount_set(&region->users, 1);
 	region->id = atomic64_inc_return(&np_region_last_id);
 	region->pd = pd;
 	region->mm = current->mm;
@@ -993,7 +992,8 @@ EXPORT_SYMBOL_GPL(np_region_ungrant);
  * @region: region without a public MR
  *
  * When this returns all pages are absent and stay so, no page is pinned for the
- * region, and without grants it has no keys.
+ * region, and without grants it has no keys. With grants, that and the top levels of
+ * its windows' tables is all it has: 4 KiB for each GiB of a window.
  *
  * Context: process context.
  */

@@ -242,3 +242,27 @@ int np_window_table_page(struct np_window *win, unsigned long va,
 	iommu_inval_sync(win->domain, &inval);
 	return ret;
 }
+
+/**
+ * np_window_table_drop() - no page of words is in the table any more
+ * @win: read window
+ *
+ * Peers read zeros from then on; when this returns no device reads words, and their
+ * pages may be freed.
+ *
+ * Context: process context, under the region's table_lock. Never allocates.
+ */
+void np_window_table_drop(struct np_window *win)
+{
+	dma_addr_t iova = np_window_table_iova(win, win->va);
+	dma_addr_t end = win->iova + win->size;
+	struct iommu_inval inval;
+
+	iommu_inval_init(&inval);
+	for (; iova < end; iova += NP_SLOT_SIZE)
+		/* If this fails a device can read memory that is not ours any more */
+		WARN_ON_ONCE(iommu_merge_leaves(win->domain, iova,
+						page_to_phys(np_host.zero_page),
+						NP_TABLE_PROT, &inval));
+	iommu_inval_sync(win->domain, &inval);
+}

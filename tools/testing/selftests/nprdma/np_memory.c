@@ -2072,12 +2072,16 @@ static int make_disk(void)
 /* What the owner maps, if not anonymous memory. */
 static int owner_file = -1;
 
+/* What owner_process() has made, for what it lives as. */
+static struct np_pair *living;
+
 /* Never returns. Registers, connects, tells, and lives as @live says. */
 static void owner_process(int sock, size_t len, int (*live)(int sock))
 {
 	struct hello mine = {}, theirs;
 	struct np_pair pair = {};
 
+	living = &pair;
 	if (np_open(&pair.owner, NP_OWNER_DEV, 0))
 		_exit(101);
 	pair.data = np_map(len);
@@ -2344,6 +2348,102 @@ TEST_F(owner, pays_for_tables_that_its_peers_need)
 	want = before + (long)(4 * slots * PAGE);
 	EXPECT_TRUE(np_wait_until((now = group_field("memory.stat", "kernel")) >= want));
 	TH_LOG("kernel: %ld, then %ld", before, now);
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
+}
+
+/*
+ * A region of 1 GiB whose pages are all there: 2 MiB of a file, 512 times, so that the
+ * data costs next to nothing.
+ */
+#define DEAD_REGIONS	100
+#define DEAD_LEN	(1UL << 30)
+
+static uint8_t *map_often(void)
+{
+	int fd = memfd_create("np", MFD_CLOEXEC);
+	uint8_t *data = np_map_aligned(DEAD_LEN, HUGE_PAGE);
+
+	if (fd < 0 || !data || ftruncate(fd, HUGE_PAGE))
+		return NULL;
+	for (size_t off = 0; off < DEAD_LEN; off += HUGE_PAGE) {
+		if (mmap(data + off, HUGE_PAGE, PROT_READ | PROT_WRITE,
+			 MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) == MAP_FAILED)
+			return NULL;
+	}
+	close(fd);
+	return data;
+}
+
+/* Gives its group 64 MiB more than it has got. */
+static int limit_group(void)
+{
+	char text[32];
+
+	if (read_file(NP_GROUP "/memory.current", text, sizeof(text)) < 0)
+		return -EIO;
+	snprintf(text, sizeof(text), "%ld", atol(text) + (64L << 20));
+	return np_write_text(NP_GROUP "/memory.max", text);
+}
+
+/* One region after the other: tells its name, has all of it faulted, and ends it when told. */
+static int live_through_regions(int sock)
+{
+	uint8_t *data = map_often();
+	struct hello mine = {}, theirs;
+
+	if (!data || limit_group())
+		return 1;
+	for (int i = 0; i < DEAD_REGIONS; i++) {
+		struct ibv_sge sge = { .addr = (uintptr_t)data, .length = DEAD_LEN };
+		struct ibv_mr *mr = ibv_reg_mr(living->owner.pd, data, DEAD_LEN,
+					       NP_RIGHTS | NP_UNPINNED);
+
+		if (!mr)
+			return 2;
+		sge.lkey = mr->lkey;
+		if (ibv_advise_mr(living->owner.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1))
+			return 3;
+		mine.rkey = mr->rkey;
+		if (!say(sock, &mine) || !hear(sock, &theirs))
+			return 4;
+		if (ibv_dereg_mr(mr))
+			return 5;
+	}
+	return live_until_told(sock);
+}
+
+/*
+ * A peer that keeps the keys of dead regions keeps nothing else of them: with their
+ * residency tables, which are 2 MiB each, the owner would be killed.
+ */
+TEST_F(owner, does_not_pay_for_dead_regions_that_its_peer_keeps)
+{
+	struct np_end *peer = &self->peer;
+	struct rdma_np_region_info info;
+	struct hello h = {};
+	uint64_t word;
+
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, enter_large_group, live_through_regions));
+	for (int i = 0; i < DEAD_REGIONS; i++) {
+		ASSERT_TRUE(hear(self->sock, &h)) TH_LOG("owner ended in round %d", i);
+		ASSERT_EQ(0, np_resolve(peer, h.rkey, &info));
+		for (size_t off = 0; off < DEAD_LEN; off += DEAD_LEN - PAGE) {
+			ASSERT_EQ(0, np_word(peer, &info, off, &word));
+			EXPECT_TRUE(np_writable(word));
+		}
+		ASSERT_TRUE(say(self->sock, &h));
+	}
+	/* The keys are there still, of the last one as of all, and prove nothing. */
+	EXPECT_TRUE(np_wait_until(np_fault_once(peer, peer->qp, info.region_id, info.base, PAGE, 0,
+						NULL) == RDMA_NP_GONE));
+	for (size_t off = 0; off < DEAD_LEN; off += DEAD_LEN - PAGE) {
+		ASSERT_EQ(0, np_word(peer, &info, off, &word));
+		EXPECT_EQ(0, word);
+		ASSERT_EQ(0, np_read(peer, 0, PAGE, np_read_addr(&info, off), info.read_key));
+		EXPECT_TRUE(np_all(peer->buf, PAGE, info.signature));
+	}
+	EXPECT_EQ(0, group_field("memory.events", "oom_kill"));
 	shutdown(self->sock, SHUT_RDWR);
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 }

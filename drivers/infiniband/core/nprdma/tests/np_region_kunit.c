@@ -130,13 +130,14 @@ static struct np_slot *np_test_slot(struct np_region *region, unsigned long va)
 	return chunk ? &chunk->slots[(va - chunk->va) >> NP_SLOT_SHIFT] : NULL;
 }
 
+/* What a peer reads in the residency table */
 static u64 np_test_word(struct np_region *region, unsigned long va)
 {
-	struct np_slot *slot = np_test_slot(region, va);
+	u64 leaf = fake_leaf(to_fake(region->read.domain),
+			     np_window_table_iova(&region->read, va));
+	const __le64 *words = phys_to_virt(fake_paddr(leaf));
 
-	if (!slot || !slot->words)
-		return 0;
-	return le64_to_cpu(slot->words[(va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT]);
+	return le64_to_cpu(words[(va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT]);
 }
 
 static bool np_test_held(struct np_region *region, unsigned long va)
@@ -1849,6 +1850,7 @@ static void np_end_of_region_overtakes_a_release(struct kunit *test)
 	hold = np_test_hold(test, region, 0, 2, RDMA_NP_FAULT_WRITE);
 	np_test_invalidate(t, 1, 1);
 	/* The first half of np_hold_release() */
+	KUNIT_ASSERT_TRUE(test, np_region_enter(region));
 	list_splice_init(&hold->pins, &pins);
 	np_region_close(region);
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 0), region->write.absent);
@@ -1856,12 +1858,60 @@ static void np_end_of_region_overtakes_a_release(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_write_paddr(region, 1),
 			region->write.absent + PAGE_SIZE);
 	KUNIT_EXPECT_EQ(test, np_rights(region, 0), 0);
+	KUNIT_EXPECT_FALSE(test, xa_empty(&region->chunks));
 	/* The second half */
 	list_splice(&pins, &hold->pins);
 	np_hold_release(hold);
+	np_region_leave(region);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&region->chunks));
 	np_test_settled(test);
 	t->region = NULL;
 	np_region_put(region);
+}
+
+/*
+ * What a peer keeps a dead region for is its keys.  All that tells of its pages goes,
+ * although nobody has forgotten anything.
+ */
+static void np_dead_region_gives_back_what_tells_of_its_pages(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 2 * NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	struct np_region *other;
+	struct np_grant grant = {};
+	struct np_resolve out;
+
+	KUNIT_ASSERT_EQ(test, np_region_grant(region, &grant), 0);
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, NP_SLOT_PAGES - 1, 2,
+					    RDMA_NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 2);
+	/* Of the same memory, so that what is known of the address space stays */
+	refcount_inc(&t->npdev.users);
+	other = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
+				 NP_SLOT_SIZE, 0x1000, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, other);
+	KUNIT_ASSERT_EQ(test, np_test_fault(other, 0, 1, 0), 0);
+
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&region->chunks));
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.writable), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, NP_SLOT_PAGES), 0);
+	np_test_settled(test);
+	/* The tables of the two windows and of the words: all but those of the other one */
+	KUNIT_EXPECT_EQ(test, t->fake.splits - t->fake.merges, 2);
+	/* The second slot is of no use to reclaim any more, the first one is */
+	KUNIT_EXPECT_TRUE(test, np_test_ask(other, 0, false));
+	KUNIT_EXPECT_FALSE(test, np_test_ask(other, NP_SLOT_PAGES, false));
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);
+
+	np_region_close(other);
+	np_region_put(other);
+	np_region_ungrant(&grant);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 }
 
 /* --- local holds ------------------------------------------------------------------------------ */
@@ -3333,6 +3383,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_page_has_as_many_holds_as_can_be_counted),
 	KUNIT_CASE(np_end_of_region_ends_holds),
 	KUNIT_CASE(np_end_of_region_overtakes_a_release),
+	KUNIT_CASE(np_dead_region_gives_back_what_tells_of_its_pages),
 	KUNIT_CASE(np_local_hold_is_charged_until_it_ends),
 	KUNIT_CASE(np_local_hold_that_fails_costs_nothing),
 	KUNIT_CASE(np_local_hold_beyond_the_limit_charges_nothing),
