@@ -31,17 +31,30 @@ static DEFINE_MUTEX(np_host_lock);
 
 static struct ib_client np_client;
 
-/* Drivers that cannot work on a list of DMA addresses alone, or not without udata */
+/*
+ * A driver takes part by reg_umem_mr(), which may be called from any context. An op
+ * that registers memory of the caller's cannot stand in: it may want udata, or
+ * current->mm, and would meet neither when a peer makes us call it.
+ */
 static const char *np_driver_reason(struct ib_device *ibdev)
 {
 	if (!ibdev->dma_device || ib_uses_virt_dma(ibdev))
 		return "no DMA that an IOMMU translates; use a hardware device";
-	if (ibdev->ops.driver_id == RDMA_DRIVER_IRDMA)
-		return "its driver cannot register keys on its own; use another device";
-	if (!ibdev->ops.reg_user_mr || !ibdev->ops.dereg_mr)
-		return "its driver does not register user memory";
+	if (!ibdev->ops.reg_umem_mr || !ibdev->ops.dereg_mr)
+		return "its driver does not register memory that is not pinned; use another device";
+	if (!ibdev->kverbs_provider)
+		return "its driver has no verbs for the kernel, which answers peers; use another device";
 	return NULL;
 }
+
+/* The DMA API belongs to a device, which unit tests do not have */
+VISIBLE_IF_KUNIT struct iommu_domain *np_dma_domain(struct device *dev,
+						    const char **reason)
+{
+	KUNIT_STATIC_STUB_REDIRECT(np_dma_domain, dev, reason);
+	return iommu_dma_replaceable_domain(dev, reason);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_dma_domain);
 
 /**
  * np_device_domain() - the domain in which the device's windows would be
@@ -58,8 +71,7 @@ struct iommu_domain *np_device_domain(struct ib_device *ibdev)
 	struct iommu_domain *domain;
 
 	if (!reason) {
-		domain = iommu_dma_replaceable_domain(ibdev->dma_device,
-						      &reason);
+		domain = np_dma_domain(ibdev->dma_device, &reason);
 		if (!IS_ERR_OR_NULL(domain))
 			return domain;
 	}
@@ -70,19 +82,6 @@ struct iommu_domain *np_device_domain(struct ib_device *ibdev)
 	return ERR_PTR(-EOPNOTSUPP);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_device_domain);
-
-/**
- * np_device_check() - can the device have unpinned regions?
- * @ibdev: device of a live registration, or held by a client
- *
- * Context: process context.
- * Return: 0, or -EOPNOTSUPP with the reason in the kernel's log.
- */
-int np_device_check(struct ib_device *ibdev)
-{
-	return PTR_ERR_OR_ZERO(np_device_domain(ibdev));
-}
-EXPORT_SYMBOL_GPL(np_device_check);
 
 static const char *const np_read_orders[] = {
 	[RDMA_NP_READ_UNKNOWN] = "unknown",
@@ -178,12 +177,15 @@ EXPORT_SYMBOL_IF_KUNIT(np_device_read_order);
  */
 struct np_device *np_device_get(struct ib_device *ibdev)
 {
-	struct np_device *npdev = ib_get_client_data(ibdev, &np_client);
+	struct np_device *npdev;
 
+	KUNIT_STATIC_STUB_REDIRECT(np_device_get, ibdev);
+	npdev = ib_get_client_data(ibdev, &np_client);
 	if (!npdev || !refcount_inc_not_zero(&npdev->users))
 		return NULL;
 	return npdev;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_device_get);
 
 /**
  * np_device_put() - drop the reference of np_device_get()
@@ -194,6 +196,31 @@ void np_device_put(struct np_device *npdev)
 	if (refcount_dec_and_test(&npdev->users))
 		complete(&npdev->idle);
 }
+
+/**
+ * np_device_check() - can the device have unpinned regions?
+ * @ibdev: device of a live registration, or held by a client
+ *
+ * Asks all that np_reg_user_mr() asks of the device.
+ *
+ * Context: process context.
+ * Return: 0, -EOPNOTSUPP with the reason in the kernel's log, or -ENODEV if the
+ * device is going away.
+ */
+int np_device_check(struct ib_device *ibdev)
+{
+	struct iommu_domain *domain = np_device_domain(ibdev);
+	struct np_device *npdev;
+
+	if (IS_ERR(domain))
+		return PTR_ERR(domain);
+	npdev = np_device_get(ibdev);
+	if (!npdev)
+		return -ENODEV;
+	np_device_put(npdev);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_device_check);
 
 /**
  * np_device_take_iova() - let a region have IOVA space

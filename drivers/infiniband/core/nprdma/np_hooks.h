@@ -22,15 +22,13 @@ void np_exit(void);
 void np_pd_dealloc(struct ib_pd *pd);
 
 struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
-			     u64 hca_va, u32 access, struct ib_udata *udata);
+			     u64 hca_va, u32 access);
 int np_rereg_check(struct ib_mr *mr, int flags, u32 access);
 int np_advise_mr(struct ib_pd *pd, u32 advice, u32 flags,
 		 struct ib_sge *sg_list, u32 num_sge, bool *ours);
 void np_mr_dereg_begin(struct ib_mr *mr);
 void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr, int ret);
 
-struct ib_umem *np_umem_get(struct ib_device *ibdev, unsigned long addr,
-			    size_t size, int access);
 void np_umem_release(struct ib_umem *umem);
 
 int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
@@ -60,8 +58,7 @@ static inline void np_pd_dealloc(struct ib_pd *pd)
 }
 
 static inline struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start,
-					   u64 length, u64 hca_va, u32 access,
-					   struct ib_udata *udata)
+					   u64 length, u64 hca_va, u32 access)
 {
 	return ERR_PTR(-EINVAL);
 }
@@ -85,13 +82,6 @@ static inline void np_mr_dereg_begin(struct ib_mr *mr)
 static inline void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr,
 				   int ret)
 {
-}
-
-static inline struct ib_umem *np_umem_get(struct ib_device *ibdev,
-					  unsigned long addr, size_t size,
-					  int access)
-{
-	return ERR_PTR(-EOPNOTSUPP);
 }
 
 static inline void np_umem_release(struct ib_umem *umem)

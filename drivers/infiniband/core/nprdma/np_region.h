@@ -321,6 +321,9 @@ struct np_hold {
 
 /* device.c */
 extern struct np_host np_host;
+#if IS_ENABLED(CONFIG_KUNIT)
+struct iommu_domain *np_dma_domain(struct device *dev, const char **reason);
+#endif
 struct np_device *np_device_get(struct ib_device *ibdev);
 void np_device_put(struct np_device *npdev);
 struct ib_pd *np_device_pd(struct np_device *npdev);
@@ -426,6 +429,6 @@ void np_aging_exit(void);
 /* umem.c */
 struct ib_mr *np_umem_reg_mr(struct np_region *region, struct ib_pd *pd,
 			     dma_addr_t iova, size_t length, u64 virt,
-			     u32 access, struct ib_udata *udata);
+			     u32 access);
 
 #endif /* NP_REGION_H */

@@ -600,7 +600,6 @@ EXPORT_SYMBOL_IF_KUNIT(np_reg_check);
  * @length: bytes
  * @hca_va: remote address of @start
  * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED, unchecked
- * @udata: of the request
  *
  * The caller fills in what it fills in for a pinned MR: pd, uobject, iova, length.
  *
@@ -608,7 +607,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_reg_check);
  * Return: the public MR, or an error.
  */
 struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
-			     u64 hca_va, u32 access, struct ib_udata *udata)
+			     u64 hca_va, u32 access)
 {
 	struct ib_device *ibdev = pd->device;
 	struct iommu_domain *domain;
@@ -652,7 +651,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 
 	/* A name needs no translation: one page whatever the region's length */
 	mr = np_umem_reg_mr(region, public_pd, region->read.iova, PAGE_SIZE,
-			    ALIGN_DOWN(hca_va, PAGE_SIZE), 0, udata);
+			    ALIGN_DOWN(hca_va, PAGE_SIZE), 0);
 	if (IS_ERR(mr)) {
 		ret = PTR_ERR(mr);
 		goto close;
@@ -665,7 +664,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	return mr;
 
 dereg:
-	if (ibdev->ops.dereg_mr(mr, udata)) {
+	if (ibdev->ops.dereg_mr(mr, NULL)) {
 		mutex_lock(&region->lock);
 		np_region_leak(region);
 		mutex_unlock(&region->lock);
@@ -796,8 +795,7 @@ static int np_region_make_key(struct np_region *region, struct ib_mr **key,
 	lockdep_assert_held(&region->lock);
 	if (*key)
 		return 0;
-	mr = np_umem_reg_mr(region, region->pd, iova, length, iova, access,
-			    NULL);
+	mr = np_umem_reg_mr(region, region->pd, iova, length, iova, access);
 	if (IS_ERR(mr))
 		return PTR_ERR(mr);
 	atomic_inc(&region->pd->usecnt);

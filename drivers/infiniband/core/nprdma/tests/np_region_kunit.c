@@ -86,6 +86,7 @@ struct np_test {
 	struct np_device npdev;
 	struct ib_device *ibdev;
 	struct ib_pd pd;
+	struct ib_pd public_pd;
 	struct np_region *region;
 	unsigned long va;	/* of the mapping, aligned to a slot */
 };
@@ -439,31 +440,46 @@ static struct np_test *to_test(struct ib_device *ibdev)
 	return container_of(ibdev, struct fake_device, ibdev)->t;
 }
 
-static struct ib_mr *fake_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
-				      u64 virt_addr, int access,
-				      struct ib_udata *udata)
+/* Like that of mlx5: the umem is its own, also if it fails */
+static struct ib_mr *fake_reg_umem_mr(struct ib_pd *pd, struct ib_umem *umem,
+				      u64 iova, int access)
 {
 	struct np_test *t = to_test(pd->device);
 	struct fake_key *key;
 
 	if (t->nr_keys == FAKE_KEYS || t->nr_keys + 1 == t->fail_key)
-		return ERR_PTR(-ENOMEM);
+		goto release;
 	key = kzalloc(sizeof(*key), GFP_KERNEL);
 	if (!key)
-		return ERR_PTR(-ENOMEM);
-	key->umem = ib_umem_get(t->npdev.ibdev, start, length, access);
-	if (IS_ERR(key->umem)) {
-		kfree(key);
-		return ERR_PTR(-EINVAL);
-	}
-	key->addr = virt_addr;
-	key->length = length;
+		goto release;
+	key->umem = umem;
+	key->addr = iova;
+	key->length = umem->length;
 	key->access = access;
 	t->keys[t->nr_keys++] = key;
 	t->live_keys++;
 	key->mr.lkey = t->nr_keys;
 	key->mr.rkey = t->nr_keys;
 	return &key->mr;
+
+release:
+	ib_umem_release(umem);
+	return ERR_PTR(-ENOMEM);
+}
+
+/* Like those of mthca and mlx4: reads udata, and takes the caller's mmap_lock */
+static struct ib_mr *fake_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
+				      u64 virt_addr, int access,
+				      struct ib_udata *udata)
+{
+	struct np_test *t = to_test(pd->device);
+
+	KUNIT_FAIL(t->fake.test, "reg_user_mr() was called for an unpinned region");
+	if (!udata->inlen)
+		return ERR_PTR(-EINVAL);
+	mmap_read_lock(current->mm);
+	mmap_read_unlock(current->mm);
+	return ERR_PTR(-EOPNOTSUPP);
 }
 
 static int fake_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
@@ -512,6 +528,7 @@ static int np_test_init(struct kunit *test)
 	KUNIT_ASSERT_NOT_NULL(test, dev);
 	dev->t = t;
 	dev->ibdev.ops.reg_user_mr = fake_reg_user_mr;
+	dev->ibdev.ops.reg_umem_mr = fake_reg_umem_mr;
 	dev->ibdev.ops.dereg_mr = fake_dereg_mr;
 	t->ibdev = &dev->ibdev;
 	test->priv = t;
@@ -2424,14 +2441,120 @@ static void np_regions_leave_a_quarter_of_the_addresses(struct kunit *test)
 	t->ibdev->dma_device = NULL;
 }
 
-static void np_umem_get_refuses_other_objects(struct kunit *test)
+static void np_drivers_pin_or_are_refused(struct kunit *test)
 {
 	struct np_test *t = test->priv;
-	struct ib_umem *umem;
 
+	KUNIT_EXPECT_EQ(test, PTR_ERR(ib_umem_get(t->ibdev, 0x10000, 0x1000,
+						  NP_TEST_ACCESS)),
+			-EOPNOTSUPP);
+}
+
+static struct iommu_domain *fake_dma_domain(struct device *dev,
+					    const char **reason)
+{
+	struct np_test *t = kunit_get_current_test()->priv;
+
+	*reason = NULL;
+	return &t->fake.domain;
+}
+
+static struct np_device *fake_device_get(struct ib_device *ibdev)
+{
+	struct np_test *t = to_test(ibdev);
+
+	refcount_inc(&t->npdev.users);
+	return &t->npdev;
+}
+
+/* A device that registrations find good, and a place for them to map */
+static void np_test_registrar(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct device *dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
+	u64 *mask = kunit_kzalloc(test, sizeof(*mask), GFP_KERNEL);
+
+	KUNIT_ASSERT_NOT_NULL(test, dev);
+	KUNIT_ASSERT_NOT_NULL(test, mask);
+	*mask = DMA_BIT_MASK(48);
+	dev->dma_mask = mask;
 	device_initialize(&t->ibdev->dev);
-	umem = np_umem_get(t->ibdev, 0x10000, 0x1000, NP_TEST_ACCESS);
-	KUNIT_EXPECT_EQ(test, PTR_ERR(umem), -EOPNOTSUPP);
+	t->ibdev->dma_device = dev;
+	t->ibdev->kverbs_provider = 1;
+	t->fake.domain.geometry.aperture_end = *mask;
+	t->public_pd.device = t->ibdev;
+	t->npdev.pd = &t->public_pd;
+	kunit_activate_static_stub(test, np_dma_domain, fake_dma_domain);
+	kunit_activate_static_stub(test, np_device_get, fake_device_get);
+	np_test_map(test, PROT_READ | PROT_WRITE);
+}
+
+static struct ib_mr *np_test_register(struct np_test *t, u32 access)
+{
+	return np_reg_user_mr(&t->pd, t->va, NP_SLOT_SIZE, 0x1000, access);
+}
+
+/* As ib_dereg_mr_user() ends it */
+static void np_test_deregister(struct ib_mr *mr)
+{
+	struct np_region *region = mr->np;
+
+	np_mr_dereg_begin(mr);
+	np_mr_dereg_end(region, mr, fake_dereg_mr(mr, NULL));
+}
+
+/* A name: no rights, in a PD without queue pairs */
+static void np_public_key_gives_no_access(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct ib_mr *mr;
+
+	np_test_registrar(test);
+	KUNIT_EXPECT_EQ(test, np_device_check(t->ibdev), 0);
+	mr = np_test_register(t, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, mr);
+	KUNIT_EXPECT_PTR_EQ(test, mr->pd, &t->public_pd);
+	KUNIT_EXPECT_EQ(test, t->nr_keys, 1);
+	KUNIT_EXPECT_EQ(test, t->keys[0]->access, 0);
+	KUNIT_EXPECT_EQ(test, t->keys[0]->length, PAGE_SIZE);
+	np_test_deregister(mr);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+}
+
+/* Nothing is made before the refusal, neither of ours nor of the driver's */
+static void np_test_device_is_refused(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+
+	t->npdev.pd = NULL;
+	KUNIT_EXPECT_EQ(test, np_device_check(t->ibdev), -EOPNOTSUPP);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_register(t, NP_TEST_ACCESS)),
+			-EOPNOTSUPP);
+	KUNIT_EXPECT_PTR_EQ(test, t->npdev.pd, NULL);
+	KUNIT_EXPECT_PTR_EQ(test, t->pd.np, NULL);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&t->npdev.iova), 0);
+}
+
+/* Its reg_user_mr() would be called for a peer, without udata and current->mm */
+static void np_driver_that_does_not_opt_in_is_refused(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+
+	np_test_registrar(test);
+	t->ibdev->ops.reg_umem_mr = NULL;
+	np_test_device_is_refused(test);
+}
+
+/* Nobody could answer the peers of its regions */
+static void np_device_without_kernel_verbs_is_refused(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+
+	np_test_registrar(test);
+	t->ibdev->kverbs_provider = 0;
+	np_test_device_is_refused(test);
 }
 
 static void np_device_without_iommu_is_refused(struct kunit *test)
@@ -2717,7 +2840,7 @@ static void np_test_key(struct kunit *test, u32 rkey, u64 addr, u64 length,
 	KUNIT_ASSERT_NOT_NULL(test, key);
 	KUNIT_EXPECT_EQ(test, key->addr, addr);
 	KUNIT_EXPECT_EQ(test, key->length, length);
-	KUNIT_EXPECT_EQ(test, key->access, access | IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_EQ(test, key->access, access);
 	KUNIT_EXPECT_PTR_EQ(test, key->mr.pd, &t->pd);
 }
 
@@ -3402,7 +3525,10 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_faults_on_one_owners_memory_leave_places_free),
 	KUNIT_CASE(np_reg_check_refuses),
 	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
-	KUNIT_CASE(np_umem_get_refuses_other_objects),
+	KUNIT_CASE(np_drivers_pin_or_are_refused),
+	KUNIT_CASE(np_public_key_gives_no_access),
+	KUNIT_CASE(np_driver_that_does_not_opt_in_is_refused),
+	KUNIT_CASE(np_device_without_kernel_verbs_is_refused),
 	KUNIT_CASE(np_device_without_iommu_is_refused),
 	KUNIT_CASE(np_read_order_is_known_or_asked_for),
 	KUNIT_CASE(np_peers_are_told_the_read_order),
