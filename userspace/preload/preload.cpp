@@ -697,9 +697,8 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint6
 	if (busy || !find_device(pd->context).lib)
 		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	const bool unpinned = length >= threshold();
-	/* Relaxed ordering and the like need not be given. */
 	if (unpinned)
-		access = (access & ~unsigned{IBV_ACCESS_OPTIONAL_RANGE}) | IBV_ACCESS_UNPINNED;
+		access |= IBV_ACCESS_UNPINNED;
 	const inside here;
 	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	if (!mr)

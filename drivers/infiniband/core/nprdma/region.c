@@ -540,8 +540,6 @@ static int np_refuse_access(struct ib_device *ibdev, u32 access)
 		  "zero-based addresses are not supported; pass an IOVA of 0 instead" },
 		{ IB_ACCESS_HUGETLB,
 		  "HUGETLB promises pages that stay; register without it" },
-		{ IB_ACCESS_RELAXED_ORDERING,
-		  "a READ could overtake the WRITE it proves; register without RELAXED_ORDERING" },
 		{ IB_ACCESS_FLUSH_GLOBAL | IB_ACCESS_FLUSH_PERSISTENT,
 		  "FLUSH cannot be proven; register without the flush rights" },
 	};
@@ -564,7 +562,7 @@ static int np_refuse_access(struct ib_device *ibdev, u32 access)
  * @start: first va
  * @length: bytes
  * @hca_va: remote address of @start
- * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED
+ * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED, without IB_ACCESS_OPTIONAL
  *
  * What a pinned registration would refuse for its arguments gets the same error.
  *
@@ -618,6 +616,11 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	size_t size;
 	int ret;
 
+	/*
+	 * Leave to do something, as RELAXED_ORDERING is, that need not be used. No key
+	 * may: a READ of the words could overtake the WRITE that it proves.
+	 */
+	access &= ~IB_ACCESS_OPTIONAL;
 	ret = np_reg_check(ibdev, start, length, hca_va, access);
 	if (ret)
 		return ERR_PTR(ret);

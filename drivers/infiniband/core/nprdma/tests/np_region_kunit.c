@@ -2383,7 +2383,6 @@ static void np_reg_check_refuses(struct kunit *test)
 		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_MW_BIND, -EOPNOTSUPP },
 		{ 0x10000, 0x1000, 0x10000, IB_ZERO_BASED, -EOPNOTSUPP },
 		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_HUGETLB, -EOPNOTSUPP },
-		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_RELAXED_ORDERING, -EOPNOTSUPP },
 		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_FLUSH_GLOBAL, -EOPNOTSUPP },
 		{ 0x10000, 0x1000, 0x10000, IB_ACCESS_FLUSH_PERSISTENT, -EOPNOTSUPP },
 		{ 0x10000, 0x1000, 0x10000, 1 << 11, -EINVAL },
@@ -2520,6 +2519,35 @@ static void np_public_key_gives_no_access(struct kunit *test)
 	np_test_deregister(mr);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+}
+
+/* Above all RELAXED_ORDERING, which no key may have */
+static void np_optional_access_bits_are_ignored(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct np_resolve out;
+	struct ib_mr *mr;
+	unsigned int i;
+	int bit;
+
+	np_test_registrar(test);
+	for (bit = 20; bit <= 29; bit += 9) {
+		t->nr_keys = 0;
+		mr = np_test_register(t, NP_TEST_ACCESS | BIT(bit));
+		KUNIT_ASSERT_NOT_ERR_OR_NULL(test, mr);
+		KUNIT_ASSERT_EQ(test, np_region_resolve(mr->np, &out), 0);
+		KUNIT_EXPECT_EQ(test, out.access, NP_TEST_ACCESS);
+		KUNIT_EXPECT_EQ(test, t->nr_keys, 4);
+		for (i = 0; i < t->nr_keys; i++)
+			KUNIT_EXPECT_EQ(test, t->keys[i]->access &
+					~NP_ACCESS_RIGHTS, 0);
+		np_test_deregister(mr);
+		KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	}
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_register(t, NP_TEST_ACCESS |
+						       BIT(19))), -EINVAL);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_register(t, NP_TEST_ACCESS |
+						       BIT(30))), -EINVAL);
 }
 
 /* Nothing is made before the refusal, neither of ours nor of the driver's */
@@ -3527,6 +3555,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
 	KUNIT_CASE(np_drivers_pin_or_are_refused),
 	KUNIT_CASE(np_public_key_gives_no_access),
+	KUNIT_CASE(np_optional_access_bits_are_ignored),
 	KUNIT_CASE(np_driver_that_does_not_opt_in_is_refused),
 	KUNIT_CASE(np_device_without_kernel_verbs_is_refused),
 	KUNIT_CASE(np_device_without_iommu_is_refused),
