@@ -292,6 +292,8 @@ void sim::load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) 
 void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w)
 {
 	app_op *owner = nullptr;
+	/* Of an empty buffer nothing is held, so its address may be one that only the HCA knows. */
+	const auto first = std::find_if(w.sges.begin(), w.sges.end(), [](const ibv_sge &s) { return s.length != 0; });
 
 	for (app_op &o : ops) {
 		if (o.done || !changes_memory(o.opcode) || &memories[o.memory] != r.memory || start < o.offset ||
@@ -299,7 +301,7 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 			continue;
 		/* inline data is a copy: tests make it tell its owner (see post_random()) */
 		const std::uint64_t skip = w.wr.wr.rdma.remote_addr - r.info.write_addr - o.offset;
-		const std::byte *from = w.inlined.empty() ? memory_of(w.sges[0], 0, 0, false) : nullptr;
+		const std::byte *from = w.inlined.empty() ? memory_of(*first, 0, 0, false) : nullptr;
 		const bool mine = w.inlined.empty() ? from >= o.buffer.data() &&
 							      from < o.buffer.data() + o.buffer.size()
 						    : skip < o.length && w.inlined.size() <= o.length - skip &&
