@@ -229,6 +229,8 @@ struct np_counters {
  * @npdev: the device
  * @pd: the application's; valid while the region is not gone or has keys
  * @mm: of the owner, mmgrab()ed
+ * @cg: RDMA cgroup of the owner when it registered: all keys but the public one,
+ *	which is charged as any MR, are charged to it
  * @owner: of @mm; NULL until the first grant, then for good
  * @start: first va
  * @length: bytes
@@ -267,6 +269,7 @@ struct np_region {
 	struct np_device *npdev;
 	struct ib_pd *pd;
 	struct mm_struct *mm;
+	struct ib_rdmacg_object cg;
 	struct np_owner *owner;
 	unsigned long start;
 	size_t length;

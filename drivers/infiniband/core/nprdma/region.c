@@ -23,6 +23,8 @@
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 
+#include "../core_priv.h"
+#include "../restrack.h"
 #include "np_hooks.h"
 #include "np_region.h"
 
@@ -295,6 +297,7 @@ static void np_region_free(struct kref *ref)
 		np_device_put(region->npdev);
 	}
 	np_owner_put(region->owner);
+	ib_rdmacg_put(&region->cg);
 	mmdrop(region->mm);
 	kfree(region);
 }
@@ -476,6 +479,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	region->id = atomic64_inc_return(&np_region_last_id);
 	region->pd = pd;
 	region->mm = current->mm;
+	ib_rdmacg_get(&region->cg);
 	region->start = start;
 	region->length = length;
 	region->base = base;
@@ -521,6 +525,7 @@ put_scratch:
 	if (region->scratch)
 		np_scratch_put(region->scratch);
 free:
+	ib_rdmacg_put(&region->cg);
 	kfree(region);
 	return ERR_PTR(ret);
 }
@@ -793,15 +798,29 @@ static u64 np_region_table_addr(struct np_region *region)
 static int np_region_make_key(struct np_region *region, struct ib_mr **key,
 			      dma_addr_t iova, size_t length, u32 access)
 {
+	struct ib_device *ibdev = region->pd->device;
 	struct ib_mr *mr;
+	int ret;
 
 	lockdep_assert_held(&region->lock);
 	if (*key)
 		return 0;
+	/* The owner pays, whoever asks; -EAGAIN would mean that it passes by itself */
+	ret = ib_rdmacg_try_charge_to(&region->cg, ibdev,
+				      RDMACG_RESOURCE_HCA_OBJECT);
+	if (ret)
+		return -ENOMEM;
 	mr = np_umem_reg_mr(region, region->pd, iova, length, iova, access);
-	if (IS_ERR(mr))
+	if (IS_ERR(mr)) {
+		ib_rdmacg_uncharge(&region->cg, ibdev,
+				   RDMACG_RESOURCE_HCA_OBJECT);
 		return PTR_ERR(mr);
+	}
 	atomic_inc(&region->pd->usecnt);
+	mr->np = region;
+	rdma_restrack_new(&mr->res, RDMA_RESTRACK_MR);
+	rdma_restrack_set_name(&mr->res, "nprdma");
+	rdma_restrack_add(&mr->res);
 	*key = mr;
 	return 0;
 }
@@ -809,18 +828,22 @@ static int np_region_make_key(struct np_region *region, struct ib_mr **key,
 /* The PD must be free to go once its last grant is gone, so this is synchronous */
 static void np_region_free_key(struct np_region *region, struct ib_mr *mr)
 {
+	struct ib_device *ibdev;
 	int ret;
 
 	if (!mr)
 		return;
-	ret = mr->device->ops.dereg_mr(mr, NULL);
+	ibdev = mr->device;
+	rdma_restrack_del(&mr->res);
+	ret = ibdev->ops.dereg_mr(mr, NULL);
 	if (ret) {
 		np_region_leak(region);
-		dev_err(&mr->device->dev,
+		dev_err(&ibdev->dev,
 			"key of a dead unpinned memory region could not be destroyed (%d), its windows stay mapped\n",
 			ret);
 		return;
 	}
+	ib_rdmacg_uncharge(&region->cg, ibdev, RDMACG_RESOURCE_HCA_OBJECT);
 	atomic_dec(&region->pd->usecnt);
 }
 

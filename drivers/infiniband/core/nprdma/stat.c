@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * nprdma: what "rdma resource show mr" and "rdma statistic show mr" say of an
- * unpinned region.  A pinned MR says what it said before.
+ * unpinned region.  Its public MR tells all, as the owner's; the keys that were made
+ * for peers and for local buffers are MRs of the kernel and tell whose they are. A
+ * pinned MR says what it said before.
  */
 #include <net/netlink.h>
 #include <rdma/rdma_netlink.h>
@@ -13,7 +15,7 @@
 /**
  * np_fill_res_mr() - describe a region to "rdma resource show mr"
  * @msg: netlink message
- * @mr: MR that the caller's restrack reference keeps alive
+ * @mr: MR or key that the caller's restrack reference keeps alive
  *
  * Return: 0, also for a pinned MR, or -EMSGSIZE.
  */
@@ -30,22 +32,29 @@ int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 	if (!table)
 		return -EMSGSIZE;
 	if (rdma_nl_put_driver_string(msg, "memory", "unpinned") ||
-	    rdma_nl_put_driver_u64(msg, "region", np_region_id(mr->np)) ||
-	    rdma_nl_put_driver_u64(msg, "resident", stats.resident) ||
+	    rdma_nl_put_driver_u64(msg, "region", np_region_id(mr->np)))
+		goto cancel;
+	if (rdma_is_kernel_res(&mr->res))
+		goto end;
+	if (rdma_nl_put_driver_u64(msg, "resident", stats.resident) ||
 	    rdma_nl_put_driver_u64(msg, "writable", stats.writable) ||
 	    rdma_nl_put_driver_u64(msg, "held", stats.held) ||
-	    rdma_nl_put_driver_u64(msg, "huge", stats.huge)) {
-		nla_nest_cancel(msg, table);
-		return -EMSGSIZE;
-	}
+	    rdma_nl_put_driver_u64(msg, "huge", stats.huge))
+		goto cancel;
+end:
 	nla_nest_end(msg, table);
 	return 0;
+
+cancel:
+	nla_nest_cancel(msg, table);
+	return -EMSGSIZE;
 }
 
 /**
  * np_fill_stat_mr() - tell the counters of a region to "rdma statistic show mr"
  * @msg: netlink message
- * @mr: MR that the caller's restrack reference keeps alive, of an unpinned region
+ * @mr: MR that the caller's restrack reference keeps alive, of an unpinned region;
+ *	a key has no counters of its own
  *
  * Return: 0 or -EMSGSIZE.
  */
@@ -72,6 +81,8 @@ int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 	struct np_stats stats;
 	unsigned int i;
 
+	if (rdma_is_kernel_res(&mr->res))
+		return 0;
 	np_region_stats(mr->np, &stats);
 	table = nla_nest_start(msg, RDMA_NLDEV_ATTR_STAT_HWCOUNTERS);
 	if (!table)

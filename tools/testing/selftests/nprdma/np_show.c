@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <libgen.h>
+#include <sys/stat.h>
 
 #include "np_harness.h"
 
@@ -90,6 +91,106 @@ TEST_F(show, resource_says_what_is_resident_and_held)
 	ASSERT_TRUE(find_line("rdma resource show mr -dd", NP_PEER_DEV, line, sizeof(line)));
 	EXPECT_EQ(NP_BUF_LEN, value_of(line, "mrlen"));
 	EXPECT_EQ(NULL, strstr(line, "unpinned"));
+}
+
+/* How many lines of @command's output have both words. */
+static int count_lines(const char *command, const char *word, const char *other)
+{
+	FILE *f = popen(command, "re");
+	char line[1024];
+	int n = 0;
+
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, word) && strstr(line, other);
+	return f && !pclose(f) ? n : -1;
+}
+
+TEST_F(show, resource_says_which_keys_a_region_has)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_event event;
+	char region[32];
+
+	snprintf(region, sizeof(region), " drv_region %llu", (unsigned long long)pair->info.region_id);
+	EXPECT_EQ(3, count_lines("rdma resource show mr -dd", region, "[nprdma]"));
+	EXPECT_EQ(1, count_lines("rdma resource show mr -dd", region, " pid "));
+	/* A key has no counters of its own. */
+	EXPECT_EQ(1, count_lines("rdma statistic show mr", NP_OWNER_DEV, "faults_minor"));
+	/* While the peer may use them they are there. */
+	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
+	EXPECT_EQ(3, count_lines("rdma resource show mr -dd", region, "[nprdma]"));
+	EXPECT_EQ(0, count_lines("rdma resource show mr -dd", region, " pid "));
+	ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
+	EXPECT_TRUE(np_wait_until(!count_lines("rdma resource show mr -dd", region, "")));
+}
+
+FIXTURE(charged) {
+	struct np_pair pair;
+};
+
+FIXTURE_SETUP(charged)
+{
+	ASSERT_EQ(0, np_write_text("/sys/fs/cgroup/cgroup.subtree_control", "+rdma"));
+	ASSERT_TRUE(!mkdir(NP_GROUP, 0755) || errno == EEXIST);
+	ASSERT_EQ(0, np_write_text(NP_GROUP "/cgroup.procs", "0"));
+	ASSERT_EQ(0, np_pair_open(&self->pair));
+	ASSERT_EQ(0, np_pair_register(&self->pair, NP_RIGHTS));
+}
+
+FIXTURE_TEARDOWN_PARENT(charged)
+{
+	EXPECT_TRUE(np_group_remove());
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* Objects of the owner's device that our group is charged for, or -1. */
+static long charged_objects(void)
+{
+	FILE *f = fopen(NP_GROUP "/rdma.current", "re");
+	const char *at;
+	char line[256];
+	long n = -1;
+
+	while (f && fgets(line, sizeof(line), f)) {
+		at = strstr(line, "hca_object=");
+		if (!strncmp(line, NP_OWNER_DEV " ", strlen(NP_OWNER_DEV) + 1) && at)
+			n = strtol(at + strlen("hca_object="), NULL, 10);
+	}
+	if (f)
+		fclose(f);
+	return n;
+}
+
+static int limit_objects(long max)
+{
+	char text[64];
+
+	snprintf(text, sizeof(text), NP_OWNER_DEV " hca_object=%ld", max);
+	return np_write_text(NP_GROUP "/rdma.max", text);
+}
+
+/* Peers make the kernel register keys: it is the owner's group that has them. */
+TEST_F(charged, keys_are_charged_to_the_owner_until_they_are_destroyed)
+{
+	struct np_pair *pair = &self->pair;
+	long base = charged_objects();
+	struct rdma_np_event event;
+
+	ASSERT_LT(0, base);
+	ASSERT_EQ(0, limit_objects(base));
+	EXPECT_EQ(-ENOMEM, np_pair_resolve(pair));
+	EXPECT_EQ(base, charged_objects());
+	/* With room for them it works. */
+	ASSERT_EQ(0, limit_objects(base + 3));
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	EXPECT_EQ(base + 3, charged_objects());
+	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
+	EXPECT_EQ(base + 2, charged_objects());
+	ASSERT_EQ(1, np_wait_event(&pair->peer, RDMA_NP_EVENT_REGION_GONE, &event, NP_WAIT_MS));
+	ASSERT_EQ(0, np_forget(&pair->peer, pair->info.region_id));
+	EXPECT_TRUE(np_wait_until(charged_objects() == base - 1))
+		TH_LOG("%ld, %ld before", charged_objects(), base);
 }
 
 TEST_F(show, statistic_counts_what_happens)

@@ -73,6 +73,7 @@ struct fake_key {
 
 struct fake_device {
 	struct ib_device ibdev;
+	struct rdma_restrack_root res[RDMA_RESTRACK_MAX];
 	struct np_test *t;
 };
 
@@ -515,18 +516,25 @@ static void np_test_exit_region(void *data)
 
 	np_test_close(t);
 	np_pd_dealloc(&t->pd);
+	rdmacg_unregister_device(&t->ibdev->cg_device);
 }
 
 static int np_test_init(struct kunit *test)
 {
 	struct fake_device *dev;
 	struct np_test *t;
+	int i;
 
 	t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, t);
 	dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, dev);
 	dev->t = t;
+	for (i = 0; i < RDMA_RESTRACK_MAX; i++)
+		xa_init_flags(&dev->res[i].xa, XA_FLAGS_ALLOC);
+	dev->ibdev.res = dev->res;
+	dev->ibdev.cg_device.name = "fake";
+	rdmacg_register_device(&dev->ibdev.cg_device);
 	dev->ibdev.ops.reg_user_mr = fake_reg_user_mr;
 	dev->ibdev.ops.reg_umem_mr = fake_reg_umem_mr;
 	dev->ibdev.ops.dereg_mr = fake_dereg_mr;
@@ -2550,6 +2558,38 @@ static void np_optional_access_bits_are_ignored(struct kunit *test)
 						       BIT(30))), -EINVAL);
 }
 
+static u32 np_test_tracked(struct np_test *t)
+{
+	return rdma_restrack_count(t->ibdev, RDMA_RESTRACK_MR, true);
+}
+
+/* An administrator sees what a region has of the device, as long as it has it */
+static void np_keys_are_tracked_until_they_are_destroyed(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_grant grant = {};
+	struct np_resolve out;
+	u64 addr;
+	u32 lkey;
+	int i;
+
+	KUNIT_EXPECT_EQ(test, np_test_tracked(t), 0);
+	KUNIT_ASSERT_EQ(test, np_region_grant(region, &grant), 0);
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_ASSERT_EQ(test, np_region_local_key(region, true, region->base,
+						  &addr, &lkey), 0);
+	KUNIT_EXPECT_EQ(test, np_test_tracked(t), 4);
+	for (i = 0; i < 4; i++) {
+		KUNIT_EXPECT_PTR_EQ(test, t->keys[i]->mr.np, region);
+		KUNIT_EXPECT_TRUE(test, rdma_is_kernel_res(&t->keys[i]->mr.res));
+	}
+	np_region_ungrant(&grant);
+	KUNIT_EXPECT_EQ(test, np_test_tracked(t), 4);
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, np_test_tracked(t), 0);
+}
+
 /* Nothing is made before the refusal, neither of ours nor of the driver's */
 static void np_test_device_is_refused(struct kunit *test)
 {
@@ -3556,6 +3596,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_drivers_pin_or_are_refused),
 	KUNIT_CASE(np_public_key_gives_no_access),
 	KUNIT_CASE(np_optional_access_bits_are_ignored),
+	KUNIT_CASE(np_keys_are_tracked_until_they_are_destroyed),
 	KUNIT_CASE(np_driver_that_does_not_opt_in_is_refused),
 	KUNIT_CASE(np_device_without_kernel_verbs_is_refused),
 	KUNIT_CASE(np_device_without_iommu_is_refused),
