@@ -223,42 +223,92 @@ int np_device_check(struct ib_device *ibdev)
 EXPORT_SYMBOL_GPL(np_device_check);
 
 /**
- * np_device_take_iova() - let a region have IOVA space
- * @npdev: device
- * @domain: its domain
- * @size: bytes
- *
- * IOVA space costs next to nothing, and all who use the device live from it. A
- * quarter is not for regions, so that pinned memory and the driver find room,
- * whatever somebody registers.
- *
- * Context: any.
- * Return: 0, then np_device_give_iova() follows; or -ENOSPC.
+ * struct np_space - the addresses of a domain, for what regions take of them
+ * @node: in np_spaces
+ * @domain: compare only
+ * @taken: bytes that regions have, more than 0
  */
-int np_device_take_iova(struct np_device *npdev, struct iommu_domain *domain,
+struct np_space {
+	struct list_head node;
+	struct iommu_domain *domain;
+	u64 taken;
+};
+
+static LIST_HEAD(np_spaces);
+static DEFINE_MUTEX(np_spaces_lock);
+
+static struct np_space *np_space_find(struct iommu_domain *domain)
+{
+	struct np_space *space;
+
+	lockdep_assert_held(&np_spaces_lock);
+	list_for_each_entry(space, &np_spaces, node)
+		if (space->domain == domain)
+			return space;
+	return NULL;
+}
+
+/**
+ * np_device_take_iova() - let a region have IOVA space
+ * @ibdev: device of the region
+ * @domain: its domain
+ * @size: bytes, not 0
+ *
+ * IOVA space costs next to nothing, and all who use the domain live from it, which
+ * may be several devices. A quarter is not for regions, so that pinned memory and
+ * drivers find room, whatever somebody registers.
+ *
+ * Context: process context.
+ * Return: 0, then np_device_give_iova() follows; -ENOSPC; or -ENOMEM.
+ */
+int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
 			size_t size)
 {
-	u64 space = min_t(u64, dma_get_mask(npdev->ibdev->dma_device),
-			  domain->geometry.aperture_end);
+	u64 most = min_t(u64, dma_get_mask(ibdev->dma_device),
+			 domain->geometry.aperture_end) / 4 * 3;
+	struct np_space *space;
 
-	if (atomic64_add_return(size, &npdev->iova) <= space / 4 * 3)
-		return 0;
-	atomic64_sub(size, &npdev->iova);
-	dev_warn_ratelimited(&npdev->ibdev->dev,
-			     "unpinned memory region refused: %zu MiB of DMA addresses are more than others leave; deregister something\n",
-			     size >> 20);
-	return -ENOSPC;
+	guard(mutex)(&np_spaces_lock);
+	space = np_space_find(domain);
+	if (size > most || (space && space->taken > most - size)) {
+		dev_warn_ratelimited(&ibdev->dev,
+				     "unpinned memory region refused: %zu MiB of DMA addresses are more than others leave; deregister something\n",
+				     size >> 20);
+		return -ENOSPC;
+	}
+	if (!space) {
+		space = kzalloc(sizeof(*space), GFP_KERNEL);
+		if (!space)
+			return -ENOMEM;
+		space->domain = domain;
+		list_add(&space->node, &np_spaces);
+	}
+	space->taken += size;
+	return 0;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_device_take_iova);
 
 /**
  * np_device_give_iova() - the end of what np_device_take_iova() gave
- * @npdev: device
+ * @domain: domain
  * @size: bytes
  */
-void np_device_give_iova(struct np_device *npdev, size_t size)
+void np_device_give_iova(struct iommu_domain *domain, size_t size)
 {
-	atomic64_sub(size, &npdev->iova);
+	struct np_space *space;
+
+	/* Nothing was taken for regions that unit tests make */
+	if (!size)
+		return;
+	guard(mutex)(&np_spaces_lock);
+	space = np_space_find(domain);
+	if (WARN_ON(!space))
+		return;
+	space->taken -= size;
+	if (space->taken)
+		return;
+	list_del(&space->node);
+	kfree(space);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_device_give_iova);
 

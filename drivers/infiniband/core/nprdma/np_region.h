@@ -90,7 +90,6 @@ struct np_host {
  * @lock: protects @pd and the making of scratch pages
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
  * @rkeys: live regions by public rkey
- * @iova: bytes of IOVA space that regions take
  * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
  * @told_relaxed: the log says that PCIe relaxed ordering is enabled
@@ -100,7 +99,6 @@ struct np_device {
 	struct mutex lock;
 	struct ib_pd *pd;
 	struct xarray rkeys;
-	atomic64_t iova;
 	refcount_t users;
 	struct completion idle;
 	bool told_relaxed;
@@ -236,7 +234,7 @@ struct np_counters {
  * @length: bytes
  * @base: the application's remote address of @start
  * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED
- * @iova_size: what was taken from np_device.iova
+ * @iova_size: what np_device_take_iova() gave
  * @scratch: of @pd; NULL: no write window
  * @read: read window and residency table
  * @write: write window; no slots: nobody may write
@@ -336,9 +334,9 @@ bool np_device_is_relaxed(struct ib_device *ibdev);
 u8 np_read_order_of(struct np_device *npdev, unsigned int asked);
 #endif
 struct iommu_domain *np_device_domain(struct ib_device *ibdev);
-int np_device_take_iova(struct np_device *npdev, struct iommu_domain *domain,
+int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
 			size_t size);
-void np_device_give_iova(struct np_device *npdev, size_t size);
+void np_device_give_iova(struct iommu_domain *domain, size_t size);
 int np_host_pages(void);
 struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd);
 void np_scratch_put(struct np_scratch *scratch);

@@ -291,7 +291,7 @@ static void np_region_free(struct kref *ref)
 	if (!region->leaked) {
 		np_window_unmap(&region->write);
 		np_window_unmap(&region->read);
-		np_device_give_iova(region->npdev, region->iova_size);
+		np_device_give_iova(region->read.domain, region->iova_size);
 		if (region->scratch)
 			np_scratch_put(region->scratch);
 		np_device_put(region->npdev);
@@ -644,7 +644,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	size = np_window_size(start, length, true);
 	if (access & IB_ACCESS_LOCAL_WRITE)
 		size += np_window_size(start, length, false);
-	ret = np_device_take_iova(npdev, domain, size);
+	ret = np_device_take_iova(ibdev, domain, size);
 	if (ret)
 		goto put;
 
@@ -652,7 +652,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 				  length, hca_va, access);
 	if (IS_ERR(region)) {
 		ret = PTR_ERR(region);
-		np_device_give_iova(npdev, size);
+		np_device_give_iova(domain, size);
 		goto put;
 	}
 	region->iova_size = size;

@@ -2410,41 +2410,78 @@ static void np_reg_check_refuses(struct kunit *test)
 					   IB_ACCESS_UNPINNED), -EINVAL);
 }
 
-/* Pinned memory and the driver need addresses, too */
+/* Pinned memory and drivers need addresses, too */
 static void np_regions_leave_a_quarter_of_the_addresses(struct kunit *test)
 {
 	struct np_test *t = test->priv;
 	struct device *dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
+	struct iommu_domain *domain = &t->fake.domain;
 	u64 mask = DMA_BIT_MASK(48);
 
 	KUNIT_ASSERT_NOT_NULL(test, dev);
 	dev->dma_mask = &mask;
+	device_initialize(&t->ibdev->dev);
 	t->ibdev->dma_device = dev;
-	t->fake.domain.geometry.aperture_end = SZ_1T - 1;
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
-						  SZ_1T), -ENOSPC);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
-						  SZ_1T / 2), 0);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
-						  SZ_1T / 4), -ENOSPC);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+	domain->geometry.aperture_end = SZ_1T - 1;
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T),
+			-ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SIZE_MAX),
+			-ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 2),
+			0);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 4),
+			-ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
 						  SZ_1T / 4 - NP_SLOT_SIZE), 0);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
 						  NP_SLOT_SIZE), -ENOSPC);
-	np_device_give_iova(&t->npdev, SZ_1T / 2);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
-						  SZ_1T / 2), 0);
-	np_device_give_iova(&t->npdev, SZ_1T / 2);
-	np_device_give_iova(&t->npdev, SZ_1T / 4 - NP_SLOT_SIZE);
+	np_device_give_iova(domain, SZ_1T / 2);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 2),
+			0);
+	np_device_give_iova(domain, SZ_1T / 2);
+	np_device_give_iova(domain, SZ_1T / 4 - NP_SLOT_SIZE);
 
 	/* What the device cannot address is nobody's */
 	mask = DMA_BIT_MASK(32);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
 						  SZ_4G / 4 * 3), -ENOSPC);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(&t->npdev, &t->fake.domain,
-						  SZ_4G / 2), 0);
-	np_device_give_iova(&t->npdev, SZ_4G / 2);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&t->npdev.iova), 0);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_4G / 2),
+			0);
+	np_device_give_iova(domain, SZ_4G / 2);
+	t->ibdev->dma_device = NULL;
+}
+
+/* Without ACS in the bridges above, and two functions of a card may do the same */
+static void np_devices_of_a_domain_share_its_addresses(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct device *dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
+	struct ib_device *other = kunit_kzalloc(test, sizeof(*other), GFP_KERNEL);
+	struct iommu_domain another = {
+		.geometry.aperture_end = SZ_1T - 1,
+	};
+	u64 mask = DMA_BIT_MASK(48);
+
+	KUNIT_ASSERT_NOT_NULL(test, dev);
+	KUNIT_ASSERT_NOT_NULL(test, other);
+	dev->dma_mask = &mask;
+	device_initialize(&t->ibdev->dev);
+	device_initialize(&other->dev);
+	t->ibdev->dma_device = dev;
+	other->dma_device = dev;
+	t->fake.domain.geometry.aperture_end = SZ_1T - 1;
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, &t->fake.domain,
+						  SZ_1T / 2), 0);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &t->fake.domain,
+						  SZ_1T / 2), -ENOSPC);
+	/* Those of another domain are others */
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &another, SZ_1T / 2),
+			0);
+	np_device_give_iova(&another, SZ_1T / 2);
+	np_device_give_iova(&t->fake.domain, SZ_1T / 2);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &t->fake.domain,
+						  SZ_1T / 2), 0);
+	np_device_give_iova(&t->fake.domain, SZ_1T / 2);
 	t->ibdev->dma_device = NULL;
 }
 
@@ -2602,7 +2639,6 @@ static void np_test_device_is_refused(struct kunit *test)
 	KUNIT_EXPECT_PTR_EQ(test, t->npdev.pd, NULL);
 	KUNIT_EXPECT_PTR_EQ(test, t->pd.np, NULL);
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&t->npdev.iova), 0);
 }
 
 /* Its reg_user_mr() would be called for a peer, without udata and current->mm */
@@ -3593,6 +3629,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_faults_on_one_owners_memory_leave_places_free),
 	KUNIT_CASE(np_reg_check_refuses),
 	KUNIT_CASE(np_regions_leave_a_quarter_of_the_addresses),
+	KUNIT_CASE(np_devices_of_a_domain_share_its_addresses),
 	KUNIT_CASE(np_drivers_pin_or_are_refused),
 	KUNIT_CASE(np_public_key_gives_no_access),
 	KUNIT_CASE(np_optional_access_bits_are_ignored),
