@@ -56,6 +56,23 @@ VISIBLE_IF_KUNIT struct iommu_domain *np_dma_domain(struct device *dev,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_dma_domain);
 
+/* An error pointer, and why, if the device cannot have unpinned regions */
+static struct iommu_domain *np_find_domain(struct ib_device *ibdev,
+					   const char **reason)
+{
+	struct iommu_domain *domain;
+
+	*reason = np_driver_reason(ibdev);
+	if (*reason)
+		return ERR_PTR(-EOPNOTSUPP);
+	domain = np_dma_domain(ibdev->dma_device, reason);
+	if (!IS_ERR_OR_NULL(domain))
+		return domain;
+	if (!*reason)
+		*reason = "its IOMMU domain does not support it";
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
 /**
  * np_device_domain() - the domain in which the device's windows would be
  * @ibdev: device of a live registration, or held by a client
@@ -67,19 +84,14 @@ EXPORT_SYMBOL_IF_KUNIT(np_dma_domain);
  */
 struct iommu_domain *np_device_domain(struct ib_device *ibdev)
 {
-	const char *reason = np_driver_reason(ibdev);
-	struct iommu_domain *domain;
+	const char *reason;
+	struct iommu_domain *domain = np_find_domain(ibdev, &reason);
 
-	if (!reason) {
-		domain = np_dma_domain(ibdev->dma_device, &reason);
-		if (!IS_ERR_OR_NULL(domain))
-			return domain;
-	}
-	if (!reason)
-		reason = "its IOMMU domain does not support it";
-	dev_warn_ratelimited(&ibdev->dev,
-			     "unpinned memory regions refused: %s\n", reason);
-	return ERR_PTR(-EOPNOTSUPP);
+	if (IS_ERR(domain))
+		dev_warn_ratelimited(&ibdev->dev,
+				     "unpinned memory regions refused: %s\n",
+				     reason);
+	return domain;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_device_domain);
 
@@ -342,6 +354,8 @@ static struct page *np_alloc_2m(gfp_t gfp)
 /**
  * np_host_pages() - make the signature page and the zero page, once
  *
+ * Costs the host 4 MiB.
+ *
  * Context: process context.
  * Return: 0 or -ENOMEM.
  */
@@ -451,6 +465,15 @@ EXPORT_SYMBOL_IF_KUNIT(np_pd_dealloc);
 static int np_client_add(struct ib_device *ibdev)
 {
 	struct np_device *npdev;
+	const char *reason;
+
+	/*
+	 * Devices come when memory is young, the first region perhaps when it is
+	 * fragmented, and has no 2 MiB in one piece. What does not succeed now is
+	 * tried again then.
+	 */
+	if (!IS_ERR(np_find_domain(ibdev, &reason)))
+		np_host_pages();
 
 	npdev = kzalloc(sizeof(*npdev), GFP_KERNEL);
 	if (!npdev)
