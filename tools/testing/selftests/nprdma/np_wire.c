@@ -542,7 +542,7 @@ TEST_F(wire, message_from_a_queue_pair_of_user_space_is_not_obeyed)
 	}
 	ASSERT_EQ(0, np_write_text(EVENT, "0"));
 	EXPECT_OBEYED(before, "from user space");
-	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_HOLD, &event));
+	EXPECT_EQ(RDMA_NP_OK, np_pair_fault(pair, PAGE, PAGE, RDMA_NP_FAULT_HOLD, &event));
 	EXPECT_EQ(0, np_release(&pair->peer, event.hold_id));
 	EXPECT_EQ(0, np_pair_read(pair, PAGE, PAGE));
 	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 1));
