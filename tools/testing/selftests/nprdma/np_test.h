@@ -216,6 +216,13 @@ enum np_hca_register {
 	NP_HCA_DMA_DELAY_NS = 1,
 	NP_HCA_READ_OVERLAP = 2,
 	NP_HCA_LOSS = 3,
+	/* what hardware may do, and seldom does */
+	NP_HCA_POSTED_WRITES = 4,	/* ns */
+	NP_HCA_ACK_BEFORE_PLACEMENT = 5,
+	NP_HCA_OUT_OF_ORDER = 6,	/* ns */
+	NP_HCA_CUT_FROM_START = 7,
+	NP_HCA_RANDOM_FETCH = 8,
+	NP_HCA_TRAILING_DMA = 9,
 	NP_HCA_DMA_REQUESTS = 16,
 	NP_HCA_DMA_FAULTS = 17,
 	NP_HCA_OVERLAPPED_READS = 22,
