@@ -958,6 +958,7 @@ int np_region_local_key(struct np_region *region, bool write, u64 addr,
 	*lkey = (*mr)->lkey;
 	return 0;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_region_local_key);
 
 /**
  * np_region_grant() - a peer will be told the keys
@@ -1076,6 +1077,7 @@ void np_mr_dereg_begin(struct ib_mr *mr)
 	if (region)
 		xa_erase(&region->npdev->rkeys, region->public_rkey);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_mr_dereg_begin);
 
 /**
  * np_mr_dereg_end() - the driver has destroyed the public MR, or has not
@@ -1096,3 +1098,4 @@ void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr, int ret)
 	np_region_close(region);
 	np_region_put(region);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_mr_dereg_end);
