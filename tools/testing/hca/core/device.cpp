@@ -10,13 +10,17 @@
 namespace nphca {
 
 device::device(fabric &f, uint16_t l, uint64_t g, uint64_t seed, const nphca_host_ops &ops, void *host)
-	: fab(f), lid(l), guid(g ? g : 0x0002c90300000000ull + (uint64_t{l} << 8)), ops_(ops), host_(host), seed_(seed)
+	: fab(f), lid(l), guid(g ? g : 0x0002c90300000000ull + (uint64_t{l} << 8)), posted(ops_, host), ops_(ops), host_(host),
+	  seed_(seed)
 {
 	start_numbers();
 	knob_set(NPHCA_DMA_REQUEST_SIZE, 512);
 }
 
-device::~device() = default;
+device::~device()
+{
+	posted.commit_all(); /* while it has a host */
+}
 
 void device::log(int level, const char *format, ...) noexcept
 {
@@ -43,12 +47,24 @@ bool device::knob_set(uint32_t k, uint64_t value) noexcept
 			return false;
 		break;
 	case NPHCA_DMA_DELAY_NS:
+	case NPHCA_POSTED_WRITES:
 		if (value > 1000000000)
+			return false;
+		break;
+	case NPHCA_OUT_OF_ORDER:
+		if (value > 10000000)
 			return false;
 		break;
 	case NPHCA_LOSS:
 		break;
 	case NPHCA_READ_OVERLAP:
+	case NPHCA_ACK_BEFORE_PLACEMENT:
+	case NPHCA_CUT_FROM_START:
+	case NPHCA_RANDOM_FETCH:
+	case NPHCA_TRAILING_DMA:
+	case NPHCA_READ_PASSES_WRITE:
+	case NPHCA_NO_DRAIN:
+	case NPHCA_SPLIT_UNITS:
 		if (value > 1)
 			return false;
 		break;
@@ -61,21 +77,67 @@ bool device::knob_set(uint32_t k, uint64_t value) noexcept
 	return true;
 }
 
+uint64_t device::random() noexcept
+{
+	random_ ^= random_ << 13;
+	random_ ^= random_ >> 7;
+	random_ ^= random_ << 17;
+	return random_;
+}
+
+/* Translated now, stored later; false if that cannot be. */
+bool device::post_write(uint64_t iova, const void *buf, size_t len) noexcept
+{
+	const uint64_t latest = knob(NPHCA_POSTED_WRITES);
+
+	if (!latest || !ops_.dma_target)
+		return false;
+	void *target = ops_.dma_target(host_, iova, len);
+	if (!target)
+		return false;
+	if (posted.post(target, buf, len, fab.now() + random() % latest)) {
+		count(NPHCA_POSTED);
+		return true;
+	}
+	posted.commit_all();
+	ops_.dma_commit(host_, target, buf, len);
+	return true;
+}
+
+/* One DMA request, from its translation to its end. */
+template <class P>
+bool device::request(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept
+{
+	constexpr bool is_write = std::is_const_v<P>;
+	bool ok = true;
+
+	count(NPHCA_DMA_REQUESTS);
+	if (!is_write && posted.any() && !knob(NPHCA_READ_PASSES_WRITE))
+		posted.commit_all();
+	fab.begin_dma();
+	if (!is_write || !post_write(iova, buf, len)) {
+		if (is_write)
+			posted.commit_all();
+		ok = !op(host_, iova, buf, len);
+	}
+	fab.end_dma();
+	if (!ok)
+		count(NPHCA_DMA_FAULTS);
+	return ok;
+}
+
 /* One request after the other, none of which crosses a boundary of their size. */
 template <class P>
 bool device::dma(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept
 {
 	auto *p = static_cast<std::conditional_t<std::is_const_v<P>, const uint8_t, uint8_t> *>(buf);
-	const size_t request = knob(NPHCA_DMA_REQUEST_SIZE);
+	const size_t size = knob(NPHCA_DMA_REQUEST_SIZE);
 	const uint64_t pause = knob(NPHCA_DMA_DELAY_NS);
 
 	while (len) {
-		const size_t n = std::min(len, request - (iova & (request - 1)));
-		count(NPHCA_DMA_REQUESTS);
-		if (op(host_, iova, p, n)) {
-			count(NPHCA_DMA_FAULTS);
+		const size_t n = std::min(len, size - (iova & (size - 1)));
+		if (!request<P>(op, iova, p, n))
 			return false;
-		}
 		iova += n;
 		p += n;
 		len -= n;
@@ -224,6 +286,7 @@ void device::start_numbers() noexcept
 /* As after power-on; knobs and counters stay. */
 void device::reset() noexcept
 {
+	posted.commit_all();
 	qps.clear();
 	srqs.clear();
 	cqs.clear();
@@ -248,10 +311,7 @@ void device::receive(packet &p)
 {
 	count(NPHCA_PACKETS);
 	if (const uint64_t loss = knob(NPHCA_LOSS)) {
-		random_ ^= random_ << 13;
-		random_ ^= random_ >> 7;
-		random_ ^= random_ << 17;
-		if (random_ % loss == 0) {
+		if (random() % loss == 0) {
 			count(NPHCA_LOST);
 			return;
 		}

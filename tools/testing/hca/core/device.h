@@ -19,6 +19,7 @@
 #include "bits.h"
 #include "fabric.h"
 #include "nphca.h"
+#include "posted.h"
 #include "queues.h"
 #include "mkey.h"
 #include "qp.h"
@@ -136,6 +137,7 @@ public:
 	/* One or more DMA requests; false on the first that faults. */
 	[[nodiscard]] bool dma_read(uint64_t iova, void *buf, size_t len) noexcept;
 	[[nodiscard]] bool dma_write(uint64_t iova, const void *buf, size_t len) noexcept;
+	[[nodiscard]] uint64_t random() noexcept;
 
 	/* mkey.cpp: access memory through a key */
 	[[nodiscard]] mem_result check_key(uint32_t key, uint64_t va, uint64_t len, uint8_t need,
@@ -169,10 +171,15 @@ public:
 	uint32_t special_qp[2] = {0, 0};
 	std::multimap<std::array<uint8_t, 16>, uint32_t> multicast;
 	size_t xlt_words = 0; /* of all mkeys */
+	posted_writes posted; /* any thread commits */
 
 private:
 	template <class P>
 	bool dma(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept;
+	template <class P>
+	bool request(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept;
+	bool post_write(uint64_t iova, const void *buf, size_t len) noexcept;
+	void notify(uint32_t vector) noexcept;
 
 	/* command.cpp */
 	void run_commands(uint32_t doorbell) noexcept;

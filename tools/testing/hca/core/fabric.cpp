@@ -5,6 +5,7 @@
 #include "fabric.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "device.h"
 #include "link.h"
@@ -95,6 +96,7 @@ bool fabric::add(device *dev, uint16_t lid)
 {
 	if (!lid || lid >= first_multicast_lid || by_lid_[lid])
 		return false;
+	const std::lock_guard lock(mutex_);
 	ports_.push_back(dev);
 	by_lid_[lid] = dev;
 	return true;
@@ -103,12 +105,41 @@ bool fabric::add(device *dev, uint16_t lid)
 /* Nothing of @dev may be looked up any more; its QPs are gone already. */
 void fabric::remove(device *dev)
 {
-	std::erase(ports_, dev);
 	for (auto &port : by_lid_)
 		if (port == dev)
 			port = nullptr;
 	std::lock_guard lock(mutex_);
+	std::erase(ports_, dev);
 	std::erase_if(postings_, [dev](const posting &p) { return p.dev == dev; });
+}
+
+/*
+ * Called by the thread that invalidated translations. The limit only matters to a
+ * guest that points DMA at registers of a device, where the polling thread may wait
+ * for a lock that the caller holds. It is counted, as it breaks what was promised.
+ */
+void fabric::drain() noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	if (std::any_of(ports_.begin(), ports_.end(), [](const device *d) { return d->knob(NPHCA_NO_DRAIN); }))
+		return;
+	/* After the invalidation; pairs with begin_dma(). */
+	std::atomic_thread_fence(std::memory_order_seq_cst);
+	const uint64_t seq = dma_seq_.load(std::memory_order_acquire);
+	if (seq & 1) {
+		const uint64_t start = now();
+		while (dma_seq_.load(std::memory_order_acquire) == seq) {
+			if (now() - start > drain_limit) {
+				for (device *d : ports_)
+					d->count(NPHCA_DRAIN_TIMEOUTS);
+				break;
+			}
+			std::this_thread::yield();
+		}
+	}
+	for (device *d : ports_)
+		d->posted.commit_all();
 }
 
 uint16_t fabric::free_lid() const noexcept
@@ -258,6 +289,32 @@ bool fabric::run_timers(uint64_t *deadline)
 	return any;
 }
 
+void fabric::ready_when_placed(qp &q)
+{
+	if (q.placing)
+		return;
+	q.placing = true;
+	placing_.push_back({&q.dev, q.qpn});
+}
+
+void fabric::run_posted(uint64_t *deadline) noexcept
+{
+	for (device *port : ports_)
+		if (port->posted.any()) {
+			port->posted.commit_due(now());
+			*deadline = std::min(*deadline, port->posted.deadline());
+		}
+	std::erase_if(placing_, [this](const handle &h) {
+		qp *q = find(h);
+		if (!q)
+			return true;
+		q->placing = q->waits_for_placement();
+		if (!q->placing)
+			ready(*q);
+		return !q->placing;
+	});
+}
+
 bool fabric::poll(uint64_t *deadline)
 {
 	bool more = run_postings();
@@ -267,6 +324,7 @@ bool fabric::poll(uint64_t *deadline)
 	more |= run_wire();
 	more |= run_ready();
 	more |= run_timers(deadline);
+	run_posted(deadline);
 	if (link_)
 		*deadline = std::min(*deadline, link_->deadline());
 	return more || !wire_.empty() || !ready_.empty();
@@ -347,6 +405,11 @@ uint64_t nphca_mmio_read(struct nphca_device *dev, uint64_t offset, unsigned int
 void nphca_mmio_write(struct nphca_device *dev, uint64_t offset, uint64_t value, unsigned int size)
 {
 	dev->d.mmio_write(offset, value, size);
+}
+
+void nphca_drain(struct nphca_fabric *f)
+{
+	f->f.drain();
 }
 
 void nphca_reset(struct nphca_device *dev)

@@ -81,6 +81,23 @@ public:
 
 	[[nodiscard]] uint64_t now() const noexcept { return ops_.now(host_); }
 
+	/*
+	 * A DMA request is under way between these two: the count is odd. What was
+	 * translated before an invalidation is waited for, or waits itself for nothing.
+	 */
+	void begin_dma() noexcept
+	{
+		dma_seq_.store(dma_seq_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+		/* Odd before the translation; pairs with drain(). */
+		std::atomic_thread_fence(std::memory_order_seq_cst);
+	}
+	void end_dma() noexcept
+	{
+		/* Release: what the request did, and what it posted, is seen by drain(). */
+		dma_seq_.store(dma_seq_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+	}
+	void drain() noexcept; /* any thread */
+
 	bool add(device *dev, uint16_t lid);
 	void remove(device *dev);
 	[[nodiscard]] uint16_t free_lid() const noexcept;
@@ -101,6 +118,8 @@ public:
 
 	/* Give @q a turn; nothing happens if it waits for one already. */
 	void ready(qp &q) noexcept;
+	/* ... once the writes before its next answer are in memory. */
+	void ready_when_placed(qp &q);
 	void set_timer(qp &q, uint64_t when) noexcept;
 
 private:
@@ -120,19 +139,23 @@ private:
 	bool run_wire();
 	bool run_ready();
 	bool run_timers(uint64_t *deadline);
+	void run_posted(uint64_t *deadline) noexcept;
 	qp *find(const handle &h) noexcept;
 
 	static constexpr size_t max_postings = 65536;
+	static constexpr uint64_t drain_limit = 1000000000; /* ns */
 
 	nphca_fabric_ops ops_;
 	void *host_;
-	std::vector<device *> ports_;
+	std::vector<device *> ports_; /* changed under the mutex */
 	std::array<device *, first_multicast_lid> by_lid_{};
 	std::deque<packet *> wire_;
 	std::deque<handle> ready_;
 	std::vector<handle> waiting_; /* would be ready, if the link were */
+	std::vector<handle> placing_; /* ... if their writes were in memory */
 	std::priority_queue<timer, std::vector<timer>, std::greater<>> timers_;
 	std::unique_ptr<link> link_;
+	std::atomic<uint64_t> dma_seq_{0}; /* written by the polling thread */
 
 	std::mutex mutex_; /* of what follows, up to posted_ */
 	std::vector<posting> postings_;

@@ -10,7 +10,7 @@
  * fabric and its functions, so the core takes no lock on any data path.
  *
  * From any other thread a host may call nphca_mmio_read(), nphca_mmio_write(),
- * nphca_reset() and the functions for knobs. The rest wants the polling thread
+ * nphca_reset(), nphca_drain() and the functions for knobs. The rest wants the polling thread
  * stopped or is that thread.
  */
 #ifndef NPHCA_H
@@ -49,6 +49,14 @@ struct nphca_host_ops {
 	/* Hold up the polling thread, as a slow link or bus would. */
 	void (*delay)(void *host, uint64_t ns);
 	void (*log)(void *host, int level, const char *message);
+	/*
+	 * Both or none; without them no write is posted. dma_target() translates a
+	 * write like dma_write(), and says where it goes, or NULL if that is not
+	 * plain memory; then dma_write() does it at once. dma_commit() stores it
+	 * there, later; it is called once for each target, by any thread.
+	 */
+	void *(*dma_target)(void *host, uint64_t iova, size_t len);
+	void (*dma_commit)(void *host, void *target, const void *buf, size_t len);
 };
 
 /* What a host provides for a link to the fabric of another process; polling thread. */
@@ -88,6 +96,13 @@ bool nphca_fabric_poll(struct nphca_fabric *fabric, uint64_t *deadline);
 /* Cheap: has something arrived that nphca_fabric_poll() would look at? */
 bool nphca_fabric_pending(const struct nphca_fabric *fabric);
 
+/*
+ * Returns when every DMA request now under way, and every posted write, is done:
+ * what the IOMMU waits for before it says that an invalidation is complete. Any
+ * thread, while no function comes or goes.
+ */
+void nphca_drain(struct nphca_fabric *fabric);
+
 /* NULL if the LID is taken or memory is short. */
 struct nphca_device *nphca_device_new(struct nphca_fabric *fabric, const struct nphca_config *config,
 				      const struct nphca_host_ops *ops, void *host);
@@ -117,6 +132,20 @@ enum nphca_knob {
 	NPHCA_DMA_DELAY_NS,	/* pause between two DMA requests (0) */
 	NPHCA_READ_OVERLAP,	/* 1: a later READ of a QP may fetch before an earlier one (0) */
 	NPHCA_LOSS,		/* n: one in n packets to this port is lost, at random (0: none) */
+	/*
+	 * What hardware may do as well. A write that is posted is translated at
+	 * once, and in memory within so many ns; 0: at once.
+	 */
+	NPHCA_POSTED_WRITES,
+	NPHCA_ACK_BEFORE_PLACEMENT, /* 1: an ACK does not wait for the writes that are posted (0) */
+	NPHCA_OUT_OF_ORDER,	/* requests to this port overtake each other, delayed by up to so many ns (0) */
+	NPHCA_CUT_FROM_START,	/* 1: DMA is cut at multiples of the request size from where it begins (0) */
+	NPHCA_RANDOM_FETCH,	/* 1: READs and their DMA requests fetch in random order (0) */
+	NPHCA_TRAILING_DMA,	/* 1: what ends with a command does DMA until that command completes (0) */
+	/* What it may not do. Tests have to notice. */
+	NPHCA_READ_PASSES_WRITE, /* 1: a DMA read does not push the writes that are posted (0) */
+	NPHCA_NO_DRAIN,		/* 1: nor does the IOMMU's drain, which waits for nothing (0) */
+	NPHCA_SPLIT_UNITS,	/* 1: DMA is cut inside units of 64 bytes, too (0) */
 
 	NPHCA_COUNTERS = 16,
 	NPHCA_DMA_REQUESTS = NPHCA_COUNTERS,
@@ -141,6 +170,10 @@ enum nphca_knob {
 	NPHCA_FLUSHED,		 /* work requests flushed */
 	NPHCA_COMMANDS,
 	NPHCA_COMMAND_ERRORS,
+	NPHCA_DRAIN_TIMEOUTS,	 /* drains that gave up, of the fabric */
+	NPHCA_POSTED,		 /* writes that were posted */
+	NPHCA_EARLY,		 /* requests executed before one that was sent before them */
+	NPHCA_TRAILING,		 /* accesses of a QP or through a key that had ended */
 	NPHCA_KNOBS
 };
 

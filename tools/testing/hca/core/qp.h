@@ -74,6 +74,7 @@ struct response {
 	uint8_t code = 0;	/* NAK */
 	bool again = false;	/* asked for before */
 	bool answered = false;	/* ... and answered to its end: this may be a late copy */
+	uint64_t after = 0;	/* so many writes were posted before it: what an ACK waits for */
 	packet *prefetched = nullptr;
 };
 
@@ -122,10 +123,15 @@ struct qp {
 	/* Scheduler */
 	bool queued = false;	   /* in the fabric's ready list */
 	bool waiting = false;	   /* in the fabric's list of those who wait for the link */
+	bool placing = false;	   /* ... and for writes that are posted */
 	bool timer_queued = false; /* has an entry in the fabric's timers */
 	uint64_t deadline = UINT64_MAX;
 
 	void decode() noexcept;
+	[[nodiscard]] bool waits_for_placement() const noexcept
+	{
+		return !responses_.empty() && is_posted_before(responses_.front());
+	}
 	[[nodiscard]] accessor self() const noexcept { return {pd, qpn, st == ST_REG_UMR}; }
 
 private:
@@ -172,6 +178,7 @@ private:
 	void request_atomic(packet &p);
 	[[nodiscard]] bool message_fits(const packet &p, bool first, bool last);
 	void respond(response r);
+	[[nodiscard]] bool is_posted_before(const response &r) const noexcept;
 	bool send_response(response &r);
 	packet *fetch_read(const response &r, uint32_t index, size_t reserve, mem_result *result);
 	bool send_ack(uint32_t psn, uint8_t syndrome);

@@ -68,6 +68,13 @@ bool queue_buffer::write(device &d, uint64_t at, const void *buf, size_t len) co
 
 /* Event queues */
 
+/* An interrupt is a write, too, and passes none. */
+void device::notify(uint32_t vector) noexcept
+{
+	posted.commit_all();
+	ops_.msix_notify(host_, vector);
+}
+
 void device::write_eqe(eq &e, uint8_t type, uint8_t subtype, const_bytes data) noexcept
 {
 	std::array<uint8_t, 64> entry{};
@@ -91,7 +98,7 @@ void device::write_eqe(eq &e, uint8_t type, uint8_t subtype, const_bytes data) n
 	e.pi = (e.pi + 1) & 0xffffff;
 	if (e.armed) {
 		e.armed = false;
-		ops_.msix_notify(host_, e.vector);
+		notify(e.vector);
 	}
 }
 
@@ -104,7 +111,7 @@ void device::update_eq(uint32_t eqn, uint32_t ci, bool arm) noexcept
 	if (!arm)
 		return;
 	if (e->pi != e->ci)
-		ops_.msix_notify(host_, e->vector);
+		notify(e->vector);
 	else
 		e->armed = true;
 }

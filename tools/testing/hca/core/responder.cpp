@@ -225,10 +225,13 @@ bool qp::send_ack(uint32_t psn, uint8_t syndrome)
 
 void qp::respond(response r)
 {
-	if (responses_.empty() && r.what == response::ack && send_ack(r.psn, AETH_ACK | AETH_VALUE))
+	if (!dev.knob(NPHCA_ACK_BEFORE_PLACEMENT))
+		r.after = dev.posted.posted();
+	if (responses_.empty() && r.what == response::ack && r.after <= dev.posted.committed() && send_ack(r.psn, AETH_ACK | AETH_VALUE))
 		return;
 	if (r.what == response::ack && !responses_.empty() && responses_.back().what == response::ack) {
 		responses_.back().psn = r.psn;
+		responses_.back().after = r.after;
 		return;
 	}
 	if (responses_.size() >= max_queued_responses && !refused_)
@@ -307,6 +310,12 @@ packet *qp::fetch_read(const response &r, uint32_t index, size_t reserve, mem_re
 		return nullptr;
 	}
 	return p;
+}
+
+/* An ACK says that what was written is there. */
+bool qp::is_posted_before(const response &r) const noexcept
+{
+	return r.what == response::ack && r.after > dev.posted.committed();
 }
 
 /* False: there is no packet to be had now. */
@@ -399,6 +408,10 @@ bool qp::responder_turn()
 	if (dev.knob(NPHCA_READ_OVERLAP))
 		overlap_reads();
 	for (int i = 0; i < packets_per_turn && !responses_.empty(); ++i) {
+		if (is_posted_before(responses_.front())) {
+			dev.fab.ready_when_placed(*this);
+			return false;
+		}
 		if (!send_response(responses_.front()))
 			return true;
 		response &r = responses_.front();
@@ -633,6 +646,7 @@ void qp::request_atomic(packet &p)
 		refuse_memory(p, mem_result::protection);
 		return;
 	}
+	dev.posted.commit_all(); /* one operation: no knob comes between it and the one before */
 	mem_result result = dev.copy(*m, p.va, reinterpret_cast<uint8_t *>(&value), 8, false, 0);
 	if (result == mem_result::ok) {
 		r.original = value;

@@ -3,14 +3,14 @@
  * nprdma-hca: the emulated HCA as a QEMU PCI device.
  *
  *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N]
- *           [,dma-request-size=BYTES][,dma-delay-ns=N][,read-overlap=on|off]
- *           [,loss=N]
+ *           [,KNOB=VALUE...]
  *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
  * All functions of one QEMU process share a fabric: a switch that routes by
- * LID. "lid" defaults to 1, 2, ... in order of creation. The last four may be
- * changed while the guest runs (qom-set, or the PCI capability described in
- * core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
+ * LID. "lid" defaults to 1, 2, ... in order of creation. Knobs are those of enum
+ * nphca_knob, named in hca_knobs below: numbers and switches, off or as hardware
+ * mostly is by default. They may be changed while the guest runs (qom-set, or the
+ * PCI capability described in core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
  * pcie-root-port; DMA goes through the IOMMU of the machine if there is one.
  *
  * nprdma-link joins the fabric to that of another process, for LIDs that are not
@@ -26,8 +26,8 @@
  *
  * DMA without the lock needs what hardware does by itself: when the guest
  * invalidates IOTLB entries, it may rely on transfers that used them being
- * finished. The worker marks each request in hca_dma_seq (odd: under way), and
- * the VT-d model waits in hca_drain() before it reports completion.
+ * finished. The core knows which request is under way and which writes are posted,
+ * and the VT-d model waits in hca_drain() before it reports completion.
  */
 #include "qemu/osdep.h"
 
@@ -67,7 +67,7 @@ OBJECT_DECLARE_SIMPLE_TYPE(NprdmaLink, NPRDMA_LINK)
 #define HCA_PCIE_CAP 0x60
 #define HCA_VENDOR_CAP 0xc0
 #define HCA_SPIN_NS 30000
-#define HCA_DRAIN_NS NANOSECONDS_PER_SECOND
+#define HCA_KNOBS 16
 
 struct NprdmaHca {
     PCIDevice parent_obj;
@@ -79,7 +79,7 @@ struct NprdmaHca {
     uint16_t lid;
     uint64_t guid;
     uint64_t seed;
-    uint64_t knob[4]; /* values set before the device is realized */
+    uint64_t knob[HCA_KNOBS]; /* values set before the device is realized */
     uint32_t knob_set;
 };
 
@@ -107,26 +107,45 @@ typedef struct HcaFabric {
 } HcaFabric;
 
 static HcaFabric *hca_fabric;
-static unsigned long hca_dma_seq;
 
-static const char *const hca_knob_names[] = {
-    [NPHCA_DMA_REQUEST_SIZE] = "dma-request-size",
-    [NPHCA_DMA_DELAY_NS] = "dma-delay-ns",
-    [NPHCA_READ_OVERLAP] = "read-overlap",
-    [NPHCA_LOSS] = "loss",
+static const struct {
+    const char *name;
+    bool is_switch;
+} hca_knobs[] = {
+    [NPHCA_DMA_REQUEST_SIZE] = { "dma-request-size" },
+    [NPHCA_DMA_DELAY_NS] = { "dma-delay-ns" },
+    [NPHCA_READ_OVERLAP] = { "read-overlap", true },
+    [NPHCA_LOSS] = { "loss" },
+    [NPHCA_POSTED_WRITES] = { "posted-writes" },
+    [NPHCA_ACK_BEFORE_PLACEMENT] = { "ack-before-placement", true },
+    [NPHCA_OUT_OF_ORDER] = { "out-of-order" },
+    [NPHCA_CUT_FROM_START] = { "cut-from-start", true },
+    [NPHCA_RANDOM_FETCH] = { "random-fetch", true },
+    [NPHCA_TRAILING_DMA] = { "trailing-dma", true },
+    [NPHCA_READ_PASSES_WRITE] = { "read-passes-write", true },
+    [NPHCA_NO_DRAIN] = { "no-drain", true },
+    [NPHCA_SPLIT_UNITS] = { "split-units", true },
+};
+
+QEMU_BUILD_BUG_ON(ARRAY_SIZE(hca_knobs) > HCA_KNOBS);
+
+static const struct {
+    const char *name;
+    unsigned int counter;
+} hca_counters[] = {
+    { "dma-requests", NPHCA_DMA_REQUESTS },
+    { "dma-faults", NPHCA_DMA_FAULTS },
+    { "drain-timeouts", NPHCA_DRAIN_TIMEOUTS },
+    { "posted", NPHCA_POSTED },
+    { "early", NPHCA_EARLY },
+    { "trailing", NPHCA_TRAILING },
 };
 
 static int hca_dma(void *host, uint64_t iova, void *buf, size_t len,
                    DMADirection dir)
 {
-    MemTxResult result;
-
-    qatomic_set(&hca_dma_seq, hca_dma_seq + 1);
-    smp_mb(); /* odd before the translation: pairs with hca_drain() */
-    result = pci_dma_rw(PCI_DEVICE(host), iova, buf, len, dir,
-                        MEMTXATTRS_UNSPECIFIED);
-    qatomic_store_release(&hca_dma_seq, hca_dma_seq + 1);
-    return result == MEMTX_OK ? 0 : -1;
+    return pci_dma_rw(PCI_DEVICE(host), iova, buf, len, dir,
+                      MEMTXATTRS_UNSPECIFIED) == MEMTX_OK ? 0 : -1;
 }
 
 static int hca_dma_read(void *host, uint64_t iova, void *buf, size_t len)
@@ -139,31 +158,35 @@ static int hca_dma_write(void *host, uint64_t iova, const void *buf, size_t len)
     return hca_dma(host, iova, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE);
 }
 
-/*
- * Waits until the request under way, if any, is done. The bound only matters
- * to a guest that points the device's DMA at an MMIO region, where the worker
- * waits for the lock that the caller holds.
- */
+/* A translation without the access, which hca_dma_commit() makes up for. */
+static void *hca_dma_target(void *host, uint64_t iova, size_t len)
+{
+    AddressSpace *as = pci_get_address_space(PCI_DEVICE(host));
+    hwaddr xlat, n = len;
+    MemoryRegion *mr;
+
+    RCU_READ_LOCK_GUARD();
+    mr = address_space_translate(as, iova, &xlat, &n, true,
+                                 MEMTXATTRS_UNSPECIFIED);
+    if (!memory_access_is_direct(mr, true) || n < len) {
+        return NULL;
+    }
+    memory_region_ref(mr);
+    return qemu_map_ram_ptr(mr->ram_block, xlat);
+}
+
+static void hca_dma_commit(void *host, void *target, const void *buf,
+                           size_t len)
+{
+    memcpy(target, buf, len);
+    /* Marks it dirty and gives up the reference. */
+    address_space_unmap(pci_get_address_space(PCI_DEVICE(host)), target, len,
+                        true, len);
+}
+
 static void hca_drain(void)
 {
-    unsigned long seq;
-    int64_t end = 0;
-
-    smp_mb(); /* after the invalidation: pairs with hca_dma() */
-    seq = qatomic_load_acquire(&hca_dma_seq);
-    if (!(seq & 1)) {
-        return;
-    }
-    while (qatomic_load_acquire(&hca_dma_seq) == seq) {
-        int64_t now = qemu_clock_get_ns(QEMU_CLOCK_REALTIME);
-
-        if (!end) {
-            end = now + HCA_DRAIN_NS;
-        } else if (now > end) {
-            break;
-        }
-        sched_yield();
-    }
+    nphca_drain(hca_fabric->core);
 }
 
 static void hca_msix_notify(void *host, unsigned int vector)
@@ -220,6 +243,8 @@ static const struct nphca_host_ops hca_host_ops = {
     .msix_notify = hca_msix_notify,
     .delay = hca_delay,
     .log = hca_log,
+    .dma_target = hca_dma_target,
+    .dma_commit = hca_dma_commit,
 };
 
 static const struct nphca_fabric_ops hca_fabric_ops = {
@@ -427,8 +452,8 @@ static HcaFabric *hca_fabric_get(Error **errp)
         return NULL;
     }
     qemu_mutex_init(&fabric->lock);
-    vtd_dma_drain_hook = hca_drain;
     hca_fabric = fabric;
+    vtd_dma_drain_hook = hca_drain;
     qemu_thread_create(&fabric->thread, "nprdma-hca", hca_worker, fabric,
                        QEMU_THREAD_DETACHED);
     return fabric;
@@ -557,10 +582,10 @@ static void hca_realize(PCIDevice *dev, Error **errp)
         error_setg(errp, "cannot add a port with LID %u", hca->lid);
         return;
     }
-    for (i = 0; i < ARRAY_SIZE(hca_knob_names); i++) {
+    for (i = 0; i < ARRAY_SIZE(hca_knobs); i++) {
         if (hca->knob_set & (1u << i) &&
             !nphca_knob_set(hca->core, i, hca->knob[i])) {
-            error_setg(errp, "%s cannot be %" PRIu64, hca_knob_names[i],
+            error_setg(errp, "%s cannot be %" PRIu64, hca_knobs[i].name,
                        hca->knob[i]);
             hca_stop(fabric);
             nphca_device_free(hca->core);
@@ -576,10 +601,11 @@ static void hca_exit(PCIDevice *dev)
     NprdmaHca *hca = NPRDMA_HCA(dev);
 
     if (hca->core) {
-        uint64_t faults;
+        uint64_t faults, timeouts;
 
         hca_stop(hca_fabric);
         faults = nphca_knob_get(hca->core, NPHCA_DMA_FAULTS);
+        timeouts = nphca_knob_get(hca->core, NPHCA_DRAIN_TIMEOUTS);
         nphca_device_free(hca->core);
         hca->core = NULL;
         hca_continue(hca_fabric);
@@ -587,6 +613,10 @@ static void hca_exit(PCIDevice *dev)
             /* Nobody can ask for it any more; scripts/vm looks for this line. */
             warn_report("nprdma-hca %s: %" PRIu64 " DMA faults",
                         DEVICE(dev)->id ?: "", faults);
+        }
+        if (timeouts) {
+            warn_report("nprdma-hca %s: %" PRIu64 " drain time-outs",
+                        DEVICE(dev)->id ?: "", timeouts);
         }
     }
     msix_uninit_exclusive_bar(dev);
@@ -636,23 +666,31 @@ static void hca_set_knob(Object *obj, Visitor *v, const char *name,
     }
 }
 
-static bool hca_get_overlap(Object *obj, Error **errp)
+static void hca_get_switch(Object *obj, Visitor *v, const char *name,
+                           void *opaque, Error **errp)
 {
     NprdmaHca *hca = NPRDMA_HCA(obj);
+    unsigned int knob = (uintptr_t)opaque;
+    bool value = hca->core ? nphca_knob_get(hca->core, knob) : hca->knob[knob];
 
-    return hca->core ? nphca_knob_get(hca->core, NPHCA_READ_OVERLAP) :
-                       hca->knob[NPHCA_READ_OVERLAP];
+    visit_type_bool(v, name, &value, errp);
 }
 
-static void hca_set_overlap(Object *obj, bool value, Error **errp)
+static void hca_set_switch(Object *obj, Visitor *v, const char *name,
+                           void *opaque, Error **errp)
 {
     NprdmaHca *hca = NPRDMA_HCA(obj);
+    unsigned int knob = (uintptr_t)opaque;
+    bool value;
 
+    if (!visit_type_bool(v, name, &value, errp)) {
+        return;
+    }
     if (hca->core) {
-        nphca_knob_set(hca->core, NPHCA_READ_OVERLAP, value);
+        nphca_knob_set(hca->core, knob, value);
     } else {
-        hca->knob[NPHCA_READ_OVERLAP] = value;
-        hca->knob_set |= 1u << NPHCA_READ_OVERLAP;
+        hca->knob[knob] = value;
+        hca->knob_set |= 1u << knob;
     }
 }
 
@@ -661,19 +699,20 @@ static void hca_instance_init(Object *obj)
     unsigned int i;
 
     PCI_DEVICE(obj)->cap_present |= QEMU_PCI_CAP_EXPRESS;
-    for (i = 0; i < ARRAY_SIZE(hca_knob_names); i++) {
-        if (i == NPHCA_READ_OVERLAP) {
-            continue;
-        }
-        object_property_add(obj, hca_knob_names[i], "uint64", hca_get_knob,
-                            hca_set_knob, NULL, (void *)(uintptr_t)i);
+    for (i = 0; i < ARRAY_SIZE(hca_knobs); i++) {
+        bool is_switch = hca_knobs[i].is_switch;
+
+        object_property_add(obj, hca_knobs[i].name,
+                            is_switch ? "bool" : "uint64",
+                            is_switch ? hca_get_switch : hca_get_knob,
+                            is_switch ? hca_set_switch : hca_set_knob,
+                            NULL, (void *)(uintptr_t)i);
     }
-    object_property_add_bool(obj, hca_knob_names[NPHCA_READ_OVERLAP],
-                             hca_get_overlap, hca_set_overlap);
-    object_property_add(obj, "dma-requests", "uint64", hca_get_knob, NULL, NULL,
-                        (void *)(uintptr_t)NPHCA_DMA_REQUESTS);
-    object_property_add(obj, "dma-faults", "uint64", hca_get_knob, NULL, NULL,
-                        (void *)(uintptr_t)NPHCA_DMA_FAULTS);
+    for (i = 0; i < ARRAY_SIZE(hca_counters); i++) {
+        object_property_add(obj, hca_counters[i].name, "uint64", hca_get_knob,
+                            NULL, NULL,
+                            (void *)(uintptr_t)hca_counters[i].counter);
+    }
 }
 
 static Property hca_properties[] = {

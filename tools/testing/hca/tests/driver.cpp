@@ -15,7 +15,10 @@ machine::machine() : rights_(ram_size / page, page_read | page_write)
 		throw std::runtime_error("no memory for the test machine");
 	ram_ = static_cast<uint8_t *>(ram);
 	static const nphca_fabric_ops ops = {
-		[](void *host) { return static_cast<machine *>(host)->now; },
+		[](void *host) {
+			auto *m = static_cast<machine *>(host);
+			return m->ticking.load(std::memory_order_relaxed) ? m->ticks.fetch_add(1000000, std::memory_order_relaxed) : m->now;
+		},
 		[](void *) {},
 	};
 	fabric = nphca_fabric_new(&ops, this);
@@ -54,18 +57,37 @@ bool machine::filled(uint64_t iova, size_t len, uint8_t seed)
 
 bool machine::dma(uint64_t iova, void *buf, size_t len, bool write)
 {
+	uint8_t *p = translate(iova, len, write);
+
+	if (!p)
+		return false;
+	if (write)
+		std::memcpy(p, buf, len);
+	else
+		std::memcpy(buf, p, len);
+	return true;
+}
+
+/* What cannot be posted is not counted: it comes again at once. */
+void *machine::target(uint64_t iova, size_t len)
+{
+	return unpostable ? nullptr : translate(iova, len, true);
+}
+
+uint8_t *machine::translate(uint64_t iova, size_t len, bool write)
+{
 	++requests_done;
 	if (record)
 		requests.push_back({iova, len, write});
 	if (iova < ram_base || iova - ram_base >= ram_size || len > ram_size - (iova - ram_base))
-		return false;
-	if (!(rights_[(iova - ram_base) / page] & (write ? page_write : page_read)))
-		return false;
-	if (write)
-		std::memcpy(at(iova), buf, len);
-	else
-		std::memcpy(buf, at(iova), len);
-	return true;
+		return nullptr;
+	const uint64_t n = (iova - ram_base) / page;
+	if (!(rights_[n] & (write ? page_write : page_read)))
+		return nullptr;
+	if (on_dma)
+		on_dma(iova, len, write);
+	const auto there = moved_.find(n);
+	return (there == moved_.end() ? ram_ + n * page : at(there->second)) + iova % page;
 }
 
 void machine::join(machine &other)
@@ -246,6 +268,8 @@ port::port(machine &m, uint16_t l, uint64_t seed) : mem(m), lid(l)
 		},
 		[](void *host, uint64_t ns) { static_cast<port *>(host)->mem.now += ns; },
 		nullptr,
+		[](void *host, uint64_t iova, size_t len) { return static_cast<port *>(host)->mem.target(iova, len); },
+		[](void *, void *target, const void *buf, size_t len) { std::memcpy(target, buf, len); },
 	};
 	const nphca_config config = {l, 0, seed};
 	dev = nphca_device_new(m.fabric, &config, &ops, this);

@@ -11,9 +11,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +40,8 @@ public:
 
 	uint64_t alloc(uint64_t size, uint64_t align = page);
 	uint8_t *at(uint64_t iova) { return ram_ + (iova - ram_base); }
+	/* The page at @iova is that at @to from now on; what was translated before is not. */
+	void move(uint64_t iova, uint64_t to) { moved_[(iova - ram_base) / page] = to & ~(page - 1); }
 	void protect(uint64_t iova, uint8_t rights) { rights_[(iova - ram_base) / page] = rights; }
 	void fill(uint64_t iova, size_t len, uint8_t seed);
 	bool filled(uint64_t iova, size_t len, uint8_t seed);
@@ -56,6 +61,9 @@ public:
 
 	struct nphca_fabric *fabric;
 	uint64_t now = 1000000;
+	/* Another clock, which moves when it is looked at, while the polling thread waits. */
+	std::atomic<bool> ticking{false};
+	std::atomic<uint64_t> ticks{0};
 	struct request {
 		uint64_t iova;
 		size_t len;
@@ -65,14 +73,19 @@ public:
 	bool record = false;
 	uint64_t requests_done = 0;
 	bool dma(uint64_t iova, void *buf, size_t len, bool write);
+	void *target(uint64_t iova, size_t len);
+	bool unpostable = false; /* no write can be posted */
+	std::function<void(uint64_t iova, size_t len, bool write)> on_dma; /* before the translation */
 
 private:
 	uint64_t poll(bool *more);
+	uint8_t *translate(uint64_t iova, size_t len, bool write);
 
 	machine *other_ = nullptr;
 	uint8_t *ram_; /* mapped, so that only what a test uses is touched */
 	std::vector<uint8_t> rights_;
 	uint64_t next_ = ram_base;
+	std::map<uint64_t, uint64_t> moved_;
 };
 
 struct completion {
