@@ -126,23 +126,63 @@ bool device::request(int (*op)(void *host, uint64_t iova, P *buf, size_t len), u
 	return ok;
 }
 
-/* One request after the other, none of which crosses a boundary of their size. */
+/*
+ * The length of the next request. None crosses 4 KiB, as PCI Express has it. By default
+ * none crosses a multiple of the size either; a requester that cuts from where it begins
+ * makes the first one as long as the others.
+ */
+size_t device::cut(uint64_t iova, size_t len, bool *split) noexcept
+{
+	constexpr size_t page = 4096, word = 8, unit = 64;
+	const size_t size = knob(NPHCA_DMA_REQUEST_SIZE);
+	const size_t most = knob(NPHCA_CUT_FROM_START) ? std::min(size, page - (iova & (page - 1))) : size - (iova & (size - 1));
+	size_t n = std::min(len, most);
+
+	if (!knob(NPHCA_SPLIT_UNITS) || n <= word)
+		return n;
+	/* Every other request ends inside a unit; a word of 8 bytes stays whole. */
+	*split = !*split;
+	if (!*split)
+		return n;
+	uint64_t end = (iova + word + random() % (n - word)) & ~uint64_t{word - 1};
+	if (!(end & (unit - 1)))
+		end += iova + n - end > word ? word : -word;
+	return end > iova ? std::min<size_t>(n, end - iova) : n;
+}
+
+/* One request after the other; reads in any order if they may be. */
 template <class P>
 bool device::dma(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept
 {
-	auto *p = static_cast<std::conditional_t<std::is_const_v<P>, const uint8_t, uint8_t> *>(buf);
-	const size_t size = knob(NPHCA_DMA_REQUEST_SIZE);
+	using byte = std::conditional_t<std::is_const_v<P>, const uint8_t, uint8_t>;
+	struct piece {
+		uint64_t iova;
+		byte *p;
+		size_t n;
+	};
+	std::array<piece, 64> pieces;
+	const bool shuffle = !std::is_const_v<P> && knob(NPHCA_RANDOM_FETCH);
 	const uint64_t pause = knob(NPHCA_DMA_DELAY_NS);
+	auto *p = static_cast<byte *>(buf);
+	bool split = false;
 
 	while (len) {
-		const size_t n = std::min(len, size - (iova & (size - 1)));
-		if (!request<P>(op, iova, p, n))
-			return false;
-		iova += n;
-		p += n;
-		len -= n;
-		if (pause)
-			ops_.delay(host_, pause);
+		size_t count = 0;
+		do {
+			const size_t n = cut(iova, len, &split);
+			pieces[count++] = {iova, p, n};
+			iova += n;
+			p += n;
+			len -= n;
+		} while (shuffle && len && count < pieces.size());
+		for (size_t i = 0; i < count; ++i) {
+			if (shuffle)
+				std::swap(pieces[i], pieces[i + random() % (count - i)]);
+			if (!request<P>(op, pieces[i].iova, pieces[i].p, pieces[i].n))
+				return false;
+			if (pause)
+				ops_.delay(host_, pause);
+		}
 	}
 	return true;
 }

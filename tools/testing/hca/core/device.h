@@ -178,6 +178,7 @@ private:
 	bool dma(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept;
 	template <class P>
 	bool request(int (*op)(void *host, uint64_t iova, P *buf, size_t len), uint64_t iova, P *buf, size_t len) noexcept;
+	size_t cut(uint64_t iova, size_t len, bool *split) noexcept;
 	bool post_write(uint64_t iova, const void *buf, size_t len) noexcept;
 	void notify(uint32_t vector) noexcept;
 

@@ -75,7 +75,7 @@ struct response {
 	bool again = false;	/* asked for before */
 	bool answered = false;	/* ... and answered to its end: this may be a late copy */
 	uint64_t after = 0;	/* so many writes were posted before it: what an ACK waits for */
-	packet *prefetched = nullptr;
+	std::vector<packet *> ahead; /* what was fetched before its turn, by packet; mostly empty */
 };
 
 struct qp {
@@ -195,7 +195,9 @@ private:
 	bool take_recv(const packet &p);
 	void flush_recv();
 	uint16_t posted_recvs();
+	bool fetch_ahead(response &r, uint32_t index);
 	bool overlap_reads();
+	void fetch_at_random();
 	void drop_responses();
 	[[nodiscard]] bool listening() const noexcept
 	{

@@ -9,6 +9,7 @@
  * after it, as the InfiniBand ordering rules have it.
  */
 #include <algorithm>
+#include <utility>
 
 #include "device.h"
 #include "qp.h"
@@ -200,8 +201,9 @@ bool qp::fill_recv(const packet &p, mem_result *result)
 void qp::drop_responses()
 {
 	for (response &r : responses_)
-		if (r.prefetched)
-			dev.fab.pool.put(r.prefetched);
+		for (packet *p : r.ahead)
+			if (p)
+				dev.fab.pool.put(p);
 	responses_.clear();
 }
 
@@ -343,8 +345,7 @@ bool qp::send_response(response &r)
 		break;
 	default: {
 		mem_result result = mem_result::ok;
-		p = r.prefetched;
-		r.prefetched = nullptr;
+		p = r.next < r.ahead.size() ? std::exchange(r.ahead[r.next], nullptr) : nullptr;
 		if (!p)
 			p = fetch_read(r, r.next, packet_pool::for_responses, &result);
 		if (result != mem_result::ok && r.answered) {
@@ -379,6 +380,18 @@ bool qp::send_response(response &r)
 	return true;
 }
 
+/* Fetch a packet of an answer before its turn, if there is room. A fault is found again, and told, in its turn. */
+bool qp::fetch_ahead(response &r, uint32_t index)
+{
+	mem_result result;
+
+	if (index >= r.ahead.size())
+		r.ahead.resize(index + 1);
+	if (!r.ahead[index])
+		r.ahead[index] = fetch_read(r, index, packet_pool::for_requests, &result);
+	return r.ahead[index];
+}
+
 /* Let READs that wait behind another fetch their first data before it does. */
 bool qp::overlap_reads()
 {
@@ -388,17 +401,34 @@ bool qp::overlap_reads()
 		return false;
 	for (size_t i = responses_.size(); i-- > 1;) {
 		response &r = responses_[i];
-		if (r.what != response::read || r.prefetched || r.next)
+		if (r.what != response::read || r.next || (!r.ahead.empty() && r.ahead[0]))
 			continue;
-		mem_result result;
-		r.prefetched = fetch_read(r, 0, packet_pool::for_requests, &result);
-		if (r.prefetched) {
+		if (fetch_ahead(r, 0)) {
 			dev.count(NPHCA_OVERLAPPED_READS);
 			any = true;
 		}
-		/* A fault here is found again, and told, when its turn comes. */
 	}
 	return any;
+}
+
+/* The next packets of all READs that wait, in any order. */
+void qp::fetch_at_random()
+{
+	std::array<std::pair<size_t, uint32_t>, 16> next;
+	size_t count = 0;
+
+	for (size_t i = 0; i < responses_.size() && count < next.size(); ++i) {
+		const response &r = responses_[i];
+		if (r.what != response::read)
+			continue;
+		for (uint32_t k = r.next; k < r.packets && count < next.size(); ++k)
+			if (k >= r.ahead.size() || !r.ahead[k])
+				next[count++] = {i, k};
+	}
+	for (size_t i = 0; i < count; ++i) {
+		std::swap(next[i], next[i + dev.random() % (count - i)]);
+		fetch_ahead(responses_[next[i].first], next[i].second);
+	}
 }
 
 bool qp::responder_turn()
@@ -407,6 +437,8 @@ bool qp::responder_turn()
 
 	if (dev.knob(NPHCA_READ_OVERLAP))
 		overlap_reads();
+	if (dev.knob(NPHCA_RANDOM_FETCH))
+		fetch_at_random();
 	for (int i = 0; i < packets_per_turn && !responses_.empty(); ++i) {
 		if (is_posted_before(responses_.front())) {
 			dev.fab.ready_when_placed(*this);

@@ -266,4 +266,89 @@ TEST_F(knobs, all_verbs_are_right_when_writes_are_posted)
 	}
 }
 
+/* How requests are cut */
+
+TEST_F(knobs, requests_cut_from_the_start_are_as_long_as_they_may_be_and_cross_no_page)
+{
+	for (const uint64_t limit : {64, 128, 512, 4096}) {
+		set(NPHCA_CUT_FROM_START, 1);
+		set(NPHCA_DMA_REQUEST_SIZE, limit);
+		m.fill(b_buf, 3000, 1);
+		m.requests.clear();
+		m.record = true;
+		a.post(aq, wr(WQE_READ).remote(b_buf + 16, b_key).sge(a_buf + 4096, a_key, 1000));
+		a.expect(a_cq, CQE_REQ);
+		m.record = false;
+		EXPECT_EQ(std::memcmp(m.at(a_buf + 4096), m.at(b_buf + 16), 1000), 0);
+		uint64_t next = b_buf + 16;
+		for (const auto &r : m.requests) {
+			EXPECT_LE(r.len, limit);
+			EXPECT_EQ(r.iova / 4096, (r.iova + r.len - 1) / 4096);
+			if (r.write || r.iova < b_buf || r.iova >= b_buf + size)
+				continue;
+			EXPECT_EQ(r.iova, next);
+			next += std::min<uint64_t>(limit, 1000);
+		}
+		EXPECT_GE(next, b_buf + 16 + 1000);
+		a.post(aq, wr(WQE_WRITE).remote(b_buf + 4090, b_key).sge(a_buf, a_key, 1000));
+		a.expect(a_cq, CQE_REQ);
+		EXPECT_EQ(std::memcmp(m.at(b_buf + 4090), m.at(a_buf), 1000), 0);
+	}
+}
+
+TEST_F(knobs, split_units_are_cut_inside_but_words_are_whole)
+{
+	unsigned int inside = 0;
+
+	set(NPHCA_SPLIT_UNITS, 1);
+	for (uint32_t i = 0; i < 200; ++i) {
+		const uint32_t at = i * 8 % 512, len = 8 + i * 40 % 4000;
+		m.fill(b_buf, 8192, static_cast<uint8_t>(i));
+		m.requests.clear();
+		m.record = true;
+		a.post(aq, read(at, len));
+		a.expect(a_cq, CQE_REQ);
+		m.record = false;
+		ASSERT_EQ(std::memcmp(m.at(a_buf + size / 2), m.at(b_buf + at), len), 0);
+		for (const auto &r : m.requests) {
+			const uint64_t end = r.iova + r.len;
+			if (r.iova < b_buf || r.iova >= b_buf + size || end == b_buf + at + len)
+				continue;
+			ASSERT_EQ(end % 8, 0u);
+			inside += end % 64 != 0;
+		}
+	}
+	EXPECT_GT(inside, 200u);
+}
+
+/* READs in random order */
+
+TEST_F(knobs, fetches_in_random_order_bring_the_same)
+{
+	bool backwards = false, across = false;
+
+	ASSERT_TRUE(nphca_knob_set(b.dev, NPHCA_RANDOM_FETCH, 1));
+	for (int round = 0; round < 20; ++round) {
+		m.fill(b_buf, 60000, static_cast<uint8_t>(round));
+		m.requests.clear();
+		m.record = true;
+		for (uint32_t i = 0; i < 3; ++i)
+			a.post(aq, wr(WQE_READ).remote(b_buf + 20000 * i, b_key).sge(a_buf + 20000 * i, a_key, 20000), i == 2);
+		for (int i = 0; i < 3; ++i)
+			a.expect(a_cq, CQE_REQ);
+		m.record = false;
+		ASSERT_TRUE(m.filled(a_buf, 60000, static_cast<uint8_t>(round)));
+		uint64_t last = 0;
+		for (const auto &r : m.requests) {
+			if (r.write || r.iova < b_buf || r.iova >= b_buf + size)
+				continue;
+			backwards |= r.iova < last && last - r.iova < 1024;
+			across |= r.iova < last && last - r.iova > 1024;
+			last = r.iova;
+		}
+	}
+	EXPECT_TRUE(backwards) << "inside a packet";
+	EXPECT_TRUE(across) << "among packets";
+}
+
 } // namespace
