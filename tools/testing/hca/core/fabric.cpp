@@ -35,6 +35,8 @@ packet *packet_pool::get(size_t reserve) noexcept
 	p->sqpn = p->psn = p->msn = 0;
 	p->qkey = p->rkey = p->length = p->imm = p->srqn = 0;
 	p->va = p->operand = p->compare = 0;
+	p->placeable = false;
+	p->offset = 0;
 	p->size = 0;
 	return p;
 }
@@ -191,6 +193,64 @@ bool fabric::run_link()
 	return more;
 }
 
+static bool is_request(uint8_t opcode) noexcept
+{
+	switch (opcode) {
+	case BTH_ACK:
+	case BTH_ATOMIC_ACK:
+	case BTH_READ_FIRST:
+	case BTH_READ_MIDDLE:
+	case BTH_READ_LAST:
+	case BTH_READ_ONLY:
+		return false;
+	default:
+		return !(opcode & BTH_CLASS);
+	}
+}
+
+/* Requests to a port that takes them out of order come out of order: every other one is late. */
+bool fabric::hold_back(packet *p)
+{
+	device *port = p->dlid < first_multicast_lid ? by_lid_[p->dlid] : nullptr;
+	const uint64_t latest = port ? port->knob(NPHCA_OUT_OF_ORDER) : 0;
+
+	if (!latest || !is_request(p->opcode) || port->random() & 1)
+		return false;
+	late_.push_back({now() + 1 + port->random() % latest, p});
+	std::push_heap(late_.begin(), late_.end(), std::greater<>());
+	return true;
+}
+
+bool fabric::run_late(uint64_t *deadline)
+{
+	bool any = false;
+
+	while (!late_.empty()) {
+		const late_packet first = late_.front();
+		if (first.when > now()) {
+			*deadline = std::min(*deadline, first.when);
+			break;
+		}
+		std::pop_heap(late_.begin(), late_.end(), std::greater<>());
+		late_.pop_back();
+		deliver(*first.p);
+		pool.put(first.p);
+		any = true;
+	}
+	return any;
+}
+
+void fabric::forget(const qp &q) noexcept
+{
+	const auto to_it = [&](const late_packet &l) { return l.p->dlid == q.dev.lid && l.p->dqpn == q.qpn; };
+
+	for (const late_packet &l : late_)
+		if (to_it(l))
+			pool.put(l.p);
+	if (std::erase_if(late_, to_it))
+		std::make_heap(late_.begin(), late_.end(), std::greater<>());
+}
+
 bool fabric::run_wire()
 {
 	constexpr int turn = 256;
@@ -200,6 +260,8 @@ bool fabric::run_wire()
 			return i > 0;
 		packet *p = wire_.front();
 		wire_.pop_front();
+		if (hold_back(p))
+			continue;
 		deliver(*p);
 		pool.put(p);
 	}
@@ -324,6 +386,8 @@ bool fabric::poll(uint64_t *deadline)
 	more |= run_wire();
 	more |= run_ready();
 	more |= run_timers(deadline);
+	if (!late_.empty())
+		more |= run_late(deadline);
 	run_posted(deadline);
 	if (link_)
 		*deadline = std::min(*deadline, link_->deadline());

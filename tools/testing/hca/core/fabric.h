@@ -42,6 +42,9 @@ struct packet {
 	uint32_t dqpn, sqpn, psn, msn;
 	uint32_t qkey, rkey, length, imm, srqn;
 	uint64_t va, operand, compare;
+	/* Of a WRITE's packet, whose header does not say that inside a message: where in it. */
+	bool placeable;
+	uint32_t offset;
 	std::array<uint8_t, grh_size> grh;
 	uint32_t size; /* of the payload */
 	std::array<uint8_t, max_mtu> data;
@@ -110,11 +113,13 @@ public:
 	[[nodiscard]] link *uplink() const noexcept { return link_.get(); }
 	/* To a port here, if there is one. */
 	void deliver_from_link(packet &p);
+	/* What is still on its way to @q arrives nowhere. */
+	void forget(const qp &q) noexcept;
 
 	packet_pool pool;
 	void send(packet *p) noexcept { wire_.push_back(p); }
 	/* Are packets or turns still waiting? */
-	[[nodiscard]] bool busy() const noexcept { return !wire_.empty() || !ready_.empty(); }
+	[[nodiscard]] bool busy() const noexcept { return !wire_.empty() || !late_.empty() || !ready_.empty(); }
 
 	/* Give @q a turn; nothing happens if it waits for one already. */
 	void ready(qp &q) noexcept;
@@ -140,6 +145,8 @@ private:
 	bool run_ready();
 	bool run_timers(uint64_t *deadline);
 	void run_posted(uint64_t *deadline) noexcept;
+	bool hold_back(packet *p);
+	bool run_late(uint64_t *deadline);
 	qp *find(const handle &h) noexcept;
 
 	static constexpr size_t max_postings = 65536;
@@ -150,6 +157,12 @@ private:
 	std::vector<device *> ports_; /* changed under the mutex */
 	std::array<device *, first_multicast_lid> by_lid_{};
 	std::deque<packet *> wire_;
+	struct late_packet {
+		uint64_t when;
+		packet *p;
+		bool operator>(const late_packet &other) const noexcept { return when > other.when; }
+	};
+	std::vector<late_packet> late_; /* a heap: others overtake them */
 	std::deque<handle> ready_;
 	std::vector<handle> waiting_; /* would be ready, if the link were */
 	std::vector<handle> placing_; /* ... if their writes were in memory */

@@ -143,6 +143,7 @@ void qp::to_reset()
 {
 	state = qp_state::rst;
 	drop_responses();
+	dev.fab.forget(*this);
 	inflight_.clear();
 	cursor_ = 0;
 	sq_head_ = sq_pi_ = rq_head_ = rq_pi_ = 0;

@@ -78,6 +78,13 @@ struct response {
 	std::vector<packet *> ahead; /* what was fetched before its turn, by packet; mostly empty */
 };
 
+/* A request that came before one that was sent before it, and what of it is done. */
+struct early_request {
+	packet *p = nullptr;
+	bool placed = false;		 /* a WRITE's data is in memory */
+	std::vector<packet *> fetched {}; /* a READ's is here */
+};
+
 struct qp {
 	qp(device &owner) : dev(owner) {}
 	~qp();
@@ -167,6 +174,10 @@ private:
 	/* responder.cpp */
 	bool responder_turn();
 	void receive_reliable(packet &p);
+	void execute(packet &p);
+	bool take_early(const packet &p);
+	void run_early();
+	void drop_early(early_request &e) noexcept;
 	void receive_unreliable(packet &p);
 	void receive_datagram(packet &p);
 	void request_send(packet &p, uint8_t base);
@@ -228,6 +239,8 @@ private:
 	uint64_t write_va_ = 0;
 	uint32_t write_key_ = 0, write_left_ = 0, message_length_ = 0;
 	std::deque<response> responses_;
+	std::vector<early_request> early_;
+	early_request *turn_ = nullptr; /* whose turn it is */
 	struct done_atomic {
 		uint32_t psn;
 		uint64_t original;

@@ -371,6 +371,8 @@ qp::step qp::send_packet(send_wqe &w)
 		const uint8_t base = is_write ? BTH_WRITE_FIRST : BTH_SEND_FIRST;
 
 		p->size = std::min(mtu, w.length - from);
+		p->placeable = is_write;
+		p->offset = from;
 		const mem_result r = gather(w, from, p->data.data(), p->size);
 		if (r != mem_result::ok) {
 			dev.fab.pool.put(p);

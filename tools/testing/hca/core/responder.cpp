@@ -17,6 +17,9 @@
 namespace nphca {
 
 static constexpr size_t max_queued_responses = 512, max_saved_atomics = 32;
+/* How far a packet may be ahead before the ones in between count as lost, and how much of a READ is fetched then. */
+static constexpr int32_t early_window = 64;
+static constexpr uint32_t early_packets = 16;
 
 static int32_t psn_diff(uint32_t a, uint32_t b) noexcept
 {
@@ -205,6 +208,9 @@ void qp::drop_responses()
 			if (p)
 				dev.fab.pool.put(p);
 	responses_.clear();
+	for (early_request &e : early_)
+		drop_early(e);
+	early_.clear();
 }
 
 bool qp::send_ack(uint32_t psn, uint8_t syndrome)
@@ -236,9 +242,13 @@ void qp::respond(response r)
 		responses_.back().after = r.after;
 		return;
 	}
-	if (responses_.size() >= max_queued_responses && !refused_)
+	if (responses_.size() >= max_queued_responses && !refused_) {
+		for (packet *p : r.ahead)
+			if (p)
+				dev.fab.pool.put(p);
 		return; /* the requester will ask again */
-	responses_.push_back(r);
+	}
+	responses_.push_back(std::move(r));
 	dev.fab.ready(*this);
 }
 
@@ -461,6 +471,21 @@ bool qp::responder_turn()
 
 /* Requests */
 
+/* The answer to a READ, whatever has to be checked first. */
+static response answer_to_read(const packet &p, uint32_t mtu) noexcept
+{
+	response r;
+
+	r.what = response::read;
+	r.psn = p.psn;
+	r.srqn = p.srqn;
+	r.va = p.va;
+	r.rkey = p.rkey;
+	r.length = p.length;
+	r.packets = std::max(1u, (p.length + mtu - 1) / mtu);
+	return r;
+}
+
 bool qp::message_fits(const packet &p, bool first, bool last)
 {
 	if (first ? message_ != idle : message_ == idle)
@@ -542,7 +567,8 @@ void qp::request_write(packet &p, uint8_t kind)
 		not_ready(p);
 		return;
 	}
-	const mem_result result = dev.access(write_key_, write_va_, p.data.data(), p.size, true, REMOTE_WRITE, remote(p.srqn));
+	const mem_result result = turn_ && turn_->placed ? mem_result::ok :
+		dev.access(write_key_, write_va_, p.data.data(), p.size, true, REMOTE_WRITE, remote(p.srqn));
 	if (result != mem_result::ok) {
 		refuse_memory(p, result);
 		return;
@@ -556,21 +582,6 @@ void qp::request_write(packet &p, uint8_t kind)
 	if (imm)
 		finish_recv(p, CQE_RESP_WRITE_IMM, wc_error::none);
 	acknowledge(p);
-}
-
-/* The answer to a READ, whatever has to be checked first. */
-static response answer_to_read(const packet &p, uint32_t mtu) noexcept
-{
-	response r;
-
-	r.what = response::read;
-	r.psn = p.psn;
-	r.srqn = p.srqn;
-	r.va = p.va;
-	r.rkey = p.rkey;
-	r.length = p.length;
-	r.packets = std::max(1u, (p.length + mtu - 1) / mtu);
-	return r;
 }
 
 void qp::request_read(packet &p)
@@ -592,10 +603,12 @@ void qp::request_read(packet &p)
 		refuse_memory(p, mem_result::protection);
 		return;
 	}
-	const response r = answer_to_read(p, mtu);
+	response r = answer_to_read(p, mtu);
+	if (turn_)
+		r.ahead = std::move(turn_->fetched);
 	expected_psn_ = (expected_psn_ + r.packets) & psn_mask;
 	msn_ = (msn_ + 1) & psn_mask;
-	respond(r);
+	respond(std::move(r));
 }
 
 /*
@@ -702,6 +715,77 @@ void qp::request_atomic(packet &p)
 	respond(r);
 }
 
+void qp::drop_early(early_request &e) noexcept
+{
+	for (packet *p : e.fetched)
+		if (p)
+			dev.fab.pool.put(p);
+	dev.fab.pool.put(e.p);
+}
+
+/*
+ * A request that came too early: keep it, and do now what of it needs no order. A WRITE's
+ * data is placed and a READ's fetched; completions, acknowledgements, and what takes a
+ * receive or changes memory exactly once, wait for their turn. What fails here fails again
+ * then, and is told then. False: it cannot be kept.
+ */
+bool qp::take_early(const packet &p)
+{
+	const auto same = [&](const early_request &e) { return e.p->psn == p.psn; };
+	const bool is_write = p.opcode >= BTH_WRITE_FIRST && p.opcode <= BTH_WRITE_ONLY_IMM;
+	const bool begins = p.opcode == BTH_WRITE_FIRST || p.opcode >= BTH_WRITE_ONLY;
+	const mkey *m;
+
+	if (std::any_of(early_.begin(), early_.end(), same))
+		return true;
+	early_.reserve(early_window);
+	if (early_.size() >= early_window)
+		return false;
+	early_request e;
+	e.p = dev.fab.pool.get(packet_pool::for_requests);
+	if (!e.p)
+		return false;
+	*e.p = p;
+	if (is_write && may_write && p.size <= mtu && (begins || p.placeable)) {
+		const uint64_t va = begins ? p.va : p.va + p.offset;
+		e.placed = dev.access(p.rkey, va, e.p->data.data(), p.size, true, REMOTE_WRITE, remote(p.srqn)) == mem_result::ok;
+	} else if (p.opcode == BTH_READ_REQUEST && may_read && p.length <= 1u << 30 &&
+		   dev.check_key(p.rkey, p.va, p.length, REMOTE_READ, remote(p.srqn), &m) == mem_result::ok) {
+		response r = answer_to_read(p, mtu);
+		for (uint32_t i = 0; i < std::min(r.packets, early_packets) && fetch_ahead(r, i); ++i)
+			;
+		e.fetched = std::move(r.ahead);
+	}
+	if (e.placed || (!e.fetched.empty() && e.fetched[0]))
+		dev.count(NPHCA_EARLY);
+	early_.push_back(std::move(e));
+	return true;
+}
+
+/* Those whose turn has come now. */
+void qp::run_early()
+{
+	for (;;) {
+		std::erase_if(early_, [this](early_request &e) {
+			const bool over = psn_diff(e.p->psn, expected_psn_) < 0;
+			if (over)
+				drop_early(e);
+			return over;
+		});
+		const auto next = std::find_if(early_.begin(), early_.end(), [this](const early_request &e) {
+			return e.p->psn == expected_psn_;
+		});
+		if (next == early_.end() || !listening() || refused_)
+			return;
+		early_request e = std::move(*next);
+		early_.erase(next);
+		turn_ = &e;
+		execute(*e.p);
+		turn_ = nullptr;
+		drop_early(e);
+	}
+}
+
 void qp::receive_reliable(packet &p)
 {
 	if (!listening() || refused_) {
@@ -710,6 +794,8 @@ void qp::receive_reliable(packet &p)
 	}
 	const int32_t diff = psn_diff(p.psn, expected_psn_);
 	if (diff > 0) {
+		if (diff < early_window && dev.knob(NPHCA_OUT_OF_ORDER) && take_early(p))
+			return;
 		if (!nak_sent_) {
 			nak_sent_ = true;
 			response r;
@@ -734,6 +820,14 @@ void qp::receive_reliable(packet &p)
 		}
 		return;
 	}
+	execute(p);
+	if (!early_.empty())
+		run_early();
+}
+
+/* The request whose turn it is. */
+void qp::execute(packet &p)
+{
 	nak_sent_ = false;
 	switch (p.opcode) {
 	case BTH_SEND_FIRST:

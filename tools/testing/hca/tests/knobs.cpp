@@ -351,4 +351,113 @@ TEST_F(knobs, fetches_in_random_order_bring_the_same)
 	EXPECT_TRUE(across) << "among packets";
 }
 
+/* Out of order */
+
+TEST_F(knobs, requests_out_of_order_come_to_the_same_in_the_end)
+{
+	qp_options o;
+	o.timeout = 14;
+	connect(o);
+	set(NPHCA_OUT_OF_ORDER, latest);
+	uint64_t sum = 0;
+	for (int round = 0; round < 200; ++round) {
+		const uint32_t len = 1 + static_cast<uint32_t>(round * 331 % 9000);
+		m.fill(a_buf, len, static_cast<uint8_t>(round));
+		b.recv(bq, b_buf + 65536, b_key, 16384);
+		a.post(aq, write(0, len), false);
+		a.post(aq, wr(WQE_FAA).remote(b_buf + 131072, b_key).atomic(3, 0).sge(a_buf + 16384, a_key, 8), false);
+		a.post(aq, wr(WQE_SEND).sge(a_buf, a_key, len), false);
+		a.post(aq, wr(WQE_READ).remote(b_buf + 65536, b_key).sge(a_buf + size / 2, a_key, 100));
+		done(4);
+		uint64_t old;
+		std::memcpy(&old, m.at(a_buf + 16384), 8);
+		ASSERT_EQ(old, sum) << "once, and in order";
+		sum += 3;
+		ASSERT_TRUE(m.filled(b_buf, len, static_cast<uint8_t>(round)));
+		ASSERT_TRUE(m.filled(b_buf + 65536, len, static_cast<uint8_t>(round)));
+		ASSERT_EQ(b.poll(b_cq)->byte_count, len);
+		ASSERT_FALSE(b.poll(b_cq));
+		a.post(aq, read(65536, len));
+		done();
+		ASSERT_TRUE(m.filled(a_buf + size / 2, len, static_cast<uint8_t>(round)));
+	}
+	EXPECT_GT(b.knob(NPHCA_EARLY), 100u);
+	EXPECT_EQ(a.knob(NPHCA_RETRANSMISSIONS), 0u);
+}
+
+TEST_F(knobs, read_out_of_order_may_miss_the_write_before_it)
+{
+	unsigned int missed = 0, seen = 0;
+
+	for (const uint64_t knob : {uint64_t{0}, latest}) {
+		set(NPHCA_OUT_OF_ORDER, knob);
+		for (int round = 0; round < 100; ++round) {
+			std::memset(m.at(b_buf), 0, 4096);
+			m.fill(a_buf, 64, static_cast<uint8_t>(round + 1));
+			a.post(aq, write(0, 64), false);
+			a.post(aq, read(0, 64));
+			done(2);
+			ASSERT_TRUE(m.filled(b_buf, 64, static_cast<uint8_t>(round + 1)));
+			const bool same = m.filled(a_buf + size / 2, 64, static_cast<uint8_t>(round + 1));
+			ASSERT_TRUE(same || (knob && *m.at(a_buf + size / 2) == 0)) << "the old, or the new";
+			missed += !same;
+			seen += same;
+		}
+	}
+	EXPECT_GT(missed, 5u);
+	EXPECT_GT(seen, 105u);
+}
+
+TEST_F(knobs, read_after_the_completion_of_a_write_sees_it_whatever_the_order)
+{
+	set(NPHCA_OUT_OF_ORDER, latest);
+	for (int round = 0; round < 100; ++round) {
+		m.fill(a_buf, 5000, static_cast<uint8_t>(round));
+		a.post(aq, write(0, 5000));
+		done();
+		a.post(aq, read(0, 5000));
+		done();
+		ASSERT_TRUE(m.filled(a_buf + size / 2, 5000, static_cast<uint8_t>(round)));
+	}
+}
+
+TEST_F(knobs, early_request_without_the_right_is_refused_in_its_turn)
+{
+	for (int round = 0; round < 20; ++round) {
+		connect({});
+		const uint32_t key = b.reg(b_buf, size, acc_all & ~acc_rw);
+		set(NPHCA_OUT_OF_ORDER, latest);
+		m.fill(a_buf, 64, 1);
+		a.post(aq, write(0, 64), false);
+		a.post(aq, wr(WQE_WRITE).remote(b_buf + 4096, key).sge(a_buf, a_key, 64));
+		m.run_for(100 * latest);
+		a.expect(a_cq, CQE_REQ);
+		a.expect_error(a_cq, wc_error::remote_access);
+		EXPECT_TRUE(m.filled(b_buf, 64, 1));
+		EXPECT_EQ(*m.at(b_buf + 4096), 0);
+	}
+}
+
+TEST_F(knobs, lost_packets_are_sent_again_when_others_are_out_of_order)
+{
+	qp_options o;
+	o.retry = o.rnr_retry = 7;
+	o.timeout = 2;
+	connect(o);
+	set(NPHCA_OUT_OF_ORDER, latest);
+	set(NPHCA_LOSS, 20);
+	for (int round = 0; round < 50; ++round) {
+		m.fill(a_buf, 9000, static_cast<uint8_t>(round));
+		b.recv(bq, b_buf + 65536, b_key, 16384);
+		a.post(aq, write(0, 9000), false);
+		a.post(aq, wr(WQE_SEND).sge(a_buf, a_key, 9000));
+		m.run_for(20000000);
+		a.expect(a_cq, CQE_REQ);
+		a.expect(a_cq, CQE_REQ);
+		ASSERT_TRUE(m.filled(b_buf, 9000, static_cast<uint8_t>(round)));
+		ASSERT_TRUE(m.filled(b_buf + 65536, 9000, static_cast<uint8_t>(round)));
+		ASSERT_TRUE(b.poll(b_cq));
+	}
+}
+
 } // namespace
