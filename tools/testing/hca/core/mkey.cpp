@@ -270,6 +270,7 @@ cmd_status device::cmd_mkey(uint16_t op, const_bytes in, bytes out)
 	if (!m)
 		return cmd_status::bad_resource;
 	if (op == OP_DESTROY_MKEY) {
+		qps.each([number](qp &q) { q.trail_reads(number); });
 		xlt_words -= m->xlt.size();
 		mkeys.remove(number);
 		return cmd_status::ok;

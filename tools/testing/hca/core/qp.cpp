@@ -122,6 +122,7 @@ void qp::to_error(uint8_t event)
 
 	if (state == qp_state::err)
 		return;
+	trail_reads(0);
 	state = qp_state::err;
 	drop_responses();
 	message_ = idle;
@@ -149,7 +150,7 @@ void qp::to_reset()
 	sq_head_ = sq_pi_ = rq_head_ = rq_pi_ = 0;
 	next_psn_ = acked_psn_ = expected_psn_ = msn_ = 0;
 	outstanding_ = 0;
-	stalled_ = waiting_rnr_ = asked_again_ = nak_sent_ = refused_ = skip_message_ = false;
+	stalled_ = waiting_rnr_ = asked_again_ = nak_sent_ = refused_ = skip_message_ = ended_ = false;
 	retries_ = rnr_retries_ = patience_ = 0;
 	message_ = idle;
 	recv_ = {};
@@ -241,11 +242,13 @@ cmd_status device::modify_qp(uint16_t op, qp &q, const_bytes in)
 	};
 
 	if (op == OP_2RST_QP) {
+		q.trail_reads(0);
 		q.to_reset();
 		return cmd_status::ok;
 	}
 	if (op == OP_2ERR_QP) {
 		q.to_error(0);
+		q.ended_ = true;
 		return cmd_status::ok;
 	}
 	const auto t = std::find_if(std::begin(transitions), std::end(transitions), [op](const auto &x) { return x.op == op; });
@@ -375,6 +378,7 @@ cmd_status device::cmd_qp(uint16_t op, const_bytes in, bytes out)
 		if (special == n)
 			special = 0;
 	std::erase_if(multicast, [n](const auto &m) { return m.second == n; });
+	q->trail_reads(0);
 	qps.remove(n);
 	return cmd_status::ok;
 }

@@ -99,6 +99,8 @@ struct qp {
 	void modified();		/* context changed by a command */
 	void to_error(uint8_t event);	/* event 0: none */
 	void to_reset();
+	/* A command is about to end it, or a key by its index (0: all of them): what is queued may happen before. */
+	void trail_reads(uint32_t key);
 
 	[[nodiscard]] bool is_connected() const noexcept { return st == ST_RC || st == ST_UC || st == ST_XRC; }
 	[[nodiscard]] bool is_datagram() const noexcept { return st == ST_UD || st == ST_QP1 || st == ST_QP0; }
@@ -175,6 +177,7 @@ private:
 	bool responder_turn();
 	void receive_reliable(packet &p);
 	void execute(packet &p);
+	void trail(const packet &p);
 	bool take_early(const packet &p);
 	void run_early();
 	void drop_early(early_request &e) noexcept;
@@ -232,6 +235,7 @@ private:
 	uint32_t expected_psn_ = 0, msn_ = 0;
 	bool nak_sent_ = false;	       /* one NAK per gap */
 	bool refused_ = false;	       /* a fatal NAK is queued: listen no more */
+	bool ended_ = false;	       /* in error, and a command said so */
 	uint8_t refuse_event_ = 0;
 	enum : uint8_t { idle, in_send, in_write } message_ = idle;
 	bool skip_message_ = false;    /* UC: the rest of a broken message */

@@ -201,6 +201,21 @@ bool qp::fill_recv(const packet &p, mem_result *result)
 
 /* Answers */
 
+/* The answer to a READ, whatever has to be checked first. */
+static response answer_to_read(const packet &p, uint32_t mtu) noexcept
+{
+	response r;
+
+	r.what = response::read;
+	r.psn = p.psn;
+	r.srqn = p.srqn;
+	r.va = p.va;
+	r.rkey = p.rkey;
+	r.length = p.length;
+	r.packets = std::max(1u, (p.length + mtu - 1) / mtu);
+	return r;
+}
+
 void qp::drop_responses()
 {
 	for (response &r : responses_)
@@ -402,6 +417,45 @@ bool qp::fetch_ahead(response &r, uint32_t index)
 	return r.ahead[index];
 }
 
+void qp::trail_reads(uint32_t key)
+{
+	constexpr uint32_t most = 16; /* packets of each */
+
+	if (!dev.knob(NPHCA_TRAILING_DMA))
+		return;
+	for (response &r : responses_) {
+		if (r.what != response::read || (key && r.rkey >> 8 != key))
+			continue;
+		for (uint32_t i = r.next; i < r.packets && i - r.next < most && fetch_ahead(r, i); ++i)
+			dev.count(NPHCA_TRAILING);
+	}
+}
+
+/*
+ * It failed by itself, and no command has ended it yet: requests may be on their way to
+ * memory. Not those that were done before, whose place may belong to others since.
+ */
+void qp::trail(const packet &p)
+{
+	const bool begins = p.opcode == BTH_WRITE_FIRST || p.opcode == BTH_WRITE_ONLY || p.opcode == BTH_WRITE_ONLY_IMM;
+
+	if (state != qp_state::err || ended_ || !dev.knob(NPHCA_TRAILING_DMA) || psn_diff(p.psn, expected_psn_) < 0)
+		return;
+	mem_result result = mem_result::protection;
+	if (begins && may_write && p.size <= mtu) {
+		/* A write does not change the buffer. */
+		result = dev.access(p.rkey, p.va, const_cast<uint8_t *>(p.data.data()), p.size, true, REMOTE_WRITE,
+				    remote(p.srqn));
+	} else if (p.opcode == BTH_READ_REQUEST && may_read) {
+		if (packet *data = fetch_read(answer_to_read(p, mtu), 0, packet_pool::for_requests, &result))
+			dev.fab.pool.put(data);
+		else
+			result = mem_result::protection;
+	}
+	if (result == mem_result::ok)
+		dev.count(NPHCA_TRAILING);
+}
+
 /* Let READs that wait behind another fetch their first data before it does. */
 bool qp::overlap_reads()
 {
@@ -470,21 +524,6 @@ bool qp::responder_turn()
 }
 
 /* Requests */
-
-/* The answer to a READ, whatever has to be checked first. */
-static response answer_to_read(const packet &p, uint32_t mtu) noexcept
-{
-	response r;
-
-	r.what = response::read;
-	r.psn = p.psn;
-	r.srqn = p.srqn;
-	r.va = p.va;
-	r.rkey = p.rkey;
-	r.length = p.length;
-	r.packets = std::max(1u, (p.length + mtu - 1) / mtu);
-	return r;
-}
 
 bool qp::message_fits(const packet &p, bool first, bool last)
 {
@@ -789,6 +828,7 @@ void qp::run_early()
 void qp::receive_reliable(packet &p)
 {
 	if (!listening() || refused_) {
+		trail(p);
 		dev.count(NPHCA_DROPPED);
 		return;
 	}

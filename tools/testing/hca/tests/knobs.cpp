@@ -460,4 +460,52 @@ TEST_F(knobs, lost_packets_are_sent_again_when_others_are_out_of_order)
 	}
 }
 
+/* Trailing DMA */
+
+TEST_F(knobs, failed_queue_pair_may_write_until_a_command_ends_it)
+{
+	for (const bool trailing : {false, true}) {
+		connect({});
+		set(NPHCA_TRAILING_DMA, trailing);
+		/* The second request fails there, and the third is on its way behind it. */
+		m.fill(a_buf, 64, 4);
+		a.post(aq, wr(WQE_WRITE).remote(b_buf, b_key + 0x100).sge(a_buf, a_key, 64), false);
+		a.post(aq, wr(WQE_READ).remote(b_buf, b_key).sge(a_buf + 8192, a_key, 64), false);
+		a.post(aq, write(4096, 64));
+		/* Again, once it has failed: as a switch would that still has it. */
+		m.run_for(3000000);
+		a.expect_error(a_cq, wc_error::remote_access);
+		ASSERT_EQ(b.state(bq), 6u);
+		qp_t stray = a.create_qp(a_cq, a_cq);
+		qp_options o;
+		o.psn += 100;
+		a.up(stray, o, b.lid, bq.qpn);
+		a.post(stray, write(4096, 64));
+		m.run();
+		EXPECT_EQ(m.filled(b_buf + 4096, 64, 4), trailing);
+		EXPECT_EQ(b.knob(NPHCA_TRAILING) > 0, trailing);
+		std::memset(m.at(b_buf + 4096), 0, 64);
+		ASSERT_EQ(b.modify(bq, OP_2ERR_QP, {}), 0);
+		const uint64_t before = b.knob(NPHCA_TRAILING);
+		a.post(stray, write(4096, 64));
+		m.run_for(5000000);
+		EXPECT_EQ(*m.at(b_buf + 4096), 0) << "the command has completed";
+		EXPECT_EQ(b.knob(NPHCA_TRAILING), before);
+	}
+}
+
+TEST_F(knobs, read_that_is_queued_may_fetch_through_a_key_that_ends)
+{
+	set(NPHCA_TRAILING_DMA, 1);
+	m.fill(b_buf, 64 * 1024, 4);
+	a.post(aq, read(0, 64 * 1024));
+	/* Until some of it is answered, and most is not. */
+	const uint64_t enough = b.knob(NPHCA_DMA_REQUESTS) + 30;
+	uint64_t deadline;
+	while (b.knob(NPHCA_DMA_REQUESTS) < enough)
+		nphca_fabric_poll(m.fabric, &deadline);
+	ASSERT_EQ(b.simple(OP_DESTROY_MKEY, b_key >> 8), 0);
+	EXPECT_GT(b.knob(NPHCA_TRAILING), 0u);
+}
+
 } // namespace
