@@ -28,6 +28,7 @@ extern "C" {
 #define NPHCA_MSIX_VECTORS 16u
 #define NPHCA_VENDOR_ID 0x15b3
 #define NPHCA_DEVICE_ID 0x1018 /* a ConnectX-5 virtual function */
+#define NPHCA_PF_DEVICE_ID 0x1017 /* ... and a physical one */
 
 struct nphca_fabric;
 struct nphca_device;

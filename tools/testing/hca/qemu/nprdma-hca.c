@@ -2,12 +2,12 @@
 /*
  * nprdma-hca: the emulated HCA as a QEMU PCI device.
  *
- *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N]
+ *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N][,pf=on|off]
  *           [,KNOB=VALUE...]
  *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
  * All functions of one QEMU process share a fabric: a switch that routes by
- * LID. "lid" defaults to 1, 2, ... in order of creation. Knobs are those of enum
+ * LID. With "pf" the function says that it is a physical one. "lid" defaults to 1, 2, ... in order of creation. Knobs are those of enum
  * nphca_knob, named in hca_knobs below: numbers and switches, off or as hardware
  * mostly is by default. They may be changed while the guest runs (qom-set, or the
  * PCI capability described in core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
@@ -79,6 +79,7 @@ struct NprdmaHca {
     uint16_t lid;
     uint64_t guid;
     uint64_t seed;
+    bool pf;
     uint64_t knob[HCA_KNOBS]; /* values set before the device is realized */
     uint32_t knob_set;
 };
@@ -552,6 +553,9 @@ static void hca_realize(PCIDevice *dev, Error **errp)
         return;
     }
     dev->config[PCI_INTERRUPT_PIN] = 0;
+    if (hca->pf) {
+        pci_config_set_device_id(dev->config, NPHCA_PF_DEVICE_ID);
+    }
     if (pcie_endpoint_cap_init(dev, HCA_PCIE_CAP) < 0) {
         error_setg(errp, "cannot add the PCI Express capability");
         return;
@@ -719,6 +723,7 @@ static Property hca_properties[] = {
     DEFINE_PROP_UINT16("lid", NprdmaHca, lid, 0),
     DEFINE_PROP_UINT64("guid", NprdmaHca, guid, 0),
     DEFINE_PROP_UINT64("seed", NprdmaHca, seed, 0),
+    DEFINE_PROP_BOOL("pf", NprdmaHca, pf, false),
     DEFINE_PROP_END_OF_LIST(),
 };
 
