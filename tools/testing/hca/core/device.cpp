@@ -65,6 +65,7 @@ bool device::knob_set(uint32_t k, uint64_t value) noexcept
 	case NPHCA_READ_PASSES_WRITE:
 	case NPHCA_NO_DRAIN:
 	case NPHCA_SPLIT_UNITS:
+	case NPHCA_IGNORE_INVALIDATIONS:
 		if (value > 1)
 			return false;
 		break;

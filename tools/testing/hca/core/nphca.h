@@ -147,6 +147,7 @@ enum nphca_knob {
 	NPHCA_READ_PASSES_WRITE, /* 1: a DMA read does not push the writes that are posted (0) */
 	NPHCA_NO_DRAIN,		/* 1: nor does the IOMMU's drain, which waits for nothing (0) */
 	NPHCA_SPLIT_UNITS,	/* 1: DMA is cut inside units of 64 bytes, too (0) */
+	NPHCA_IGNORE_INVALIDATIONS, /* 1: the host's device TLB, if it has one, keeps what it has (0) */
 
 	NPHCA_COUNTERS = 16,
 	NPHCA_DMA_REQUESTS = NPHCA_COUNTERS,

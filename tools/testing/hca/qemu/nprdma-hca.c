@@ -3,6 +3,7 @@
  * nprdma-hca: the emulated HCA as a QEMU PCI device.
  *
  *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N][,pf=on|off]
+ *           [,ats=on|off]
  *           [,KNOB=VALUE...]
  *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
@@ -19,6 +20,10 @@
  * is sent to a process that is not there is lost. So either may start first, end,
  * and start again. The link's faults are properties (see enum nphca_link_knob),
  * to be changed at any time, and "up", which cuts it and heals it.
+ *
+ * With "ats" the function has a device TLB: it asks for a translation once, and uses
+ * it until the IOMMU says that it is no longer good. A guest enables that if the
+ * IOMMU offers it (-device intel-iommu,device-iotlb=on).
  *
  * This file is glue only. The device's logic, its DMA included, runs in one
  * worker thread, without the big QEMU lock, beside the vCPUs. An access of a
@@ -68,6 +73,26 @@ OBJECT_DECLARE_SIMPLE_TYPE(NprdmaLink, NPRDMA_LINK)
 #define HCA_VENDOR_CAP 0xc0
 #define HCA_SPIN_NS 30000
 #define HCA_KNOBS 16
+#define HCA_ATS_CAP 0x100
+#define HCA_ATC_BITS 10
+#define HCA_PAGE_BITS 12
+#define HCA_PAGE_SIZE (1ull << HCA_PAGE_BITS)
+
+/* A translation that the device TLB keeps. */
+typedef struct HcaTranslation {
+    uint64_t iova;
+    MemoryRegion *mr; /* NULL: none */
+    hwaddr offset;
+} HcaTranslation;
+
+/* One part of an IOMMU's region, and whom it tells of invalidations. */
+typedef struct HcaNotifier {
+    IOMMUNotifier n;
+    NprdmaHca *hca;
+    MemoryRegion *mr;
+    hwaddr from;
+    QLIST_ENTRY(HcaNotifier) next;
+} HcaNotifier;
 
 struct NprdmaHca {
     PCIDevice parent_obj;
@@ -80,6 +105,12 @@ struct NprdmaHca {
     uint64_t guid;
     uint64_t seed;
     bool pf;
+    bool ats;
+    QemuMutex atc_lock;       /* of the device TLB */
+    HcaTranslation *atc;      /* for reads, and after those for writes */
+    uint64_t atc_generation;  /* counts invalidations */
+    MemoryListener listener;
+    QLIST_HEAD(, HcaNotifier) notifiers;
     uint64_t knob[HCA_KNOBS]; /* values set before the device is realized */
     uint32_t knob_set;
 };
@@ -126,6 +157,7 @@ static const struct {
     [NPHCA_READ_PASSES_WRITE] = { "read-passes-write", true },
     [NPHCA_NO_DRAIN] = { "no-drain", true },
     [NPHCA_SPLIT_UNITS] = { "split-units", true },
+    [NPHCA_IGNORE_INVALIDATIONS] = { "ignore-invalidations", true },
 };
 
 QEMU_BUILD_BUG_ON(ARRAY_SIZE(hca_knobs) > HCA_KNOBS);
@@ -142,9 +174,171 @@ static const struct {
     { "trailing", NPHCA_TRAILING },
 };
 
+static void hca_dma_commit(void *host, void *target, const void *buf,
+                           size_t len)
+{
+    memcpy(target, buf, len);
+    /* Marks it dirty and gives up the reference. */
+    address_space_unmap(pci_get_address_space(PCI_DEVICE(host)), target, len,
+                        true, len);
+}
+
+/*
+ * Through the device TLB: what it has, or what the IOMMU says, which it keeps. NULL:
+ * it is off, or there is no plain memory. The caller has a reference then.
+ */
+static MemoryRegion *hca_translated(void *host, uint64_t iova, bool is_write,
+                                    hwaddr *offset)
+{
+    NprdmaHca *hca = NPRDMA_HCA(host);
+    uint64_t page = iova & ~(HCA_PAGE_SIZE - 1), generation;
+    HcaTranslation *entry = hca->atc + (is_write << HCA_ATC_BITS) +
+        ((iova >> HCA_PAGE_BITS) & ((1u << HCA_ATC_BITS) - 1));
+    hwaddr n = HCA_PAGE_SIZE;
+    MemoryRegion *mr = NULL;
+
+    if (!(pci_get_word(PCI_DEVICE(host)->config + HCA_ATS_CAP + PCI_ATS_CTRL) &
+          PCI_ATS_CTRL_ENABLE)) {
+        return NULL;
+    }
+    RCU_READ_LOCK_GUARD();
+    WITH_QEMU_LOCK_GUARD(&hca->atc_lock) {
+        generation = hca->atc_generation;
+        if (entry->iova == page && entry->mr) {
+            mr = entry->mr;
+            *offset = entry->offset + (iova - page);
+            memory_region_ref(mr);
+        }
+    }
+    if (mr) {
+        return mr;
+    }
+    mr = address_space_translate(pci_get_address_space(PCI_DEVICE(host)), page,
+                                 offset, &n, is_write, MEMTXATTRS_UNSPECIFIED);
+    if (!memory_access_is_direct(mr, is_write) || n < HCA_PAGE_SIZE) {
+        return NULL;
+    }
+    memory_region_ref(mr);
+    WITH_QEMU_LOCK_GUARD(&hca->atc_lock) {
+        /* What was invalidated meanwhile is good for this request only. */
+        if (generation == hca->atc_generation) {
+            *entry = (HcaTranslation) { page, mr, *offset };
+        }
+    }
+    *offset += iova - page;
+    return mr;
+}
+
+static void hca_atc_flush(NprdmaHca *hca, uint64_t first, uint64_t last)
+{
+    unsigned int i;
+
+    QEMU_LOCK_GUARD(&hca->atc_lock);
+    hca->atc_generation++;
+    for (i = 0; i < 2u << HCA_ATC_BITS; i++) {
+        /* Its memory is the machine's, which stays. */
+        if (hca->atc[i].iova >= first && hca->atc[i].iova <= last) {
+            hca->atc[i].mr = NULL;
+        }
+    }
+}
+
+static void hca_atc_invalidate(IOMMUNotifier *n, IOMMUTLBEntry *iotlb)
+{
+    HcaNotifier *notifier = container_of(n, HcaNotifier, n);
+    uint64_t first = notifier->from + iotlb->iova;
+
+    if (!nphca_knob_get(notifier->hca->core, NPHCA_IGNORE_INVALIDATIONS)) {
+        hca_atc_flush(notifier->hca, first & ~(HCA_PAGE_SIZE - 1),
+                      first + iotlb->addr_mask);
+    }
+}
+
+static void hca_region_add(MemoryListener *listener, MemoryRegionSection *s)
+{
+    NprdmaHca *hca = container_of(listener, NprdmaHca, listener);
+    Error *err = NULL;
+    HcaNotifier *n;
+    Int128 end;
+
+    if (!memory_region_is_iommu(s->mr)) {
+        return;
+    }
+    n = g_new0(HcaNotifier, 1);
+    n->hca = hca;
+    n->mr = s->mr;
+    n->from = s->offset_within_address_space - s->offset_within_region;
+    end = int128_sub(int128_add(int128_make64(s->offset_within_region), s->size),
+                     int128_one());
+    iommu_notifier_init(&n->n, hca_atc_invalidate, IOMMU_NOTIFIER_DEVIOTLB_UNMAP,
+                        s->offset_within_region, int128_get64(end),
+                        memory_region_iommu_attrs_to_index(
+                            IOMMU_MEMORY_REGION(s->mr), MEMTXATTRS_UNSPECIFIED));
+    if (memory_region_register_iommu_notifier(s->mr, &n->n, &err)) {
+        warn_report_err(err);
+        g_free(n);
+        return;
+    }
+    QLIST_INSERT_HEAD(&hca->notifiers, n, next);
+}
+
+static void hca_region_del(MemoryListener *listener, MemoryRegionSection *s)
+{
+    NprdmaHca *hca = container_of(listener, NprdmaHca, listener);
+    HcaNotifier *n, *next;
+
+    QLIST_FOREACH_SAFE(n, &hca->notifiers, next, next) {
+        if (n->mr == s->mr && n->n.start == s->offset_within_region) {
+            memory_region_unregister_iommu_notifier(n->mr, &n->n);
+            QLIST_REMOVE(n, next);
+            g_free(n);
+        }
+    }
+    hca_atc_flush(hca, 0, UINT64_MAX);
+}
+
+static void hca_atc_init(NprdmaHca *hca)
+{
+    pcie_ats_init(PCI_DEVICE(hca), HCA_ATS_CAP, true);
+    qemu_mutex_init(&hca->atc_lock);
+    QLIST_INIT(&hca->notifiers);
+    hca->atc = g_new0(HcaTranslation, 2u << HCA_ATC_BITS);
+    hca->listener = (MemoryListener) {
+        .name = "nprdma-hca",
+        .region_add = hca_region_add,
+        .region_del = hca_region_del,
+    };
+    memory_listener_register(&hca->listener,
+                             pci_get_address_space(PCI_DEVICE(hca)));
+}
+
+static void hca_atc_exit(NprdmaHca *hca)
+{
+    memory_listener_unregister(&hca->listener);
+    g_free(hca->atc);
+    hca->atc = NULL;
+    qemu_mutex_destroy(&hca->atc_lock);
+}
+
 static int hca_dma(void *host, uint64_t iova, void *buf, size_t len,
                    DMADirection dir)
 {
+    bool is_write = dir == DMA_DIRECTION_FROM_DEVICE;
+    MemoryRegion *mr = NULL;
+    hwaddr offset;
+
+    if (NPRDMA_HCA(host)->atc && (mr = hca_translated(host, iova, is_write,
+                                                      &offset))) {
+        void *ram = qemu_map_ram_ptr(mr->ram_block, offset);
+
+        if (is_write) {
+            hca_dma_commit(host, ram, buf, len);
+        } else {
+            memcpy(buf, ram, len);
+            memory_region_unref(mr);
+        }
+        return 0;
+    }
     return pci_dma_rw(PCI_DEVICE(host), iova, buf, len, dir,
                       MEMTXATTRS_UNSPECIFIED) == MEMTX_OK ? 0 : -1;
 }
@@ -166,6 +360,10 @@ static void *hca_dma_target(void *host, uint64_t iova, size_t len)
     hwaddr xlat, n = len;
     MemoryRegion *mr;
 
+    if (NPRDMA_HCA(host)->atc &&
+        (mr = hca_translated(host, iova, true, &xlat))) {
+        return qemu_map_ram_ptr(mr->ram_block, xlat);
+    }
     RCU_READ_LOCK_GUARD();
     mr = address_space_translate(as, iova, &xlat, &n, true,
                                  MEMTXATTRS_UNSPECIFIED);
@@ -174,15 +372,6 @@ static void *hca_dma_target(void *host, uint64_t iova, size_t len)
     }
     memory_region_ref(mr);
     return qemu_map_ram_ptr(mr->ram_block, xlat);
-}
-
-static void hca_dma_commit(void *host, void *target, const void *buf,
-                           size_t len)
-{
-    memcpy(target, buf, len);
-    /* Marks it dirty and gives up the reference. */
-    address_space_unmap(pci_get_address_space(PCI_DEVICE(host)), target, len,
-                        true, len);
 }
 
 static void hca_drain(void)
@@ -526,6 +715,9 @@ static void hca_config_write(PCIDevice *dev, uint32_t addr, uint32_t value,
     NprdmaHca *hca = NPRDMA_HCA(dev);
 
     pci_default_write_config(dev, addr, value, len);
+    if (hca->atc && ranges_overlap(addr, len, HCA_ATS_CAP, PCI_EXT_CAP_ATS_SIZEOF)) {
+        hca_atc_flush(hca, 0, UINT64_MAX);
+    }
     if (!hca->core) {
         return;
     }
@@ -598,6 +790,9 @@ static void hca_realize(PCIDevice *dev, Error **errp)
             return;
         }
     }
+    if (hca->ats) {
+        hca_atc_init(hca);
+    }
 }
 
 static void hca_exit(PCIDevice *dev)
@@ -622,6 +817,9 @@ static void hca_exit(PCIDevice *dev)
             warn_report("nprdma-hca %s: %" PRIu64 " drain time-outs",
                         DEVICE(dev)->id ?: "", timeouts);
         }
+    }
+    if (hca->atc) {
+        hca_atc_exit(hca);
     }
     msix_uninit_exclusive_bar(dev);
     pcie_cap_exit(dev);
@@ -724,6 +922,7 @@ static Property hca_properties[] = {
     DEFINE_PROP_UINT64("guid", NprdmaHca, guid, 0),
     DEFINE_PROP_UINT64("seed", NprdmaHca, seed, 0),
     DEFINE_PROP_BOOL("pf", NprdmaHca, pf, false),
+    DEFINE_PROP_BOOL("ats", NprdmaHca, ats, false),
     DEFINE_PROP_END_OF_LIST(),
 };
 

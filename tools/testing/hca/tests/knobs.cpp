@@ -40,6 +40,7 @@ TEST_F(knobs, refuse_what_they_do_not_mean)
 		{NPHCA_POSTED_WRITES, 1000000000}, {NPHCA_ACK_BEFORE_PLACEMENT, 1}, {NPHCA_OUT_OF_ORDER, 10000000},
 		{NPHCA_CUT_FROM_START, 1},	   {NPHCA_RANDOM_FETCH, 1},	    {NPHCA_TRAILING_DMA, 1},
 		{NPHCA_READ_PASSES_WRITE, 1},	   {NPHCA_NO_DRAIN, 1},		    {NPHCA_SPLIT_UNITS, 1},
+		{NPHCA_IGNORE_INVALIDATIONS, 1},
 	};
 	for (const auto &l : limits) {
 		EXPECT_EQ(a.knob(l.knob), 0u) << "off by default";
