@@ -272,7 +272,7 @@ static bool asleep(int tid)
 		return false;
 	n = read(fd, text, sizeof(text) - 1);
 	close(fd);
-	return n > 0 && strstr(text, "np_resolve");
+	return n > 0 && strstr(text, "_resolve");
 }
 
 /* Who asks it waits for seconds in a system call, and removal for the system call. */
