@@ -45,7 +45,7 @@
 #define PAGES		32	/* few, so that many changes meet an access */
 #define FIRST_PAGE	(512 - PAGES / 2)	/* on both sides of a slot's end */
 #define BATCH		4	/* READs under way at once */
-#define SCRIBBLE_AT	(BATCH * PAGE)	/* in the peer's buffer: one unit */
+#define SCRIBBLE_AT	(BATCH * PAGE)	/* in the peer's buffer: a unit for each page */
 #define LAST_UNIT	(PAGE - UNIT)
 #define LAST_VERSION	0xffffffULL	/* never stale */
 #define MAGIC		0x4e50ULL
@@ -427,11 +427,13 @@ static int scribble(struct traffic *t, unsigned int page)
 {
 	struct rdma_np_region_info *info = &t->pair->info;
 	struct np_end *peer = &t->pair->peer;
-	uint64_t *words = (uint64_t *)(peer->buf + SCRIBBLE_AT);
+	size_t at = SCRIBBLE_AT + page * UNIT;
+	uint64_t *words = (uint64_t *)(peer->buf + at);
 
+	/* The same each time, so an earlier WRITE may still be under way. */
 	for (unsigned int i = 0; i < UNIT_WORDS; i++)
 		words[i] = word_make(page, LAST_VERSION, LAST_UNIT / 8 + i);
-	return np_post(peer, IBV_WR_RDMA_WRITE, SCRIBBLE_AT, UNIT,
+	return np_post(peer, IBV_WR_RDMA_WRITE, at, UNIT,
 		       np_write_addr(info, offset_of(page) + LAST_UNIT), info->write_key, 0);
 }
 
@@ -445,14 +447,16 @@ static void *reader_thread(void *arg)
 	while (!atomic_load(&t->stop)) {
 		struct read read[BATCH];
 		struct ibv_wc wc;
-		int ret;
+		int ret = 0;
 
-		ret = scribble(t, next_random(&seed) % PAGES);
 		for (int i = 0; i < BATCH && !ret; i++) {
 			choose_read(t, &read[i], &seed);
 			ret = post_read(t, &read[i], i * PAGE,
 					i == BATCH - 1 ? IBV_SEND_SIGNALED : 0);
 		}
+		/* Behind the READs, which would push them to where they go. */
+		for (int i = 0; i < BATCH && !ret; i++)
+			ret = scribble(t, next_random(&seed) % PAGES);
 		if (ret) {
 			FAIL(t, ret);
 			return NULL;
@@ -464,7 +468,7 @@ static void *reader_thread(void *arg)
 			return NULL;
 		}
 		t->reads += BATCH;
-		t->writes++;
+		t->writes += BATCH;
 		atomic_fetch_add(&t->ops, BATCH);
 		for (int i = 0; i < BATCH; i++) {
 			struct rdma_np_event event;
