@@ -262,7 +262,8 @@ static int fake_merge(struct iommu_domain *domain, unsigned long iova,
 	if (fake->on_merge)
 		fake->on_merge(fake);
 	if (fake->read_pages_error && !(prot & IOMMU_WRITE) &&
-	    fake->region && paddr != fake->region->read.absent)
+	    fake->region && paddr != fake->region->read.absent &&
+	    paddr != page_to_phys(np_host.zero_page))
 		return fake->read_pages_error;
 	guard(mutex)(&fake_tables);
 	if (!slot->leaf) {
@@ -1894,51 +1895,6 @@ static void np_end_of_region_overtakes_a_release(struct kunit *test)
 	np_region_put(region);
 }
 
-/*
- * What a peer keeps a dead region for is its keys.  All that tells of its pages goes,
- * although nobody has forgotten anything.
- */
-static void np_dead_region_gives_back_what_tells_of_its_pages(struct kunit *test)
-{
-	struct np_region *region = np_test_region(test, 2 * NP_SLOT_PAGES);
-	struct np_test *t = test->priv;
-	struct np_region *other;
-	struct np_grant grant = {};
-	struct np_resolve out;
-
-	KUNIT_ASSERT_EQ(test, np_region_grant(region, &grant), 0);
-	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
-	KUNIT_ASSERT_EQ(test, np_test_fault(region, NP_SLOT_PAGES - 1, 2,
-					    RDMA_NP_FAULT_WRITE), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 2);
-	/* Of the same memory, so that what is known of the address space stays */
-	refcount_inc(&t->npdev.users);
-	other = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
-				 NP_SLOT_SIZE, 0x1000, NP_TEST_ACCESS);
-	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, other);
-	KUNIT_ASSERT_EQ(test, np_test_fault(other, 0, 1, 0), 0);
-
-	np_region_close(region);
-	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
-	KUNIT_EXPECT_TRUE(test, xa_empty(&region->chunks));
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.writable), 0);
-	KUNIT_EXPECT_EQ(test, np_word(region, NP_SLOT_PAGES), 0);
-	np_test_settled(test);
-	/* The tables of the two windows and of the words: all but those of the other one */
-	KUNIT_EXPECT_EQ(test, t->fake.splits - t->fake.merges, 2);
-	/* The second slot is of no use to reclaim any more, the first one is */
-	KUNIT_EXPECT_TRUE(test, np_test_ask(other, 0, false));
-	KUNIT_EXPECT_FALSE(test, np_test_ask(other, NP_SLOT_PAGES, false));
-	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);
-
-	np_region_close(other);
-	np_region_put(other);
-	np_region_ungrant(&grant);
-	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
-}
-
 /* --- local holds ------------------------------------------------------------------------------ */
 
 static struct np_local *np_test_local(struct np_region *region, u64 offset,
@@ -3128,6 +3084,51 @@ static void np_keys_of_a_dead_region_stay_for_who_has_them(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 0);
 	KUNIT_EXPECT_TRUE(test, list_empty(&region->grants));
+}
+
+/*
+ * What a peer keeps a dead region for is its keys.  All that tells of its pages goes,
+ * although nobody has forgotten anything.
+ */
+static void np_dead_region_gives_back_what_tells_of_its_pages(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 2 * NP_SLOT_PAGES);
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+	struct np_region *other;
+	struct np_resolve out;
+
+	np_test_grant(test, peer, region);
+	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, NP_SLOT_PAGES - 1, 2,
+					    RDMA_NP_FAULT_WRITE), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 2);
+	/* Of the same memory, so that what is known of the address space stays */
+	refcount_inc(&t->npdev.users);
+	other = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
+				 NP_SLOT_SIZE, 0x1000, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, other);
+	KUNIT_ASSERT_EQ(test, np_test_fault(other, 0, 1, 0), 0);
+
+	np_region_close(region);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&region->chunks));
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.writable), 0);
+	KUNIT_EXPECT_EQ(test, np_word(region, NP_SLOT_PAGES), 0);
+	np_test_settled(test);
+	/* The tables of the two windows and of the words: all but those of the other one */
+	KUNIT_EXPECT_EQ(test, t->fake.splits - t->fake.merges, 2);
+	/* The second slot is of no use to reclaim any more, the first one is */
+	KUNIT_EXPECT_TRUE(test, np_test_ask(other, 0, false));
+	KUNIT_EXPECT_FALSE(test, np_test_ask(other, NP_SLOT_PAGES, false));
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);
+
+	np_region_close(other);
+	np_region_put(other);
+	np_test_forget(test, peer, np_region_id(region));
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 }
 
 /* --- what peers are answered -------------------------------------------------------------- */
