@@ -50,15 +50,18 @@
  */
 #include <kunit/static_stub.h>
 #include <kunit/visibility.h>
+#include <linux/cpuset.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/hmm.h>
 #include <linux/hugetlb_inline.h>
 #include <linux/memcontrol.h>
+#include <linux/mempolicy.h>
 #include <linux/memremap.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/task.h>
 #include <linux/secretmem.h>
 #include <linux/slab.h>
 
@@ -99,6 +102,8 @@ struct np_pin {
  * @mm: of the owner, with a user
  * @memcg: of @mm, which is charged meanwhile
  * @other_memcg: what was charged before
+ * @policy: of the owner's memory
+ * @other_mems: nodes that we might use before
  * @va: of the first page
  * @first: number of the first page in the slot
  * @npages: number of pages
@@ -122,6 +127,8 @@ struct np_fault {
 	struct mm_struct *mm;
 	struct mem_cgroup *memcg;
 	struct mem_cgroup *other_memcg;
+	struct mempolicy policy;
+	nodemask_t other_mems;
 	unsigned long va;
 	unsigned int first;
 	unsigned int npages;
@@ -1485,6 +1492,61 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 	return true;
 }
 
+#if defined(CONFIG_MEMCG) && defined(CONFIG_NUMA) && defined(CONFIG_CPUSETS)
+/*
+ * A worker puts pages where its owner's own touch would: on the nodes that the memory
+ * policy and the cpuset of the owner's first thread allow.  mbind() is a policy of the
+ * mapping, and needs no help.  The policy is copied, because cpusets change policies
+ * in place, under the lock of their thread.
+ */
+static void np_fault_adopt_policy(struct np_fault *f)
+{
+	struct mempolicy *policy = NULL;
+	struct task_struct *task;
+	nodemask_t mems;
+
+	f->other_mems = current->mems_allowed;
+	rcu_read_lock();
+	task = rcu_dereference(f->mm->owner);
+	if (!(current->flags & PF_KTHREAD) || !task) {
+		rcu_read_unlock();
+		return;
+	}
+	task_lock(task);
+	if (task->mempolicy) {
+		f->policy = *task->mempolicy;
+		atomic_set(&f->policy.refcnt, 1);
+		policy = &f->policy;
+	}
+	mems = task->mems_allowed;
+	task_unlock(task);
+	rcu_read_unlock();
+
+	task_lock(current);
+	current->mempolicy = policy;
+	task_unlock(current);
+	set_mems_allowed(mems);
+}
+
+static void np_fault_drop_policy(struct np_fault *f)
+{
+	if (!(current->flags & PF_KTHREAD))
+		return;
+	task_lock(current);
+	current->mempolicy = NULL;
+	task_unlock(current);
+	set_mems_allowed(f->other_mems);
+}
+#else
+static void np_fault_adopt_policy(struct np_fault *f)
+{
+}
+
+static void np_fault_drop_policy(struct np_fault *f)
+{
+}
+#endif
+
 /*
  * The owner, who pays for all that his peers make the kernel do for him. We may be the
  * worker of everybody's peers, to whose group page cache, page tables and our own
@@ -1499,6 +1561,7 @@ static int np_fault_get_owner(struct np_fault *f)
 	f->mm = f->region->mm;
 	f->memcg = get_mem_cgroup_from_mm(f->mm);
 	f->other_memcg = set_active_memcg(f->memcg);
+	np_fault_adopt_policy(f);
 	return 0;
 }
 
@@ -1506,6 +1569,7 @@ static void np_fault_put_owner(struct np_fault *f)
 {
 	if (!f->mm)
 		return;
+	np_fault_drop_policy(f);
 	set_active_memcg(f->other_memcg);
 	mem_cgroup_put(f->memcg);
 	/* The last user tears the address space down: not here, under a peer's request */
