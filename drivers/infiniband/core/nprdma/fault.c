@@ -64,6 +64,8 @@
 #include <linux/sched/task.h>
 #include <linux/secretmem.h>
 #include <linux/slab.h>
+#include <linux/timer.h>
+#include <linux/userfaultfd_k.h>
 
 #include "np_region.h"
 #include "trace.h"
@@ -73,6 +75,9 @@
 
 /* After this long it tries with fewer pages at once */
 #define NP_FAULT_PATIENCE	msecs_to_jiffies(100)
+
+/* For so long it waits for who serves the owner's userfaultfd */
+#define NP_MONITOR_DEADLINE	msecs_to_jiffies(1000)
 
 /* Who waits for a hold to end looks again after this long, doubled each time */
 #define NP_FAULT_MIN_PAUSE	32
@@ -897,6 +902,112 @@ static int np_fault_why(const struct np_fault *f)
 	return -EBUSY;
 }
 
+/**
+ * struct np_waker - ends a sleep that has no bound
+ * @timer: fires when it is time, and again until it is deleted
+ * @task: who sleeps
+ */
+struct np_waker {
+	struct timer_list timer;
+	struct task_struct *task;
+};
+
+static void np_waker_fires(struct timer_list *timer)
+{
+	struct np_waker *waker = from_timer(waker, timer, timer);
+
+	wake_up_process(waker->task);
+	/* It may just be about to sleep */
+	mod_timer(timer, jiffies + msecs_to_jiffies(10));
+}
+
+static bool np_fault_has_monitor(const struct np_fault *f)
+{
+	unsigned long end = f->va + ((unsigned long)f->npages << PAGE_SHIFT);
+	struct vm_area_struct *vma;
+	struct vma_iterator vmi;
+	bool has = false;
+
+	mmap_read_lock(f->mm);
+	vma_iter_init(&vmi, f->mm, f->va);
+	for_each_vma_range(vmi, vma, end)
+		has |= userfaultfd_armed(vma);
+	mmap_read_unlock(f->mm);
+	return has;
+}
+
+/* As the owner's CPU would fault it. 0: it is there; -EBUSY: look again */
+static int np_fault_touch(const struct np_fault *f, unsigned long va)
+{
+	unsigned int flags = FAULT_FLAG_REMOTE | FAULT_FLAG_ALLOW_RETRY |
+			     FAULT_FLAG_KILLABLE;
+	vm_flags_t need = VM_READ;
+	struct vm_area_struct *vma;
+	vm_fault_t fault;
+
+	if (f->flags & RDMA_NP_FAULT_WRITE) {
+		flags |= FAULT_FLAG_WRITE;
+		need |= VM_WRITE;
+	}
+	mmap_read_lock(f->mm);
+	vma = vma_lookup(f->mm, va);
+	if (!vma || (vma->vm_flags & need) != need)
+		fault = VM_FAULT_SIGSEGV;
+	else if (userfaultfd_armed(vma))
+		fault = handle_mm_fault(vma, va, flags, NULL);
+	else
+		fault = 0;
+	/* The lock was dropped */
+	if (fault & VM_FAULT_RETRY)
+		return -EBUSY;
+	if (fault & VM_FAULT_COMPLETED)
+		return 0;
+	mmap_read_unlock(f->mm);
+	return fault & VM_FAULT_ERROR ? vm_fault_to_errno(fault, 0) : 0;
+}
+
+/*
+ * HMM and pinning keep the mmap lock, and so do not wait for the monitor of a
+ * userfaultfd, who brings missing pages and lifts write protection. He may never do it,
+ * so a timer wakes us; what he has brought by then stays, and the peer asks again.
+ * Meanwhile a worker of the owner sleeps, and no other's.
+ *
+ * Return: -EBUSY: he has been asked, look again; -EAGAIN: he takes too long; -EFAULT:
+ * it was not he who was missing.
+ */
+static int np_fault_ask_monitor(struct np_fault *f)
+{
+	unsigned long end = f->va + ((unsigned long)f->npages << PAGE_SHIFT);
+	unsigned long deadline = jiffies + NP_MONITOR_DEADLINE;
+	struct np_waker waker = { .task = current };
+	unsigned long va = f->va;
+	int ret = -EFAULT, err;
+
+	if (f->flags & NP_FAULT_PRESENT || !np_fault_has_monitor(f))
+		return -EFAULT;
+	timer_setup_on_stack(&waker.timer, np_waker_fires, 0);
+	mod_timer(&waker.timer, deadline);
+	while (va < end) {
+		err = np_fault_touch(f, va);
+		if (!err) {
+			va += PAGE_SIZE;
+			continue;
+		}
+		ret = err;
+		if (err != -EBUSY)
+			break;
+		if (fatal_signal_pending(current))
+			ret = -EINTR;
+		else if (time_after_eq(jiffies, deadline))
+			ret = -EAGAIN;
+		if (ret != -EBUSY)
+			break;
+	}
+	timer_delete_sync(&waker.timer);
+	destroy_timer_on_stack(&waker.timer);
+	return ret;
+}
+
 /*
  * What pinning refuses, and HMM does not: memory that nobody but its owner's CPU shall
  * see, and return addresses, which not even that may write.
@@ -1258,8 +1369,8 @@ static void np_fault_take_hold(struct np_fault *f)
 }
 
 /*
- * The lock is not to be dropped: userfaultfd would take that as leave to wait
- * until the owner answers, and this is the worker of everybody's peers.
+ * The lock is not to be dropped: userfaultfd would take that as leave to wait until
+ * the owner answers. np_fault_ask_monitor() waits, for as long as is allowed.
  */
 static long np_pin_pages(struct np_fault *f, struct page **pages)
 {
@@ -1437,6 +1548,8 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 		f->must_wait = false;
 		f->changed = false;
 		ret = np_fault_try(f, words, nr_words);
+		if (ret == -EFAULT)
+			ret = np_fault_ask_monitor(f);
 		if (ret != -EBUSY)
 			break;
 		atomic64_inc(&f->region->count.retries);
@@ -1687,7 +1800,7 @@ int np_region_check_range(struct np_region *region, u64 addr, u64 len,
  * region or of the mapping, -EFAULT nothing is mapped there, or nothing that can
  * be mapped for a device, -ENXIO region or owner are gone, -ENOMEM for a hold or the
  * owner, -EAGAIN memory changed faster than we could look at one page, or a peer has
- * to wait for some, -EINTR killed.
+ * to wait for some, or for the monitor of a userfaultfd, -EINTR killed.
  */
 int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold, u64 *words,
