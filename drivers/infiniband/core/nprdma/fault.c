@@ -1876,7 +1876,7 @@ struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags)
 {
 	struct np_hold *hold;
 
-	hold = kzalloc(sizeof(*hold), GFP_KERNEL);
+	hold = kzalloc(sizeof(*hold), GFP_KERNEL_ACCOUNT);
 	if (!hold)
 		return NULL;
 	hold->write = flags & RDMA_NP_FAULT_WRITE;

@@ -222,8 +222,26 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 bool np_local_is_needed(struct np_local *local);
 void np_local_release(struct np_local *local);
 
+/**
+ * struct np_charge - who pays for what is allocated meanwhile
+ * @memcg: the owner's
+ * @other: who paid before
+ */
+struct np_charge {
+	struct mem_cgroup *memcg;
+	struct mem_cgroup *other;
+};
+
 /*
- * -ENXIO when the region is gone.  np_region_ungrant() of the last grant of a
+ * The region's owner pays for what its peers make the kernel allocate with
+ * GFP_KERNEL_ACCOUNT in between.
+ */
+void np_region_charge(struct np_region *region, struct np_charge *charge);
+void np_region_uncharge(struct np_charge *charge);
+
+/*
+ * -ENXIO when the region is gone, -EBUSY when its owner's peers have too many keys.
+ * np_region_ungrant() of the last grant of a
  * region that is gone destroys its keys before it returns.  It is a no-op on a
  * grant that is not granted (zeroed struct).
  */

@@ -383,6 +383,9 @@ static inline dma_addr_t np_window_table_iova(const struct np_window *win,
 }
 
 /* region.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+extern unsigned int np_owner_max_grants;
+#endif
 int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
 		 u32 access);
 struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,

@@ -18,6 +18,7 @@
  */
 #include <kunit/visibility.h>
 #include <linux/log2.h>
+#include <linux/memcontrol.h>
 #include <linux/module.h>
 #include <linux/overflow.h>
 #include <linux/sched/mm.h>
@@ -39,6 +40,10 @@ static atomic64_t np_region_last_id;
 /* What is left for QPs that have nothing else under way */
 #define NP_OWNER_SPARSE		32
 
+/* So many (region, peer) may know keys of one owner's regions: half a KiB each */
+VISIBLE_IF_KUNIT unsigned int np_owner_max_grants = 1 << 20;
+EXPORT_SYMBOL_IF_KUNIT(np_owner_max_grants);
+
 /**
  * struct np_server - serves the FAULTs of an owner, one at a time
  * @work: serves one, whichever is next by then
@@ -56,6 +61,7 @@ struct np_server {
  * @mm: compare only; the regions keep it
  * @wq: serves the FAULTs of peers on its regions
  * @serving: these, queued or at work
+ * @grants: of all its regions
  * @free: ends @wq, which its last work cannot do
  * @lock: protects what follows
  * @waiting: struct np_job by class
@@ -84,6 +90,7 @@ struct np_owner {
 	struct mm_struct *mm;
 	struct workqueue_struct *wq;
 	atomic_t serving;
+	atomic_t grants;
 	struct work_struct free;
 
 	spinlock_t lock; /* of what follows */
@@ -167,7 +174,7 @@ static struct np_owner *np_owner_get(struct mm_struct *mm)
 			return owner;
 		}
 	}
-	owner = kzalloc(sizeof(*owner), GFP_KERNEL);
+	owner = kzalloc(sizeof(*owner), GFP_KERNEL_ACCOUNT);
 	if (!owner)
 		return NULL;
 	/*
@@ -262,6 +269,29 @@ void np_region_serve(struct np_region *region, struct np_job *job,
 void np_region_served(struct np_region *region)
 {
 	atomic_dec(&region->owner->serving);
+}
+
+/**
+ * np_region_charge() - from now on the region's owner pays
+ * @region: region
+ * @charge: for np_region_uncharge(), which follows
+ *
+ * Context: process context.
+ */
+void np_region_charge(struct np_region *region, struct np_charge *charge)
+{
+	charge->memcg = get_mem_cgroup_from_mm(region->mm);
+	charge->other = set_active_memcg(charge->memcg);
+}
+
+/**
+ * np_region_uncharge() - pays who paid before
+ * @charge: of np_region_charge()
+ */
+void np_region_uncharge(struct np_charge *charge)
+{
+	set_active_memcg(charge->other);
+	mem_cgroup_put(charge->memcg);
 }
 
 /* --- references and lookup ----------------------------------------------- */
@@ -966,7 +996,8 @@ EXPORT_SYMBOL_IF_KUNIT(np_region_local_key);
  * @grant: zeroed; the caller's, until np_region_ungrant()
  *
  * Context: process context.
- * Return: 0; -ENXIO if the region is gone: then tell the peer nothing; -ENOMEM.
+ * Return: 0; -ENXIO if the region is gone: then tell the peer nothing; -EBUSY: there are
+ * too many of the owner's regions; -ENOMEM.
  */
 int np_region_grant(struct np_region *region, struct np_grant *grant)
 {
@@ -977,6 +1008,10 @@ int np_region_grant(struct np_region *region, struct np_grant *grant)
 		region->owner = np_owner_get(region->mm);
 	if (!region->owner)
 		return -ENOMEM;
+	if (atomic_inc_return(&region->owner->grants) > np_owner_max_grants) {
+		atomic_dec(&region->owner->grants);
+		return -EBUSY;
+	}
 	grant->region = region;
 	grant->told = false;
 	np_region_get(region);
@@ -1002,6 +1037,7 @@ void np_region_ungrant(struct np_grant *grant)
 		return;
 	mutex_lock(&region->lock);
 	list_del(&grant->node);
+	atomic_dec(&region->owner->grants);
 	grant->region = NULL;
 	if (region->gone && list_empty(&region->grants))
 		np_region_free_keys(region);

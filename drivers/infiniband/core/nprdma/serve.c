@@ -502,21 +502,21 @@ static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 {
 	unsigned int pages = np_fault_pages(&sl->msg);
 	struct np_peer *peer = sl->peer;
+	struct np_charge charge;
 	struct np_held *held;
 	int err;
 
 	err = np_held_reserve(peer, sl->region->owner, pages);
 	if (err)
 		return err;
-	held = kzalloc(sizeof(*held), GFP_KERNEL);
-	if (!held) {
+	np_region_charge(sl->region, &charge);
+	held = kzalloc(sizeof(*held), GFP_KERNEL_ACCOUNT);
+	if (held)
+		held->hold = np_hold_alloc(sl->region, sl->msg.fault.flags &
+						       RDMA_NP_FAULT_WRITE);
+	np_region_uncharge(&charge);
+	if (!held || !held->hold) {
 		err = -ENOMEM;
-		goto err_reserve;
-	}
-	held->hold = np_hold_alloc(sl->region,
-				   sl->msg.fault.flags & RDMA_NP_FAULT_WRITE);
-	if (IS_ERR_OR_NULL(held->hold)) {
-		err = held->hold ? PTR_ERR(held->hold) : -ENOMEM;
 		goto err_free;
 	}
 	INIT_WORK(&held->work, np_held_work);
@@ -537,7 +537,6 @@ err_release:
 	np_hold_release(held->hold);
 err_free:
 	kfree(held);
-err_reserve:
 	np_held_unreserve(peer, sl->region->owner, pages);
 	return err;
 }
@@ -880,7 +879,7 @@ void np_peer_region_gone(struct np_grant *grant)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_region_gone);
 
-/* Under np_peer.ctl. */
+/* Under np_peer.ctl, and charged to the owner. */
 VISIBLE_IF_KUNIT struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 						  struct np_region *region)
 {
@@ -890,7 +889,7 @@ VISIBLE_IF_KUNIT struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 	/* What is being forgotten makes room */
 	if (peer->nr_grants >= NP_MAX_GRANTS)
 		return ERR_PTR(-EBUSY);
-	pg = kzalloc(sizeof(*pg), GFP_KERNEL);
+	pg = kzalloc(sizeof(*pg), GFP_KERNEL_ACCOUNT);
 	if (!pg)
 		return ERR_PTR(-ENOMEM);
 	pg->peer = peer;
@@ -905,7 +904,7 @@ VISIBLE_IF_KUNIT struct np_pgrant *np_pgrant_make(struct np_peer *peer,
 	err = np_region_grant(region, &pg->grant);
 	if (err)
 		goto err_free;
-	err = xa_err(xa_store(&peer->grants, pg->id, pg, GFP_KERNEL));
+	err = xa_err(xa_store(&peer->grants, pg->id, pg, GFP_KERNEL_ACCOUNT));
 	if (err)
 		goto err_ungrant;
 	peer->nr_grants++;
@@ -928,7 +927,7 @@ VISIBLE_IF_KUNIT int np_serve_alloc(struct np_peer *peer)
 
 	if (peer->serve)
 		return 0;
-	serve = kvzalloc(sizeof(*serve), GFP_KERNEL);
+	serve = kvzalloc(sizeof(*serve), GFP_KERNEL_ACCOUNT);
 	if (!serve)
 		return -ENOMEM;
 	for (i = 0; i < NP_LANES; i++)
@@ -944,14 +943,12 @@ EXPORT_SYMBOL_IF_KUNIT(np_serve_alloc);
 static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 			    struct np_resolve *out)
 {
+	struct np_charge charge;
 	struct np_region *region;
 	struct np_pgrant *pg;
 	bool made;
 	int err;
 
-	err = np_serve_alloc(peer);
-	if (err)
-		return err;
 	region = np_region_find_rkey(peer->hca->ibdev, msg->rkey);
 	/* Whose PD it is not must not learn that it exists */
 	if (!region)
@@ -964,7 +961,10 @@ static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 	pg = xa_load(&peer->grants, np_region_id(region));
 	made = !pg;
 	if (made) {
-		pg = np_pgrant_make(peer, region);
+		np_region_charge(region, &charge);
+		err = np_serve_alloc(peer);
+		pg = err ? ERR_PTR(err) : np_pgrant_make(peer, region);
+		np_region_uncharge(&charge);
 		if (IS_ERR(pg)) {
 			err = PTR_ERR(pg);
 			goto out;

@@ -2439,6 +2439,52 @@ TEST_F(owner, pays_for_tables_that_its_peers_need)
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 }
 
+#define MANY_REGIONS	3000
+
+/* Says the names of many regions, and lives. */
+static int live_with_regions(int sock)
+{
+	struct hello mine = {};
+
+	for (int i = 0; i < MANY_REGIONS; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(living->owner.pd, living->data, PAGE,
+					       NP_RIGHTS | NP_UNPINNED);
+
+		mine.rkey = mr ? mr->rkey : 0;
+		if (!mr || !say(sock, &mine))
+			return 1;
+	}
+	return live_until_told(sock);
+}
+
+/* And what the kernel remembers of who knows which region. */
+TEST_F(owner, pays_for_what_is_remembered_of_its_peers)
+{
+	struct rdma_np_region_info info;
+	static uint32_t rkeys[MANY_REGIONS];
+	struct hello h;
+	char text[32];
+	long before, now;
+
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, enter_large_group, live_with_regions));
+	for (int i = 0; i < MANY_REGIONS; i++) {
+		ASSERT_TRUE(hear(self->sock, &h));
+		rkeys[i] = h.rkey;
+	}
+	ASSERT_LT(0, read_file(NP_GROUP "/memory.current", text, sizeof(text)));
+	before = atol(text);
+	for (int i = 0; i < MANY_REGIONS; i++) {
+		ASSERT_EQ(0, np_resolve(&self->peer, rkeys[i], &info));
+	}
+	ASSERT_LT(0, read_file(NP_GROUP "/memory.current", text, sizeof(text)));
+	now = atol(text);
+	TH_LOG("%ld KiB for %d regions", (now - before) >> 10, MANY_REGIONS);
+	/* Half a KiB each, but for what it paid for in advance: 256 KiB on each CPU. */
+	EXPECT_LE(before + (1L << 20), now);
+	shutdown(self->sock, SHUT_RDWR);
+	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
+}
+
 /*
  * A region of 1 GiB whose pages are all there: 2 MiB of a file, 512 times, so that the
  * data costs next to nothing.

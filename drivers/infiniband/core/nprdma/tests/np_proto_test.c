@@ -1751,7 +1751,8 @@ static struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
 	struct np_region *regions;
 	unsigned int i;
 
-	regions = kvcalloc(nr, sizeof(*regions), GFP_KERNEL);
+	/* Behind them their owner, who is compared, and counts grants */
+	regions = kvzalloc(nr * sizeof(*regions) + PAGE_SIZE, GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, regions);
 	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, np_test_kvfree,
 							regions), 0);
@@ -1760,8 +1761,7 @@ static struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
 		regions[i].id = i + 1;
 		mutex_init(&regions[i].lock);
 		INIT_LIST_HEAD(&regions[i].grants);
-		/* Compared only */
-		regions[i].owner = (void *)regions;
+		regions[i].owner = (void *)&regions[nr];
 		mutex_lock(&peer->ctl);
 		KUNIT_EXPECT_NOT_ERR_OR_NULL(test,
 					     np_pgrant_make(peer, &regions[i]));

@@ -3008,6 +3008,30 @@ static void np_keys_that_nobody_was_granted_end_with_the_region(struct kunit *te
 	KUNIT_EXPECT_EQ(test, kref_read(&region->ref), 1);
 }
 
+/* Of all regions of an owner together, whose memory they take */
+static void np_grants_of_an_owner_are_bounded(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4), *more;
+	unsigned int bound = np_owner_max_grants;
+	struct np_grant grant[3] = {};
+	struct np_test *t = test->priv;
+
+	more = np_test_more(test, &t->pd, NP_TEST_ACCESS);
+	KUNIT_ASSERT_EQ(test, np_region_grant(region, &grant[0]), 0);
+	np_owner_max_grants = 2;
+	KUNIT_EXPECT_EQ(test, np_region_grant(more, &grant[1]), 0);
+	KUNIT_EXPECT_EQ(test, np_region_grant(more, &grant[2]), -EBUSY);
+	KUNIT_EXPECT_NULL(test, grant[2].region);
+	KUNIT_EXPECT_EQ(test, np_region_grant(region, &grant[2]), -EBUSY);
+	/* One makes room, of whichever region */
+	np_region_ungrant(&grant[0]);
+	KUNIT_EXPECT_EQ(test, np_region_grant(more, &grant[2]), 0);
+	np_owner_max_grants = bound;
+	np_region_ungrant(&grant[1]);
+	np_region_ungrant(&grant[2]);
+	np_test_end(more);
+}
+
 /* A region that is kept for good is freed all the same, so that nothing leaks here */
 static void np_test_unleak(struct np_test *t, struct np_region *region)
 {
@@ -3619,6 +3643,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_keys_have_the_rights_of_the_region),
 	KUNIT_CASE(np_key_that_cannot_be_made_leaves_no_other),
 	KUNIT_CASE(np_keys_that_nobody_was_granted_end_with_the_region),
+	KUNIT_CASE(np_grants_of_an_owner_are_bounded),
 	KUNIT_CASE(np_device_does_not_wait_for_keys_that_stay),
 	KUNIT_CASE(np_device_does_not_wait_for_an_orphan),
 	KUNIT_CASE(np_keys_of_a_dead_region_stay_for_who_has_them),
