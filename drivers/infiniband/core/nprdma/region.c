@@ -180,11 +180,14 @@ static struct np_owner *np_owner_get(struct mm_struct *mm)
 	/*
 	 * Unbound, so that a fault that waits for a disk delays no other; not
 	 * dependent on new workers, because the peer's memory pressure may wait
-	 * for us.
+	 * for us.  The queue's own bound is divided among the NUMA nodes, and all
+	 * FAULTs may come by a CPU of one of them.  A server that it keeps inactive
+	 * would keep the others from being started, so it is the number of servers
+	 * that bounds it.
 	 */
 	owner->wq = alloc_workqueue("nprdma-fault",
 				    WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM,
-				    NP_OWNER_ACTIVE);
+				    WQ_MAX_ACTIVE);
 	if (!owner->wq) {
 		kfree(owner);
 		return NULL;
