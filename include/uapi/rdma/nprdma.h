@@ -33,6 +33,8 @@
 /* Bounds of one FAULT. */
 #define RDMA_NP_MAX_RANGES			8
 #define RDMA_NP_MAX_PAGES			512
+/* For this long a key that RESOLVE knew no region of is none's. */
+#define RDMA_NP_PINNED_MS			10000
 /* Residency words that one event carries. */
 #define RDMA_NP_EVENT_WORDS			16
 /* The first struct rdma_np_event: no record is smaller. */
@@ -79,7 +81,12 @@ enum rdma_np_query_attrs {
  * RESOLVE: exchange the public rkey of a region of the connected peer for its
  * read, write and table keys. Blocks for a bounded time, can be killed.
  *
- * EACCES        no such region that this QP may reach
+ * EACCES        no such region that this QP may reach, and none will be registered
+ *               with this key for RDMA_NP_PINNED_MS from when the call began: as
+ *               long it may be used as it is, and the peer's device says if it is
+ *               pinned memory's
+ * ENXIO         no such region now, and one may be registered with this key at any
+ *               time: for each work request ask after it was posted to you
  * ENOTCONN      the QP is not RC, or neither RTR nor RTS, or its number was that of
  *               another one which was just being destroyed: make another
  * ECONNREFUSED  the peer's QP is not connected to this one, or not yet: try again

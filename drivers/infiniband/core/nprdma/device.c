@@ -508,6 +508,7 @@ static void np_client_remove(struct ib_device *ibdev, void *client_data)
 	if (npdev->pd)
 		ib_dealloc_pd(npdev->pd);
 	WARN_ON(!xa_empty(&npdev->rkeys));
+	kvfree(npdev->told);
 	kfree(npdev);
 }
 

@@ -248,6 +248,13 @@ void np_region_uncharge(struct np_charge *charge);
 int np_region_grant(struct np_region *region, struct np_grant *grant);
 void np_region_ungrant(struct np_grant *grant);
 
+/*
+ * The key is no region's that the peer may reach, or is @region's, which it may not.
+ * -EACCES: so it stays for RDMA_NP_PINNED_MS, -ENXIO: so it is now, -EAGAIN: look again.
+ * Process context.
+ */
+int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region);
+
 /* --- the protocol, for the regions --------------------------------------- */
 
 /*

@@ -43,6 +43,7 @@
 
 struct hmm_range;
 struct np_owner;
+struct np_told;
 
 #define NP_SLOT_SHIFT		21
 #define NP_SLOT_SIZE		BIT(NP_SLOT_SHIFT)
@@ -90,6 +91,7 @@ struct np_host {
  * @lock: protects @pd and the making of scratch pages
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
  * @rkeys: live regions by public rkey
+ * @told: keys that no region may have, under the lock of @rkeys; NULL: none yet
  * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
  * @told_relaxed: the log says that PCIe relaxed ordering is enabled
@@ -99,6 +101,7 @@ struct np_device {
 	struct mutex lock;
 	struct ib_pd *pd;
 	struct xarray rkeys;
+	struct np_told *told;
 	refcount_t users;
 	struct completion idle;
 	bool told_relaxed;
@@ -112,6 +115,25 @@ struct np_device {
 struct np_scratch {
 	struct kref ref;
 	struct page *page;
+};
+
+/* See told.c: bits, and how many of them are set at once for each bitmap */
+#define NP_TOLD_ORDER	17
+#define NP_TOLD_BITS	BIT(NP_TOLD_ORDER)
+#define NP_TOLD_MAX	8192
+
+/**
+ * struct np_told - keys of which peers were told that they are no region's
+ * @turned: ns: when @newer became @older
+ * @nr: bits of @newer
+ * @newer: a bit for each hash of a key that was told since @turned
+ * @older: likewise, told before
+ */
+struct np_told {
+	u64 turned;
+	unsigned int nr;
+	DECLARE_BITMAP(newer, NP_TOLD_BITS);
+	DECLARE_BITMAP(older, NP_TOLD_BITS);
 };
 
 /**
@@ -343,6 +365,8 @@ void np_scratch_put(struct np_scratch *scratch);
 
 /* window.c */
 #if IS_ENABLED(CONFIG_KUNIT)
+struct ib_mr *np_region_make_name(struct np_region *region,
+				  struct ib_pd *public_pd);
 int np_iova_reserve(struct device *dev, size_t size, size_t align,
 		    size_t offset, dma_addr_t *iova);
 void np_iova_release(struct device *dev, dma_addr_t iova, size_t size);
@@ -429,6 +453,9 @@ bool np_aging_ask(struct np_aging *aging, unsigned long start,
 #endif
 int np_aging_init(void);
 void np_aging_exit(void);
+
+/* told.c */
+int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region);
 
 /* umem.c */
 struct ib_mr *np_umem_reg_mr(struct np_region *region, struct ib_pd *pd,

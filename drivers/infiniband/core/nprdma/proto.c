@@ -419,6 +419,7 @@ int np_status_to_errno(u32 status)
 	case RDMA_NP_OK:
 		return 0;
 	case RDMA_NP_GONE:
+		return -ENXIO;
 	case RDMA_NP_ACCESS:
 		return -EACCES;
 	case RDMA_NP_ADDRESS:

@@ -22,6 +22,7 @@
 #include <linux/module.h>
 #include <linux/overflow.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "../core_priv.h"
@@ -30,6 +31,12 @@
 #include "np_region.h"
 
 static atomic64_t np_region_last_id;
+
+/*
+ * Keys that are tried for a name. NP_TOLD_MAX * 2 of the NP_TOLD_BITS that they hash to
+ * may be taken, which is one of eight.
+ */
+#define NP_NAME_TRIES		(4 * NP_TOLD_MAX)
 
 /* --- owners ---------------------------------------------------------------- */
 
@@ -629,6 +636,61 @@ int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_reg_check);
 
+static void np_region_free_name(struct np_region *region, struct ib_mr *mr)
+{
+	if (!mr->device->ops.dereg_mr(mr, NULL))
+		return;
+	mutex_lock(&region->lock);
+	np_region_leak(region);
+	mutex_unlock(&region->lock);
+}
+
+/*
+ * The public key. One of which peers were told that it is no region's will not do: then
+ * the driver makes others, until one will do. There are fewer such keys than tries. Those
+ * that will not do are freed at the end, or the driver would make them again.
+ */
+VISIBLE_IF_KUNIT struct ib_mr *np_region_make_name(struct np_region *region,
+						   struct ib_pd *public_pd)
+{
+	struct ib_mr *mr, *unfit;
+	unsigned long n, i;
+	struct xarray all;
+	int ret;
+
+	xa_init(&all);
+	for (n = 0; ; n++) {
+		/* A name needs no translation: one page whatever the region's length */
+		mr = np_umem_reg_mr(region, public_pd, region->read.iova,
+				    PAGE_SIZE, ALIGN_DOWN(region->base, PAGE_SIZE),
+				    0);
+		if (IS_ERR(mr))
+			break;
+		mr->np = region;
+		region->public_rkey = mr->rkey;
+		ret = np_name_take(region->npdev, mr->rkey, region);
+		if (!ret)
+			break;
+		if (ret == -EADDRINUSE && n == NP_NAME_TRIES)
+			ret = -EBUSY;
+		if (ret == -EADDRINUSE && fatal_signal_pending(current))
+			ret = -EINTR;
+		if (ret == -EADDRINUSE)
+			ret = xa_err(xa_store(&all, n, mr, GFP_KERNEL));
+		if (ret) {
+			np_region_free_name(region, mr);
+			mr = ERR_PTR(ret);
+			break;
+		}
+		cond_resched();
+	}
+	xa_for_each(&all, i, unfit)
+		np_region_free_name(region, unfit);
+	xa_destroy(&all);
+	return mr;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_make_name);
+
 /**
  * np_reg_user_mr() - register an unpinned region
  * @pd: the application's PD
@@ -690,30 +752,12 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	}
 	region->iova_size = size;
 
-	/* A name needs no translation: one page whatever the region's length */
-	mr = np_umem_reg_mr(region, public_pd, region->read.iova, PAGE_SIZE,
-			    ALIGN_DOWN(hca_va, PAGE_SIZE), 0);
+	mr = np_region_make_name(region, public_pd);
 	if (IS_ERR(mr)) {
-		ret = PTR_ERR(mr);
-		goto close;
+		np_region_close(region);
+		np_region_put(region);
 	}
-	region->public_rkey = mr->rkey;
-	mr->np = region;
-	ret = xa_insert(&npdev->rkeys, mr->rkey, region, GFP_KERNEL);
-	if (ret)
-		goto dereg;
 	return mr;
-
-dereg:
-	if (ibdev->ops.dereg_mr(mr, NULL)) {
-		mutex_lock(&region->lock);
-		np_region_leak(region);
-		mutex_unlock(&region->lock);
-	}
-close:
-	np_region_close(region);
-	np_region_put(region);
-	return ERR_PTR(ret);
 
 put:
 	np_device_put(npdev);
@@ -1129,9 +1173,8 @@ void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr, int ret)
 	if (!region)
 		return;
 	if (ret) {
-		/* The slot was erased just now; if it needs memory, the key stays nameless */
-		xa_store(&region->npdev->rkeys, region->public_rkey, region,
-			 GFP_KERNEL);
+		/* Without memory, or if a peer was told that it is none, it stays nameless */
+		np_name_take(region->npdev, region->public_rkey, region);
 		return;
 	}
 	np_region_close(region);

@@ -952,7 +952,7 @@ static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 	region = np_region_find_rkey(peer->hca->ibdev, msg->rkey);
 	/* Whose PD it is not must not learn that it exists */
 	if (!region)
-		return -EACCES;
+		return np_promise_none(peer->hca->ibdev, msg->rkey, NULL);
 	if (np_region_pd(region) != peer->pd) {
 		err = -EACCES;
 		goto out;
@@ -979,9 +979,11 @@ static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 	else if (made)
 		np_pgrant_drop(pg);
 out:
-	np_region_put(region);
 	/* A region that is gone is no region, and any other error may pass */
-	return err == -ENXIO ? -EACCES : err;
+	if (err == -EACCES || err == -EPERM || err == -ENXIO)
+		err = np_promise_none(peer->hca->ibdev, msg->rkey, region);
+	np_region_put(region);
+	return err;
 }
 
 /* Under np_peer.ctl. */

@@ -518,6 +518,7 @@ static void np_test_exit_region(void *data)
 	np_test_close(t);
 	np_pd_dealloc(&t->pd);
 	rdmacg_unregister_device(&t->ibdev->cg_device);
+	kvfree(t->npdev.told);
 }
 
 static int np_test_init(struct kunit *test)
@@ -3215,6 +3216,144 @@ static void np_resolve_is_refused_the_same_whatever_the_reason(struct kunit *tes
 	np_pd_dealloc(&other);
 }
 
+/* As many ms later than it is */
+static void np_test_told_ages(struct np_test *t, u64 ms)
+{
+	t->npdev.told->turned -= ms * NSEC_PER_MSEC;
+}
+
+static void np_key_that_was_told_is_no_name(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+
+	np_test_resolve(test, peer, 7, 0, RDMA_NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
+	/* It leaves no trace */
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
+	/* What was not asked about will do */
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 8, region), 0);
+	np_test_told_ages(t, RDMA_NP_PINNED_MS);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
+	np_test_told_ages(t, RDMA_NP_PINNED_MS);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
+	/* It was told again before that */
+	np_test_resolve(test, peer, 7, 0, RDMA_NP_ACCESS);
+	np_test_told_ages(t, 2 * RDMA_NP_PINNED_MS);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
+	np_test_told_ages(t, 2 * RDMA_NP_PINNED_MS);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
+	xa_destroy(&t->npdev.rkeys);
+}
+
+static void np_key_that_was_told_long_ago_is_a_name(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+
+	np_test_resolve(test, peer, 7, 0, RDMA_NP_ACCESS);
+	np_test_told_ages(t, 4 * RDMA_NP_PINNED_MS);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
+	xa_destroy(&t->npdev.rkeys);
+}
+
+/* Of a region of another's, or without remote rights, as of none */
+static void np_key_that_is_refused_is_no_name_later(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct ib_pd other = { .device = t->ibdev };
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+	struct np_region *mute;
+
+	mute = np_test_more(test, &t->pd, IB_ACCESS_LOCAL_WRITE |
+			    IB_ACCESS_UNPINNED);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, mute), 0);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 8, region), 0);
+	np_test_resolve(test, peer, 7, 0, RDMA_NP_ACCESS);
+	peer->fake.peer.pd = &other;
+	np_test_resolve(test, peer, 8, 0, RDMA_NP_ACCESS);
+	peer->fake.peer.pd = &t->pd;
+	xa_erase(&t->npdev.rkeys, 7);
+	xa_erase(&t->npdev.rkeys, 8);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 8, region), -EADDRINUSE);
+	np_test_end(mute);
+	xa_destroy(&t->npdev.rkeys);
+}
+
+static void np_region_that_appears_is_not_denied(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+
+	/* The peer's key was looked up, and then registered */
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
+	KUNIT_EXPECT_EQ(test, np_promise_none(peer->fake.ibdev, 7, NULL), -EAGAIN);
+	xa_erase(&t->npdev.rkeys, 7);
+	KUNIT_EXPECT_EQ(test, np_promise_none(peer->fake.ibdev, 7, region), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
+	xa_destroy(&t->npdev.rkeys);
+}
+
+/* Beyond a bound nothing is promised, and so nothing has to be remembered */
+static void np_promises_are_bounded(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+	u32 rkey;
+	int ret;
+
+	for (rkey = 1; rkey <= 2 * NP_TOLD_MAX; rkey++) {
+		ret = np_promise_none(peer->fake.ibdev, rkey, NULL);
+		if (ret != -EACCES)
+			break;
+	}
+	KUNIT_ASSERT_EQ(test, ret, -ENXIO);
+	KUNIT_EXPECT_EQ(test, t->npdev.told->nr, NP_TOLD_MAX);
+	np_test_resolve(test, peer, rkey, 0, RDMA_NP_GONE);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, rkey, region), 0);
+	/* What was promised already is promised again */
+	np_test_resolve(test, peer, 1, 0, RDMA_NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, bitmap_weight(t->npdev.told->newer, NP_TOLD_BITS),
+			NP_TOLD_MAX);
+	xa_destroy(&t->npdev.rkeys);
+}
+
+static void np_region_gets_a_key_that_was_not_told(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct ib_pd public_pd = { .device = t->ibdev };
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+	struct ib_mr *mr;
+
+	np_test_resolve(test, peer, 1, 0, RDMA_NP_ACCESS);
+	np_test_resolve(test, peer, 2, 0, RDMA_NP_ACCESS);
+	mr = np_region_make_name(region, &public_pd);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, mr);
+	KUNIT_EXPECT_EQ(test, mr->rkey, 3);
+	KUNIT_EXPECT_PTR_EQ(test, mr->np, region);
+	KUNIT_EXPECT_EQ(test, region->public_rkey, 3);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 1);
+	KUNIT_EXPECT_PTR_EQ(test, xa_load(&t->npdev.rkeys, 3), region);
+	KUNIT_EXPECT_NULL(test, xa_load(&t->npdev.rkeys, 1));
+	xa_destroy(&t->npdev.rkeys);
+	KUNIT_EXPECT_EQ(test, fake_dereg_mr(mr, NULL), 0);
+
+	/* Without a key there is no region, and nothing is left of those that would not do */
+	np_test_resolve(test, peer, 4, 0, RDMA_NP_ACCESS);
+	t->fail_key = 5;
+	mr = np_region_make_name(region, &public_pd);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(mr), -ENOMEM);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&t->npdev.rkeys));
+}
+
 static noinline_for_stack void np_test_fault_refused(struct kunit *test,
 						     struct np_test_peer *peer,
 						     struct np_region *region,
@@ -3648,6 +3787,12 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_device_does_not_wait_for_an_orphan),
 	KUNIT_CASE(np_keys_of_a_dead_region_stay_for_who_has_them),
 	KUNIT_CASE(np_resolve_is_refused_the_same_whatever_the_reason),
+	KUNIT_CASE(np_key_that_was_told_is_no_name),
+	KUNIT_CASE(np_key_that_was_told_long_ago_is_a_name),
+	KUNIT_CASE(np_key_that_is_refused_is_no_name_later),
+	KUNIT_CASE(np_region_that_appears_is_not_denied),
+	KUNIT_CASE(np_promises_are_bounded),
+	KUNIT_CASE(np_region_gets_a_key_that_was_not_told),
 	KUNIT_CASE(np_fault_without_a_grant_is_answered_as_of_no_region),
 	KUNIT_CASE(np_release_of_no_hold_is_answered_as_of_one),
 	KUNIT_CASE_SLOW(np_fault_waits_for_few_of_those_of_qps_with_more),

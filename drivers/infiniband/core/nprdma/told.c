@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: key values that come again.
+ *
+ * Drivers use key values again. A peer asks what a value is before it uses it the first
+ * time. "It is no unpinned region's" makes the peer use the value as it is, and ask no
+ * more; but later the value may become the public key of an unpinned region, which
+ * nobody can use as it is. So this answer comes with a promise: for RDMA_NP_PINNED_MS
+ * no region gets this value.
+ *
+ * No request is posted with an answer that is not true any more:
+ *
+ * - The peer counts the time from before it asked, the owner counts it from when it
+ *   promised, which is later. So what the peer posts before its time is over is posted
+ *   before the owner's time is over.
+ * - np_promise_none() and np_name_take() exclude each other by the lock of
+ *   np_device.rkeys. If the promise comes first, np_name_take() sees it and the region
+ *   gets another value. If the region comes first, np_promise_none() sees the region,
+ *   and promises nothing.
+ * - np_told_look() forgets a promise no sooner than NP_TOLD_MS after it was made, which
+ *   is twice the promised time, because the clocks of two hosts need not agree on how
+ *   long a time is, and that of a virtual machine may stop for a while.
+ * - A peer whose clock stops for longer than that uses the public key of a region as it
+ *   is. That key has no remote rights, so the peer's HCA gets an access error, and no
+ *   data.
+ *
+ * In the other direction, when the value of a dead region becomes that of pinned memory,
+ * no promise is needed: the keys that the peer was given for the region stay in
+ * quarantine and reach nothing, whoever uses them finds out that the region is gone,
+ * and asks again.
+ *
+ * Promises are remembered in two bitmaps, by a hash of the value. Two values with the
+ * same hash cost a registration another try, and nothing else. The number of promises
+ * is bounded, so that a registration finds a value whatever the peers ask: at most
+ * 2 * NP_TOLD_MAX bits are set. Beyond the bound the answer comes without a promise, and
+ * the peer asks for each request again.
+ */
+#include <kunit/visibility.h>
+#include <linux/bitmap.h>
+#include <linux/hash.h>
+#include <linux/ktime.h>
+#include <linux/slab.h>
+
+#include "np_region.h"
+
+/* How long a promise is remembered at least */
+#define NP_TOLD_MS	(2 * RDMA_NP_PINNED_MS)
+#define NP_TOLD_NS	((u64)NP_TOLD_MS * NSEC_PER_MSEC)
+
+/* Forget what is old enough. Under the lock of np_device.rkeys. */
+static void np_told_look(struct np_told *told)
+{
+	u64 now = ktime_get_ns();
+	u64 age = now - told->turned;
+
+	if (age < NP_TOLD_NS)
+		return;
+	if (age < 2 * NP_TOLD_NS)
+		bitmap_copy(told->older, told->newer, NP_TOLD_BITS);
+	else
+		bitmap_zero(told->older, NP_TOLD_BITS);
+	bitmap_zero(told->newer, NP_TOLD_BITS);
+	told->nr = 0;
+	told->turned = now;
+}
+
+static struct np_told *np_told_get(struct np_device *npdev)
+{
+	struct np_told *told = READ_ONCE(npdev->told);
+
+	if (told)
+		return told;
+	told = kvzalloc(sizeof(*told), GFP_KERNEL);
+	if (!told)
+		return NULL;
+	told->turned = ktime_get_ns();
+	xa_lock(&npdev->rkeys);
+	if (npdev->told) {
+		xa_unlock(&npdev->rkeys);
+		kvfree(told);
+		return npdev->told;
+	}
+	npdev->told = told;
+	xa_unlock(&npdev->rkeys);
+	return told;
+}
+
+/**
+ * np_promise_none() - say that a key is no unpinned region's that the peer may reach
+ * @ibdev: device, held by a client
+ * @rkey: the key
+ * @region: the region that np_region_find_rkey() found, which the peer may not
+ *	reach; or NULL
+ *
+ * Context: process context.
+ * Return: -EACCES: so it is, and stays for RDMA_NP_PINNED_MS; -ENXIO: so it is now;
+ * -EAGAIN: it is another region's meanwhile.
+ */
+int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region)
+{
+	struct np_device *npdev = np_device_get(ibdev);
+	unsigned int bit = hash_32(rkey, NP_TOLD_ORDER);
+	struct np_told *told;
+	int ret = -ENXIO;
+
+	if (!npdev)
+		return ret;
+	told = np_told_get(npdev);
+
+	xa_lock(&npdev->rkeys);
+	if (xa_load(&npdev->rkeys, rkey) != region) {
+		ret = -EAGAIN;
+	} else if (told) {
+		np_told_look(told);
+		if (test_bit(bit, told->newer)) {
+			ret = -EACCES;
+		} else if (told->nr < NP_TOLD_MAX) {
+			__set_bit(bit, told->newer);
+			told->nr++;
+			ret = -EACCES;
+		}
+	}
+	xa_unlock(&npdev->rkeys);
+	np_device_put(npdev);
+	return ret;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_promise_none);
+
+/**
+ * np_name_take() - let a key be the public key of a region
+ * @npdev: device
+ * @rkey: the key
+ * @region: the region
+ *
+ * Context: process context.
+ * Return: 0, then peers find @region by @rkey; -EADDRINUSE: a peer was promised that
+ * it is none's; -ENOMEM.
+ */
+int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region)
+{
+	unsigned int bit = hash_32(rkey, NP_TOLD_ORDER);
+	struct np_told *told;
+	bool free = true;
+	int ret;
+
+	/* A place, which shows nothing: under the lock there is no memory to be had */
+	ret = xa_insert(&npdev->rkeys, rkey, NULL, GFP_KERNEL);
+	if (ret)
+		return ret;
+
+	xa_lock(&npdev->rkeys);
+	told = npdev->told;
+	if (told) {
+		np_told_look(told);
+		free = !test_bit(bit, told->newer) &&
+		       !test_bit(bit, told->older);
+	}
+	if (free)
+		__xa_store(&npdev->rkeys, rkey, region, GFP_NOWAIT);
+	xa_unlock(&npdev->rkeys);
+	if (free)
+		return 0;
+	xa_release(&npdev->rkeys, rkey);
+	return -EADDRINUSE;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_name_take);
