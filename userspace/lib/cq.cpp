@@ -1060,12 +1060,12 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	}
 	{
 		const std::lock_guard lock(mutex);
-		rc = qp.engine.resolve_ended(rkey, rc, info);
+		rc = qp.engine.resolve_ended(rkey, rc, info, begun);
 		qp.engine.step();
 		settle(qp);
 		wake(qp);
 	}
-	if (rc && rc != -EACCES && rc != -EHOSTUNREACH)
+	if (rc && rc != -EACCES && rc != -ENXIO && rc != -EHOSTUNREACH)
 		return rc;
 	if (attr) {
 		*attr = {};

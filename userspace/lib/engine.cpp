@@ -106,7 +106,7 @@ ibv_wc_status resolve_status(int error) noexcept
 /* Of RESOLVE: it is no unpinned region, or nothing is known of it, and the HCA will say. */
 bool is_answer(int error) noexcept
 {
-	return error == -EACCES || error == -EHOSTUNREACH || error == -ECONNREFUSED;
+	return error == -EACCES || error == -ENXIO || error == -EHOSTUNREACH || error == -ECONNREFUSED;
 }
 
 ibv_wc_status fault_status(std::uint32_t status) noexcept
@@ -555,6 +555,10 @@ bool engine::classify(std::uint64_t i) noexcept
 	}
 	switch (b->state) {
 	case binding_state::plain:
+		if (!is_plain(*b, i)) {
+			ask_resolve(*b);
+			return false;
+		}
 		o.kind = op_kind::pass;
 		return true;
 	case binding_state::bound:
@@ -801,11 +805,12 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 {
 	binding *b = make_binding(rkey_of(o.wr));
 
-	if (!b || b->state == binding_state::plain || (b->state == binding_state::bound && !allowed(o, *b->to))) {
+	if (!b || (b->state == binding_state::bound && !allowed(o, *b->to))) {
 		fail_op(i, b ? IBV_WC_REM_ACCESS_ERR : IBV_WC_GENERAL_ERR);
 		return false;
 	}
-	if (b->state != binding_state::bound) {
+	const bool plain = b->state == binding_state::plain && is_plain(*b, i);
+	if (!plain && b->state != binding_state::bound) {
 		ask_resolve(*b);
 		return false;
 	}
@@ -826,9 +831,26 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 	p.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(o.length - o.issued, limit));
 	o.issued += p.length;
 	++o.pieces;
-	reset_piece(p, *b->to);
+	if (plain)
+		go_plain(p);
+	else
+		reset_piece(p, *b->to);
 	proceed(p);
 	return true;
+}
+
+/*
+ * Begin, or begin again, without a region: the key is pinned memory's by now, see is_plain().
+ * The keys of a dead region prove nothing, so of a request that was posted after the region
+ * had died nothing is done. For one that was under way when the owner ended the region the
+ * HCA says what it says of pinned memory that was deregistered under way.
+ */
+void engine::go_plain(piece &p) noexcept
+{
+	p.reg = nullptr;
+	p.quick = p.done_held = false;
+	want_hold(p, false);
+	p.at = stage::plain;
 }
 
 /* Begin, or begin again with another region. */
@@ -922,11 +944,13 @@ bool engine::try_post(piece &p) noexcept
 {
 	const bool once = op_at(p.op).kind == op_kind::once;
 
-	if (p.reg->gone && p.at == stage::tail) {
+	if (p.at == stage::plain)
+		return post_plain(p);
+	if (p.reg && p.reg->gone && p.at == stage::tail) {
 		fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 		return true;
 	}
-	if (p.reg->gone && (!p.hold || once) && p.at != stage::read_words) {
+	if (p.reg && p.reg->gone && (!p.hold || once) && p.at != stage::read_words) {
 		rebind(p);
 		return true;
 	}
@@ -965,6 +989,7 @@ void engine::arrived(piece &p) noexcept
 		p.at = stage::write_words;
 		return proceed_first(p);
 	case stage::tail:
+	case stage::plain:
 		return end_piece(p);
 	case stage::barrier:
 		learn_words(p);
@@ -1248,6 +1273,18 @@ bool engine::post_tail(piece &p) noexcept
 		return false;
 	push_once(p, true);
 	stalls_ = sq_tail_;
+	return true;
+}
+
+/* The HCA says what comes of it, as of any request for pinned memory. */
+bool engine::post_plain(piece &p) noexcept
+{
+	if (!room(1))
+		return false;
+	if (op_at(p.op).kind == op_kind::once)
+		push_once(p, true);
+	else
+		push_data(p, p.offset, p.length, true);
 	return true;
 }
 
@@ -1662,7 +1699,20 @@ engine::binding *engine::make_binding(std::uint32_t rkey) noexcept
 		}
 	}
 	++bound_;
-	return place(bindings_, {rkey, binding_state::unknown, true, 0, nullptr});
+	binding b;
+	b.rkey = rkey;
+	b.used = true;
+	return place(bindings_, b);
+}
+
+void engine::send_resolve(binding &b) noexcept
+{
+	if (!b.asks++) {
+		b.asked = world_.now();
+		b.tail = tail_;
+	}
+	++resolves_;
+	world_.resolve(b.rkey);
 }
 
 void engine::ask_resolve(binding &b) noexcept
@@ -1671,9 +1721,48 @@ void engine::ask_resolve(binding &b) noexcept
 		return;
 	b.state = binding_state::asked;
 	b.to = nullptr;
-	++b.asks;
-	++resolves_;
-	world_.resolve(b.rkey);
+	send_resolve(b);
+}
+
+/*
+ * May request @i be posted with its key as it is?
+ *
+ * A key value that was pinned memory's may be an unpinned region's later. The peer's kernel
+ * promises that it is none for a time, which it counts from its answer, and which is counted
+ * here from before the question: so what is posted before it is over here was posted before
+ * any such region was registered. Without that promise the answer is good for the requests
+ * that had been posted when it was asked for, and for no other.
+ *
+ * A key that is used is asked about again at half of the time, so that nothing waits.
+ */
+bool engine::is_plain(binding &b, std::uint64_t i) noexcept
+{
+	if (i < b.upto || b.until == ~0ULL)
+		return true;
+
+	const nanoseconds now = world_.now();
+	if (now >= b.until)
+		return false;
+	if (b.until - now < plain_time / 2 && !b.asks && renewals_ < max_renewals) {
+		b.renews = true;
+		++renewals_;
+		send_resolve(b);
+	}
+	return true;
+}
+
+/* RESOLVE, asked at @asked with requests below @tail, said that it is no unpinned region. */
+void engine::make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept
+{
+	if (b.state != binding_state::plain)
+		b.until = b.upto = 0;
+	b.state = binding_state::plain;
+	b.to = nullptr;
+	b.upto = std::max(b.upto, tail);
+	if (error == -EACCES)
+		b.until = std::max(b.until, asked + plain_time);
+	else if (error == -EHOSTUNREACH)
+		b.until = ~0ULL; /* there is nobody who could register one */
 }
 
 engine::region *engine::find_region(std::uint64_t id) noexcept
@@ -1742,9 +1831,12 @@ void engine::rebind(piece &p) noexcept
 	binding *b = make_binding(rkey_of(o.wr));
 	if (!b)
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
-	if (b->state == binding_state::plain || ++p.rebinds > max_rebinds ||
-	    (b->state == binding_state::bound && !serves(*b->to, p)))
+	if (++p.rebinds > max_rebinds || (b->state == binding_state::bound && !serves(*b->to, p)))
 		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
+	if (b->state == binding_state::plain && is_plain(*b, p.op)) {
+		go_plain(p);
+		return put(posting_, p);
+	}
 	if (b->state == binding_state::bound) {
 		reset_piece(p, *b->to);
 		return put(posting_, p);
@@ -1753,7 +1845,8 @@ void engine::rebind(piece &p) noexcept
 	ask_resolve(*b);
 }
 
-void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
+void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
+		   std::uint64_t tail) noexcept
 {
 	binding *b = make_binding(rkey);
 	/* Another answer may have come first, and its region have died; or a later one is to come. */
@@ -1764,8 +1857,13 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 		error = -EPROTO;
 	/* What is known stays so if this one says nothing; that a key is none only -EACCES says. */
 	if (b && (awaited || !error || error == -EACCES)) {
-		b->to = nullptr;
-		b->state = binding_state::unknown;
+		if (is_answer(error)) {
+			/* Pinned, or nonsense: the HCA will say. */
+			make_plain(*b, error, asked, tail);
+		} else {
+			b->to = nullptr;
+			b->state = binding_state::unknown;
+		}
 		if (!error) {
 			region *r = find_region(info.region_id);
 			if (!r)
@@ -1779,9 +1877,6 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 				config_.max_faults = std::min(config_.max_faults, info.max_outstanding);
 				++stats_.resolves;
 			}
-		} else if (is_answer(error)) {
-			/* Pinned, or nonsense: the HCA will say. */
-			b->state = binding_state::plain;
 		}
 	}
 
@@ -1808,6 +1903,14 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			take(p);
 			reset_piece(p, *b->to);
 			put(posting_, p);
+		} else if (b->state == binding_state::plain) {
+			if (is_plain(*b, p.op)) {
+				take(p);
+				go_plain(p);
+				put(posting_, p);
+			} else {
+				ask_resolve(*b);
+			}
 		} else {
 			fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 			after = rebinding_.first;
@@ -1818,24 +1921,34 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 
 void engine::on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
 {
-	if (binding *b = find_binding(rkey); b && b->asks)
-		--b->asks;
-	adopt(rkey, error, info);
+	nanoseconds asked = 0;
+	std::uint64_t tail = 0;
+
+	if (binding *b = find_binding(rkey); b && b->asks) {
+		/* Whose answer this is nobody knows: that of the first one is the safe assumption. */
+		asked = b->asked;
+		tail = b->tail;
+		if (!--b->asks && b->renews) {
+			b->renews = false;
+			--renewals_;
+		}
+	}
+	adopt(rkey, error, info, asked, tail);
 }
 
 /* No request waits for this answer: one that does asks for itself. */
-int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
+int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept
 {
 	if (!error && !sane(info))
 		error = -EPROTO;
 	if (!error || error == -EACCES) {
-		adopt(rkey, error, info);
+		adopt(rkey, error, info, asked, 0);
 		return error;
 	}
 	/* A peer that was never heard need not be asked again for a key of which nothing was known. */
 	if (error == -EHOSTUNREACH && !find_binding(rkey))
 		if (binding *b = make_binding(rkey))
-			b->state = binding_state::plain;
+			make_plain(*b, error, asked, 0);
 	--resolves_;
 	forget_dead();
 	return error;
@@ -1870,14 +1983,18 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept
 {
 	const op &o = op_at(p.op);
-	const rdma_np_region_info &i = p.reg->info;
 	const bool read = o.kind == op_kind::read;
 	ibv_send_wr &w = push(p.op, &p, signaled);
 
 	w.opcode = read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 	w.send_flags |= o.wr.send_flags & (IBV_SEND_FENCE | IBV_SEND_INLINE);
-	w.wr.rdma.rkey = read ? i.read_key : i.write_key;
-	w.wr.rdma.remote_addr = addr_of(o.wr) + start - i.base + (read ? i.read_addr : i.write_addr);
+	w.wr.rdma.rkey = rkey_of(o.wr);
+	w.wr.rdma.remote_addr = addr_of(o.wr) + start;
+	if (p.reg) {
+		const rdma_np_region_info &i = p.reg->info;
+		w.wr.rdma.rkey = read ? i.read_key : i.write_key;
+		w.wr.rdma.remote_addr += (read ? i.read_addr : i.write_addr) - i.base;
+	}
 	for (int k = 0; length; ++k) {
 		const ibv_sge &s = o.wire[k];
 		if (start >= s.length) {
@@ -1895,15 +2012,17 @@ void engine::push_data(piece &p, std::uint64_t start, std::uint64_t length, bool
 void engine::push_once(piece &p, bool signaled) noexcept
 {
 	const op &o = op_at(p.op);
-	const rdma_np_region_info &i = p.reg->info;
 	ibv_send_wr &w = push(p.op, &p, signaled);
 
 	w.opcode = o.wr.opcode;
 	w.send_flags |= o.wr.send_flags & (IBV_SEND_FENCE | IBV_SEND_INLINE | IBV_SEND_SOLICITED);
 	w.imm_data = o.wr.imm_data;
 	w.wr = o.wr.wr;
-	(is_atomic(w.opcode) ? w.wr.atomic.rkey : w.wr.rdma.rkey) = i.write_key;
-	w.wr.rdma.remote_addr = addr_of(o.wr) - i.base + i.write_addr;
+	if (p.reg) {
+		const rdma_np_region_info &i = p.reg->info;
+		(is_atomic(w.opcode) ? w.wr.atomic.rkey : w.wr.rdma.rkey) = i.write_key;
+		w.wr.rdma.remote_addr += i.write_addr - i.base;
+	}
 	w.num_sge = o.wr.num_sge;
 	std::copy_n(o.wire, o.wr.num_sge, w.sg_list);
 }

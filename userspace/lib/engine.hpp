@@ -190,11 +190,11 @@ public:
 	[[nodiscard]] std::optional<nanoseconds> deadline() const noexcept;
 
 	/*
-	 * An npr_resolve() outside of the engine: between the two no region is forgotten.
-	 * Returns error, or -EPROTO if info makes no sense.
+	 * An npr_resolve() outside of the engine, which began at @asked: between the two no
+	 * region is forgotten. Returns error, or -EPROTO if info makes no sense.
 	 */
 	void resolve_begins() noexcept { ++resolves_; }
-	int resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
+	int resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept;
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
 
@@ -203,6 +203,9 @@ public:
 private:
 	static constexpr std::uint32_t none = ~0U;
 	static constexpr unsigned max_prefetches = 8;
+	/* What a peer's kernel promises of a key that is no region's: see RESOLVE in rdma/nprdma.h. */
+	static constexpr nanoseconds plain_time = nanoseconds{RDMA_NP_PINNED_MS} * 1'000'000;
+	static constexpr unsigned max_renewals = 8;
 	/* A READ that misses no more than this behind what was asked for goes on there. */
 	static constexpr std::uint64_t sequential_gap = 32;
 	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that post_quick() takes */
@@ -228,8 +231,15 @@ private:
 		std::uint32_t rkey = 0;
 		binding_state state = binding_state::unknown;
 		bool used = false;
+		bool renews = false; /* one of those counted in renewals_ is for it */
 		std::uint32_t asks = 0; /* RESOLVEs of ours that are not answered */
 		region *to = nullptr;
+		/* when the first of these was asked, and the requests that there were then */
+		nanoseconds asked = 0;
+		std::uint64_t tail = 0;
+		/* state plain: for how long it is, and for which requests in any case; see is_plain() */
+		nanoseconds until = 0;
+		std::uint64_t upto = 0;
 	};
 
 	enum class op_kind : std::uint8_t { undecided, pass, read, write, once };
@@ -262,6 +272,7 @@ private:
 		fault,
 		backoff,
 		rebind, /* for the region, which died, to be resolved again */
+		plain, /* post with the key as it is, which names pinned memory by now */
 	};
 
 	struct list {
@@ -355,6 +366,7 @@ private:
 	/* pieces */
 	[[nodiscard]] bool start_piece(op &o, std::uint64_t i) noexcept;
 	void reset_piece(piece &p, region &r) noexcept;
+	void go_plain(piece &p) noexcept;
 	void end_piece(piece &p) noexcept;
 	void drop_piece(piece &p) noexcept;
 	void free_piece(piece &p) noexcept;
@@ -374,6 +386,7 @@ private:
 	[[nodiscard]] bool post_write(piece &p) noexcept;
 	[[nodiscard]] bool post_once(piece &p) noexcept;
 	[[nodiscard]] bool post_tail(piece &p) noexcept;
+	[[nodiscard]] bool post_plain(piece &p) noexcept;
 	[[nodiscard]] bool post_barrier(piece &p) noexcept;
 	void want_hold(piece &p, bool want) noexcept;
 	void ask(piece &p, bool hold) noexcept;
@@ -397,7 +410,11 @@ private:
 	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept;
 	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
 	void ask_resolve(binding &b) noexcept;
-	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
+	void send_resolve(binding &b) noexcept;
+	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
+	void make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept;
+	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
+		   std::uint64_t tail) noexcept;
 	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
 	[[nodiscard]] region *make_region(const rdma_np_region_info &info) noexcept;
 	void region_dies(region &r) noexcept;
@@ -493,6 +510,7 @@ private:
 	binding *last_binding_ = nullptr;
 	std::uint32_t next_uid_ = 1;
 	std::uint32_t faults_ = 0, resolves_ = 0;
+	unsigned renewals_ = 0; /* of these, for keys that are plain still */
 	prefetch_slot prefetches_[max_prefetches];
 };
 

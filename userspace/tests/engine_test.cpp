@@ -24,7 +24,7 @@ struct Engine : ::testing::Test {
 	void resolve()
 	{
 		a.eng->resolve_begins();
-		a.eng->resolve_ended(r.rkey, 0, r.info);
+		a.eng->resolve_ended(r.rkey, 0, r.info, a.world.now());
 		r.known = true;
 	}
 
@@ -152,7 +152,7 @@ TEST_F(Engine, AccessBeyondTheRegionIsARemoteAccessError)
 		b.expect_success = false;
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 		ibv_send_wr wr{}, *bad;
 		wr.sg_list = &s;
 		wr.num_sge = 1;
@@ -223,7 +223,7 @@ TEST_F(Engine, RegionThatMayOnlyBeWrittenHasNoReadKey)
 		q.info.read_key = 0;
 		q.info.read_addr = 0;
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 		b.post(IBV_WR_RDMA_WRITE, 0, 100, 2 * page_size);
 		b.world.settle();
 		EXPECT_EQ(b.poll(), 1U);
@@ -363,7 +363,7 @@ TEST_F(Engine, ExplicitResolveThatFailsChangesNothing)
 				0 /* nonsense */}) {
 		SCOPED_TRACE(error);
 		a.eng->resolve_begins();
-		a.eng->resolve_ended(r.rkey, error, {});
+		a.eng->resolve_ended(r.rkey, error, {}, a.world.now());
 		a.post(IBV_WR_RDMA_READ, 0, 0, 100);
 		EXPECT_TRUE(a.world.resolves.empty()) << "it was known";
 		a.world.run_wire();
@@ -375,7 +375,7 @@ TEST_F(Engine, ExplicitResolveThatFailsChangesNothing)
 		b.world.all_in(s, true);
 		b.post(IBV_WR_RDMA_READ, 0, 0, 100);
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(s.rkey, error, {});
+		b.eng->resolve_ended(s.rkey, error, {}, b.world.now());
 		b.eng->step();
 		EXPECT_EQ(b.poll(), 0U);
 		EXPECT_EQ(b.world.resolves.size(), 1U);
@@ -450,7 +450,7 @@ INSTANTIATE_TEST_SUITE_P(Errors, LateAnswer,
 TEST_F(Engine, ExplicitResolveOfAPeerThatIsNotHeardIsEnough)
 {
 	a.eng->resolve_begins();
-	a.eng->resolve_ended(r.rkey, -EHOSTUNREACH, {});
+	a.eng->resolve_ended(r.rkey, -EHOSTUNREACH, {}, a.world.now());
 	a.post(IBV_WR_RDMA_WRITE, 0, 16, 8);
 	EXPECT_TRUE(a.world.resolves.empty());
 }
@@ -473,7 +473,7 @@ TEST_F(Engine, UnknownKeyGoesToTheProviderAsItIs)
 TEST_F(Engine, ExplicitResolveCorrectsAKeyThatWasTakenForPinned)
 {
 	a.eng->resolve_begins();
-	a.eng->resolve_ended(r.rkey, -EACCES, {});
+	a.eng->resolve_ended(r.rkey, -EACCES, {}, a.world.now());
 	resolve();
 	a.world.all_in(r, false);
 	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
@@ -653,7 +653,7 @@ TEST_F(Engine, ManyScatteredAbsentPagesFitOneRequest)
 	for (std::uint64_t p = 0; p < 512; p += 2)
 		a.world.page_in(big, p, false);
 	a.eng->resolve_begins();
-	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.eng->resolve_ended(big.rkey, 0, big.info, a.world.now());
 	a.post(IBV_WR_RDMA_READ, 1, 0, 512 * page_size);
 	a.world.run_wire();
 	EXPECT_EQ(a.world.fault_log.size(), 1U);
@@ -667,7 +667,7 @@ TEST_F(Engine, ReadOfMoreThanAPieceIsCompleteAndCompletesOnce)
 	for (std::size_t i = 0; i < big.memory->size(); ++i)
 		(*big.memory)[i] = static_cast<std::byte>(i * 31 >> 3);
 	a.eng->resolve_begins();
-	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.eng->resolve_ended(big.rkey, 0, big.info, a.world.now());
 	a.post(IBV_WR_RDMA_READ, 1, 7, 1500 * page_size - 20, signaled, 4);
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
@@ -715,7 +715,7 @@ TEST_F(Engine, SignatureDataOnMoreThanSixteenPagesNeedsNoHold)
 		(*big.memory)[i] = static_cast<std::byte>(signature >> 8 * (i % 8));
 	a.world.all_in(big, false);
 	a.eng->resolve_begins();
-	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.eng->resolve_ended(big.rkey, 0, big.info, a.world.now());
 	a.post(IBV_WR_RDMA_READ, 1, 0, 100 * page_size);
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
@@ -1369,7 +1369,7 @@ struct ReadAhead : ::testing::Test {
 	ReadAhead() : a(small_config()), r(a.world.add_region(0x7f0000000200, 400 * page_size, 0x100))
 	{
 		a.eng->resolve_begins();
-		a.eng->resolve_ended(r.rkey, 0, r.info);
+		a.eng->resolve_ended(r.rkey, 0, r.info, a.world.now());
 	}
 
 	void read(std::uint64_t page, std::uint64_t n)
@@ -1498,7 +1498,7 @@ TEST_F(Engine, OnceIsNotTriedAgainWhenNobodyKnowsWhetherItHappened)
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
 		b.expect_success = false;
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 		q.known = true;
 		b.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 8);
 		b.world.serve_fault(0);
@@ -1552,7 +1552,7 @@ TEST_F(Engine, NothingOvertakesWhatHappensOnce)
 		app b(c);
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 		b.world.all_in(q, true);
 		for (const auto op : {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP}) {
 			/* it waits for what is not proven yet ... */
@@ -1689,7 +1689,7 @@ TEST_F(Engine, LongWriteWithImmediateIsHeardOnceWhenAllOfItIsThere)
 	const std::uint64_t length = 1300 * page_size;
 	sim_region &q = b.world.add_region(0x100000, 2000 * page_size, 0x100);
 	b.eng->resolve_begins();
-	b.eng->resolve_ended(q.rkey, 0, q.info);
+	b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 	b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 5000, length);
 	for (int i = 0; i < 2000 && b.world.immediates.empty(); ++i) {
 		const bool last = !b.world.queue.empty() &&
@@ -1719,7 +1719,7 @@ TEST_F(Engine, LongWriteWithImmediateToADeadRegionIsNotHeard)
 	b.expect_success = false;
 	sim_region &q = b.world.add_region(0x100000, 600 * page_size, 0x100);
 	b.eng->resolve_begins();
-	b.eng->resolve_ended(q.rkey, 0, q.info);
+	b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 	q.known = true;
 	b.world.all_in(q, true);
 	b.world.before_cqe = [&](sim &w) {
@@ -2092,7 +2092,7 @@ TEST_F(Engine, ErrorIsTheOneThatWasFoundWhateverBecomesOfItsRefusal)
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
 		q.info.access = IBV_ACCESS_REMOTE_WRITE;
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 		if (!posted)
 			b.world.refuse_post_after = 0;
 		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
@@ -2141,7 +2141,7 @@ TEST_F(Engine, RefusalWaitsForRoomInTheSendQueue)
 	sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
 	q.info.access = IBV_ACCESS_REMOTE_WRITE;
 	b.eng->resolve_begins();
-	b.eng->resolve_ended(q.rkey, 0, q.info);
+	b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 	b.post(IBV_WR_SEND, 0, 0, 0, 0);
 	b.post(IBV_WR_SEND, 0, 0, 0, 0);
 	b.post(IBV_WR_RDMA_READ, 0, 0, 8);
@@ -2201,7 +2201,7 @@ TEST_F(Engine, ErrorBehindAnUnprovenReadIsToldByTheRequestThatFailed)
 		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
 		b.expect_success = false;
 		b.eng->resolve_begins();
-		b.eng->resolve_ended(q.rkey, 0, q.info);
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
 		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
 		b.post(IBV_WR_SEND, 0, 0, 0);
 		b.world.run_wire();
@@ -2313,6 +2313,101 @@ TEST_F(Engine, KeyOfARegionThatDiedIsResolvedAnew)
 	EXPECT_EQ(a.poll(), 1U);
 }
 
+/* A key value comes again, as that of pinned memory, and nobody has told yet that its region died. */
+TEST_F(Engine, KeyOfARegionThatDiedMayBePinnedMemorysByNow)
+{
+	for (const auto op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_FETCH_AND_ADD}) {
+		for (const bool told : {false, true}) {
+			SCOPED_TRACE(::testing::Message() << op << told);
+			app b(small_config());
+			sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+			b.eng->resolve_begins();
+			b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
+			q.known = true;
+			b.world.pin_region(q);
+			if (told)
+				b.world.deliver(0);
+			b.post(op, 0, 64, op == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : 5 * page_size);
+			b.world.settle();
+			EXPECT_EQ(b.poll(), 1U);
+			b.check_memory();
+			b.post(IBV_WR_RDMA_READ, 0, 64, 5 * page_size);
+			EXPECT_TRUE(b.world.resolves.empty()) << "asked once only";
+			b.world.settle();
+			EXPECT_EQ(b.poll(), 1U);
+		}
+	}
+}
+
+constexpr nanoseconds pinned_time = RDMA_NP_PINNED_MS * 1'000'000ULL;
+
+TEST_F(Engine, KeyThatWasPinnedMemorysIsAskedAboutAgainInTime)
+{
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	/* it counts from the question */
+	a.world.clock += pinned_time / 4;
+	a.world.answer_resolve(0);
+	a.world.clock += pinned_time / 4 - 1;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_TRUE(a.world.resolves.empty()) << "too early";
+	a.world.clock += 2;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.queue.size(), 4U) << "nothing waits for it";
+	ASSERT_EQ(a.world.resolves.size(), 1U) << "once";
+	a.world.clock += pinned_time / 2 - 2;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.queue.size(), 5U);
+	a.world.answer_resolve(0);
+	a.world.clock += 1;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.queue.size(), 6U) << "the answer is good for longer";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 6U);
+}
+
+TEST_F(Engine, KeyThatWasPinnedMemorysIsNotUsedLongerThanPromised)
+{
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.world.clock += 5;
+	a.world.answer_resolve(0);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.world.clock += pinned_time - 5;
+	sim_region &second = a.world.replace_region(a.world.regions.back());
+	second.pinned = false;
+	second.info.read_addr = 0x710000000000;
+	a.world.events.clear();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_TRUE(a.world.queue.empty());
+	a.world.all_in(second, false);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, KeyOfWhichNothingIsPromisedIsAskedAboutForEachRequest)
+{
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.answer_resolve(0, -ENXIO);
+	EXPECT_EQ(a.world.queue.size(), 1U) << "the second was posted after it was asked";
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.world.answer_resolve(0, -ENXIO);
+	EXPECT_EQ(a.world.queue.size(), 2U);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 3U);
+}
+
 TEST_F(Engine, AnswerThatNamesADeadRegionIsNotBelieved)
 {
 	/* RESOLVE is answered, the region dies, and the death is heard first */
@@ -2399,7 +2494,7 @@ TEST_F(Engine, PrefetchLeavesRoomForWork)
 {
 	sim_region &big = a.world.add_region(0x40000000, 8192 * page_size, 0x500);
 	a.eng->resolve_begins();
-	a.eng->resolve_ended(big.rkey, 0, big.info);
+	a.eng->resolve_ended(big.rkey, 0, big.info, a.world.now());
 	const std::int64_t n = a.eng->prefetch(big.rkey, big.info.base, big.info.length, false);
 	EXPECT_GT(n, 0);
 	EXPECT_LT(static_cast<std::uint64_t>(n), big.info.length);

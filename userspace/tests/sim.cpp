@@ -96,6 +96,19 @@ sim_region &sim::replace_region(sim_region &old)
 	return r;
 }
 
+sim_region &sim::pin_region(sim_region &old)
+{
+	sim_region &r = replace_region(old);
+
+	r.pinned = true;
+	r.info.read_key = r.info.write_key = r.rkey;
+	r.info.read_addr = r.info.write_addr = r.info.base;
+	all_in(r, true);
+	for (sim_page &p : r.pages)
+		p.holds = 1;
+	return r;
+}
+
 void sim::page_out(sim_region &r, std::uint64_t i)
 {
 	sim_page &p = r.pages[i];
@@ -353,6 +366,13 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 			      : by_key(w.wr.wr.rdma.rkey, write ? &rdma_np_region_info::write_key : &rdma_np_region_info::read_key);
 	std::byte bytes[unit_size];
 
+	/* The name of a dead region, which no region has now: the HCA knows nothing of it. */
+	if (!r && std::any_of(regions.begin(), regions.end(),
+			      [&](const sim_region &d) { return d.gone && d.rkey == w.wr.wr.rdma.rkey; })) {
+		w.status = refused = IBV_WC_REM_ACCESS_ERR;
+		peer_error = true;
+		return;
+	}
 	if (!r || r->forgotten) {
 		ADD_FAILURE() << "a key that is not valid: " << w.wr.wr.rdma.rkey;
 		w.status = IBV_WC_REM_ACCESS_ERR;
@@ -654,7 +674,7 @@ void sim::answer_resolve(std::size_t i, int error)
 	if (!error) {
 		error = -EACCES;
 		for (sim_region &r : regions) {
-			if (r.rkey == rkey && !r.gone) {
+			if (r.rkey == rkey && !r.gone && !r.pinned) {
 				r.known = true;
 				info = r.info;
 				error = 0;

@@ -58,6 +58,7 @@ struct sim_region {
 	std::vector<std::uint64_t> *stamps = nullptr;
 	std::vector<sim_page> pages;
 	bool gone = false, forgotten = false, known = false;
+	bool pinned = false; /* its key is all there is, and RESOLVE knows nothing of it */
 
 	[[nodiscard]] std::uint64_t page_of(std::uint64_t offset) const
 	{
@@ -119,6 +120,8 @@ public:
 	sim_region &add_region(std::uint64_t base, std::uint64_t length, std::uint32_t rkey);
 	/* The region dies; one with the same rkey and memory takes its place, its keys swapped. */
 	sim_region &replace_region(sim_region &r);
+	/* The same, and the new one is pinned memory. */
+	sim_region &pin_region(sim_region &old);
 	void kill_region(sim_region &r, bool tell = true);
 	void page_out(sim_region &r, std::uint64_t page);
 	/* Held or not: the owner unmaps it. DMA of those who hold it still reaches what it was. */
