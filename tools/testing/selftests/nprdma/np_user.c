@@ -792,4 +792,62 @@ TEST_F(library, region_that_dies_under_the_library_is_an_error_not_a_hang)
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, RUN(IBV_WR_RDMA_READ, 0, 0, PAGE));
 }
 
+/*
+ * Drivers use key values again, and the application says nothing of that to its peer: what
+ * was an unpinned region's is pinned memory's, and the other way round.
+ */
+TEST_F(library, key_values_come_again)
+{
+	enum { ROUNDS = 300, LEN = 32 };
+	static struct { uint32_t rkey; bool pinned; } seen[ROUNDS];
+	struct np_pair *pair = &self->pair;
+	unsigned int seed = 1, again[2][2] = {};	/* was pinned, is pinned */
+	uint8_t *at = np_map(LEN * PAGE);
+
+	ASSERT_NE(NULL, at);
+	for (size_t r = 0; r < ROUNDS; r++) {
+		/* A public key is made of one page, so pinned regions of one are the likeliest */
+		bool pinned = r > ROUNDS / 4 && rand_r(&seed) % 2;
+		size_t len = pinned && rand_r(&seed) % 2 ? 1 : LEN, w;
+		struct ibv_mr *mr;
+
+		ASSERT_EQ(at, mmap(at, LEN * PAGE, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		for (size_t i = 0; i < LEN; i++)
+			np_fill(at + i * PAGE, PAGE, r * LEN + i);
+		mr = ibv_reg_mr(pair->owner.pd, at, len * PAGE,
+				NP_RIGHTS | (pinned ? 0 : NP_UNPINNED));
+		ASSERT_NE(NULL, mr) TH_LOG("%s", strerror(errno));
+		seen[r].rkey = mr->rkey;
+		seen[r].pinned = pinned;
+		for (size_t i = r; i-- > 0;) {
+			if (seen[i].rkey == mr->rkey) {
+				again[seen[i].pinned][pinned]++;
+				break;
+			}
+		}
+		if (rand_r(&seed) % 2)
+			np_page_out(at, LEN * PAGE);
+
+		pair->data = at;
+		pair->mr = mr;
+		memset(pair->peer.buf, 0, len * PAGE);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_READ, 0, 0, len * PAGE))
+			TH_LOG("round %zu, %spinned", r, pinned ? "" : "un");
+		for (size_t i = 0; i < len; i++) {
+			ASSERT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, r * LEN + i));
+		}
+		w = rand_r(&seed) % len;
+		np_fill(pair->peer.buf, PAGE, 1000000 + r);
+		ASSERT_EQ(0, RUN(IBV_WR_RDMA_WRITE, 0, w * PAGE, PAGE))
+			TH_LOG("round %zu, %spinned", r, pinned ? "" : "un");
+		ASSERT_EQ(-1, np_differs(at + w * PAGE, PAGE, 1000000 + r));
+		ASSERT_EQ(0, ibv_dereg_mr(mr));
+		ASSERT_EQ(0, munmap(at, LEN * PAGE));
+	}
+	TH_LOG("unpinned before: %u pinned, %u unpinned; pinned before: %u pinned, %u unpinned",
+	       again[0][1], again[0][0], again[1][1], again[1][0]);
+	EXPECT_LT(0, again[0][1]);
+}
+
 TEST_HARNESS_MAIN
