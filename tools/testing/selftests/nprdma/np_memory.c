@@ -2439,47 +2439,54 @@ TEST_F(owner, pays_for_tables_that_its_peers_need)
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
 }
 
-#define MANY_REGIONS	3000
+#define MANY_QPS	128
 
-/* Says the names of many regions, and lives. */
-static int live_with_regions(int sock)
+/* Makes more queue pairs, each connected to one of the peer's that it is told. */
+static int live_with_queue_pairs(int sock)
 {
-	struct hello mine = {};
+	struct hello mine = {}, theirs;
 
-	for (int i = 0; i < MANY_REGIONS; i++) {
-		struct ibv_mr *mr = ibv_reg_mr(living->owner.pd, living->data, PAGE,
-					       NP_RIGHTS | NP_UNPINNED);
+	for (int i = 0; i < MANY_QPS; i++) {
+		struct ibv_qp *qp = np_make_qp(&living->owner, living->owner.pd);
 
-		mine.rkey = mr ? mr->rkey : 0;
-		if (!mr || !say(sock, &mine))
+		if (!qp || !hear(sock, &theirs) || np_qp_connect(qp, theirs.addr))
 			return 1;
+		mine.addr = (struct np_addr){ .qpn = qp->qp_num, .lid = living->owner.lid };
+		mine.rkey = living->mr->rkey;
+		if (!say(sock, &mine))
+			return 2;
 	}
 	return live_until_told(sock);
 }
 
-/* And what the kernel remembers of who knows which region. */
+/* And what the kernel remembers of who knows its regions, and of what they were answered. */
 TEST_F(owner, pays_for_what_is_remembered_of_its_peers)
 {
+	struct np_end *peer = &self->peer;
 	struct rdma_np_region_info info;
-	static uint32_t rkeys[MANY_REGIONS];
-	struct hello h;
+	struct ibv_qp *qps[MANY_QPS];
+	struct hello h = {};
 	char text[32];
 	long before, now;
 
-	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, enter_large_group, live_with_regions));
-	for (int i = 0; i < MANY_REGIONS; i++) {
+	ASSERT_EQ(0, meet_owner(self, NP_DATA_LEN, enter_large_group, live_with_queue_pairs));
+	for (int i = 0; i < MANY_QPS; i++) {
+		qps[i] = np_make_qp(peer, peer->pd);
+		ASSERT_NE(NULL, qps[i]);
+		h.addr = (struct np_addr){ .qpn = qps[i]->qp_num, .lid = peer->lid };
+		ASSERT_TRUE(say(self->sock, &h));
 		ASSERT_TRUE(hear(self->sock, &h));
-		rkeys[i] = h.rkey;
+		ASSERT_EQ(0, np_qp_connect(qps[i], h.addr));
 	}
 	ASSERT_LT(0, read_file(NP_GROUP "/memory.current", text, sizeof(text)));
 	before = atol(text);
-	for (int i = 0; i < MANY_REGIONS; i++) {
-		ASSERT_EQ(0, np_resolve(&self->peer, rkeys[i], &info));
+	for (int i = 0; i < MANY_QPS; i++) {
+		ASSERT_EQ(0, np_resolve_on(peer, qps[i], h.rkey, &info));
 	}
 	ASSERT_LT(0, read_file(NP_GROUP "/memory.current", text, sizeof(text)));
 	now = atol(text);
-	TH_LOG("%ld KiB for %d regions", (now - before) >> 10, MANY_REGIONS);
-	/* Half a KiB each, but for what it paid for in advance: 256 KiB on each CPU. */
+	TH_LOG("%ld KiB for %d queue pairs", (now - before) >> 10, MANY_QPS);
+	/* 13 KiB each, but for what it paid for in advance: 256 KiB on each CPU. */
 	EXPECT_LE(before + (1L << 20), now);
 	shutdown(self->sock, SHUT_RDWR);
 	ASSERT_EQ(self->pid, waitpid(self->pid, NULL, 0));
