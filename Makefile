@@ -7,8 +7,9 @@ BUILD := $(abspath $(or $(NPRDMA_BUILD),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/n
 JOBS := $(shell nproc)
 TREE ?= $(BUILD)/kernel/git
 
-selftests = make -s -C tools/testing/selftests/nprdma O=$(BUILD)/selftests \
-	KHDR=$(BUILD)/kernel/src-stock LIBNPRDMA=$(BUILD)/userspace/release
+selftests = for x in tools/testing/selftests/nprdma userspace/tests/guest; do \
+	make -s -C $$x $(1) O=$(BUILD)/selftests KHDR=$(BUILD)/kernel/src-stock \
+		LIBNPRDMA=$(BUILD)/userspace/release || exit; done
 
 export NPRDMA_BUILD := $(BUILD)
 export JOBS
@@ -95,11 +96,12 @@ userspace: deps ## libnprdma, its tools and tests
 	@scripts/build-cmake userspace release
 
 .PHONY: selftests
-selftests: kernel userspace ## the kselftests, to be run in guests
+selftests: kernel userspace ## the kselftests and the tests of libnprdma that run in guests
 	@# The dependencies name the clone they were built from.
 	@[ "$$(cat $(BUILD)/selftests/.from 2>/dev/null)" = '$(CURDIR)' ] || rm -rf $(BUILD)/selftests
 	@mkdir -p $(BUILD)/selftests && echo '$(CURDIR)' >$(BUILD)/selftests/.from
-	@$(selftests) -q || scripts/step $(BUILD)/logs/selftests.log "build selftests" -- $(selftests)
+	@($(call selftests,-q)) || scripts/step $(BUILD)/logs/selftests.log "build selftests" -- \
+		sh -c '$(call selftests)'
 
 .PHONY: kernel-tree
 kernel-tree: deps ## a git work tree of the kernel with the series applied, in TREE
