@@ -250,7 +250,7 @@ void qp::respond(response r)
 {
 	if (!dev.knob(NPHCA_ACK_BEFORE_PLACEMENT))
 		r.after = dev.posted.posted();
-	if (responses_.empty() && r.what == response::ack && r.after <= dev.posted.committed() && send_ack(r.psn, AETH_ACK | AETH_VALUE))
+	if (responses_.empty() && r.what == response::ack && !is_posted_before(r) && send_ack(r.psn, AETH_ACK | AETH_VALUE))
 		return;
 	if (r.what == response::ack && !responses_.empty() && responses_.back().what == response::ack) {
 		responses_.back().psn = r.psn;

@@ -8,10 +8,11 @@
  *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
  * All functions of one QEMU process share a fabric: a switch that routes by
- * LID. With "pf" the function says that it is a physical one. "lid" defaults to 1, 2, ... in order of creation. Knobs are those of enum
- * nphca_knob, named in hca_knobs below: numbers and switches, off or as hardware
- * mostly is by default. They may be changed while the guest runs (qom-set, or the
- * PCI capability described in core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
+ * LID. With "pf" the function says that it is a physical one. "lid" defaults to
+ * 1, 2, ... in order of creation. Knobs are those of enum nphca_knob, named in
+ * hca_knobs below: numbers and switches, by default as kind as hardware gets. They
+ * may be changed while the guest runs (qom-set, or the PCI capability described in
+ * core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
  * pcie-root-port; DMA goes through the IOMMU of the machine if there is one.
  *
  * nprdma-link joins the fabric to that of another process, for LIDs that are not
