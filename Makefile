@@ -7,6 +7,7 @@ BUILD := $(abspath $(or $(NPRDMA_BUILD),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/n
 JOBS := $(shell nproc)
 TREE ?= $(BUILD)/kernel/git
 
+test-sources = $(sort $(wildcard $(addprefix $(CURDIR)/,tools/testing/selftests/nprdma/*.c userspace/tests/guest/*.c)))
 selftests = for x in tools/testing/selftests/nprdma userspace/tests/guest; do \
 	make -s -C $$x $(1) O=$(BUILD)/selftests KHDR=$(BUILD)/kernel/src-stock \
 		LIBNPRDMA=$(BUILD)/userspace/release || exit; done
@@ -97,9 +98,9 @@ userspace: deps ## libnprdma, its tools and tests
 
 .PHONY: selftests
 selftests: kernel userspace ## the kselftests and the tests of libnprdma that run in guests
-	@# The dependencies name the clone they were built from.
-	@[ "$$(cat $(BUILD)/selftests/.from 2>/dev/null)" = '$(CURDIR)' ] || rm -rf $(BUILD)/selftests
-	@mkdir -p $(BUILD)/selftests && echo '$(CURDIR)' >$(BUILD)/selftests/.from
+	@# The dependencies name the sources they were built from.
+	@[ "$$(cat $(BUILD)/selftests/.from 2>/dev/null)" = '$(test-sources)' ] || rm -rf $(BUILD)/selftests
+	@mkdir -p $(BUILD)/selftests && echo '$(test-sources)' >$(BUILD)/selftests/.from
 	@($(call selftests,-q)) || scripts/step $(BUILD)/logs/selftests.log "build selftests" -- \
 		sh -c '$(call selftests)'
 
