@@ -126,9 +126,8 @@ void fabric::drain() noexcept
 
 	if (std::any_of(ports_.begin(), ports_.end(), [](const device *d) { return d->knob(NPHCA_NO_DRAIN); }))
 		return;
-	/* After the invalidation; pairs with begin_dma(). */
-	std::atomic_thread_fence(std::memory_order_seq_cst);
-	const uint64_t seq = dma_seq_.load(std::memory_order_acquire);
+	/* After the invalidation; pairs with begin_dma(), and so is a write, too. */
+	const uint64_t seq = dma_seq_.fetch_add(0, std::memory_order_acq_rel);
 	if (seq & 1) {
 		const uint64_t start = now();
 		while (dma_seq_.load(std::memory_order_acquire) == seq) {

@@ -90,9 +90,12 @@ public:
 	 */
 	void begin_dma() noexcept
 	{
-		dma_seq_.store(dma_seq_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-		/* Odd before the translation; pairs with drain(). */
-		std::atomic_thread_fence(std::memory_order_seq_cst);
+		/*
+		 * Odd before the translation; pairs with drain(). Both read and write the
+		 * count: either drain() finds it odd and waits, or this comes later, and
+		 * then what was invalidated before drain() is seen by the translation.
+		 */
+		dma_seq_.fetch_add(1, std::memory_order_acq_rel);
 	}
 	void end_dma() noexcept
 	{
