@@ -108,7 +108,6 @@ struct np_pin {
  * @memcg: of @mm, which is charged meanwhile
  * @other_memcg: what was charged before
  * @policy: of the owner's memory
- * @other_mems: nodes that we might use before
  * @va: of the first page
  * @first: number of the first page in the slot
  * @npages: number of pages
@@ -121,6 +120,7 @@ struct np_pin {
  * @must_wait: said the last attempt: for somebody's hold
  * @split_write: the write window's slot was split
  * @huge: what the CPU maps with one entry becomes one leaf
+ * @touched: all of it was there when it was touched, and yet it was refused
  * @pfns: for HMM
  * @read: what the read window shall map to
  * @write: what the write window shall map to
@@ -133,7 +133,6 @@ struct np_fault {
 	struct mem_cgroup *memcg;
 	struct mem_cgroup *other_memcg;
 	struct mempolicy policy;
-	nodemask_t other_mems;
 	unsigned long va;
 	unsigned int first;
 	unsigned int npages;
@@ -146,6 +145,7 @@ struct np_fault {
 	bool must_wait;
 	bool split_write;
 	bool huge;
+	bool touched;
 	unsigned long *pfns;
 	phys_addr_t *read;
 	phys_addr_t *write;
@@ -1005,6 +1005,14 @@ static int np_fault_ask_monitor(struct np_fault *f)
 	}
 	timer_delete_sync(&waker.timer);
 	destroy_timer_on_stack(&waker.timer);
+	/*
+	 * Nobody had to be waited for. Then a page may have come after we looked; if that
+	 * happens twice it is something else.
+	 */
+	if (ret == -EFAULT && va >= end && !f->touched) {
+		f->touched = true;
+		return -EBUSY;
+	}
 	return ret;
 }
 
@@ -1544,6 +1552,7 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 	int ret;
 
 	f->no_memory = false;
+	f->touched = false;
 	for (;;) {
 		f->must_wait = false;
 		f->changed = false;
@@ -1605,7 +1614,7 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 	return true;
 }
 
-#if defined(CONFIG_MEMCG) && defined(CONFIG_NUMA) && defined(CONFIG_CPUSETS)
+#if defined(CONFIG_MEMCG) && defined(CONFIG_NUMA)
 /*
  * A worker puts pages where its owner's own touch would: on the nodes that the memory
  * policy and the cpuset of the owner's first thread allow.  mbind() is a policy of the
@@ -1616,9 +1625,8 @@ static void np_fault_adopt_policy(struct np_fault *f)
 {
 	struct mempolicy *policy = NULL;
 	struct task_struct *task;
-	nodemask_t mems;
+	nodemask_t mems = node_states[N_MEMORY];
 
-	f->other_mems = current->mems_allowed;
 	rcu_read_lock();
 	task = rcu_dereference(f->mm->owner);
 	if (!(current->flags & PF_KTHREAD) || !task) {
@@ -1631,7 +1639,9 @@ static void np_fault_adopt_policy(struct np_fault *f)
 		atomic_set(&f->policy.refcnt, 1);
 		policy = &f->policy;
 	}
+#ifdef CONFIG_CPUSETS
 	mems = task->mems_allowed;
+#endif
 	task_unlock(task);
 	rcu_read_unlock();
 
@@ -1648,7 +1658,8 @@ static void np_fault_drop_policy(struct np_fault *f)
 	task_lock(current);
 	current->mempolicy = NULL;
 	task_unlock(current);
-	set_mems_allowed(f->other_mems);
+	/* What all workers may use, as it is now: it may have changed meanwhile */
+	set_mems_allowed(node_states[N_MEMORY]);
 }
 #else
 static void np_fault_adopt_policy(struct np_fault *f)
