@@ -26,7 +26,7 @@
  * What must take effect exactly once is posted once: an atomic under a hold; and a WRITE
  *   with immediate is a proven WRITE and then, for the receiver's byte count, the same
  *   once more with it. That one needs no hold, whatever page it meets: its data is
- *   there. And it must have none, for it may wait for a receive as long as it likes.
+ *   there. And it must have none, because it may wait for a receive without limit.
  *   Neither needs P1: the words behind an atomic have a fence, so they are READ when its
  *   answer is there, and behind the repetition with the immediate no words are READ.
  * Under a hold the words are READ as well: one without the right that the hold gave
@@ -40,8 +40,8 @@
  *   relaxed order: nothing but READs and WRITEs of regions).
  * - What must happen exactly once is posted once.
  * - No two requests by which the peer's HCA fetches what is scanned have bytes of the same unit.
- * - While a hold is asked for or in use, nothing stands before what needs it that
- *   waits for a receive: the peer gives a hold a limited time.
+ * - Requests that consume a receive are never queued ahead of a held request, because
+ *   they may wait for longer than the time that the peer gives a hold.
  * - What ends a QP is told once, by the request that failed.
  * - An error that a pinned region's HCA would have found is one of both QPs: the peer's
  *   HCA gets something to refuse.
