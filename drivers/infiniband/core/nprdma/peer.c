@@ -556,16 +556,23 @@ static void np_qp_remember(struct ib_qp_np *np, const struct ib_qp_attr *attr,
 }
 
 /*
- * An RC QP that @lives and is not connected has the number for itself: a peer of
- * another one is of one whose destroyer has not come here yet.
+ * An RC QP that @lives has the number for itself: a peer of another one is of one whose
+ * destroyer has not come here yet. Its own peer may have been made since ib_qp_np.left
+ * became @left: that one is of the connection that it has now, and stays.
  */
-static void np_qp_end_peer(struct np_hca *hca, struct ib_qp *qp, bool lives)
+static void np_qp_end_peer(struct np_hca *hca, struct ib_qp *qp, bool lives,
+			   u32 left)
 {
 	struct np_peer *peer = np_peer_find(hca, qp->qp_num);
+	bool ends;
 
 	if (!peer)
 		return;
-	if (peer->qp == qp || lives)
+	if (peer->qp != qp)
+		ends = lives;
+	else
+		ends = !lives || (s32)(peer->left - left) < 0;
+	if (ends)
 		np_peer_kill(peer);
 	np_peer_put(peer);
 }
@@ -585,6 +592,7 @@ void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
 	bool left = !ret && !np_still_connected(attr, attr_mask);
 	bool failing = READ_ONCE(qp->np.holder) == current;
 	struct np_hca *hca;
+	u32 count = 0;
 
 	if (!np_qp_has_peers(qp))
 		return;
@@ -594,12 +602,13 @@ void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
 		np_qp_remember(&qp->np, attr, attr_mask);
 		qp->np.changed += left;
 		qp->np.left += left;
+		count = qp->np.left;
 		xa_unlock_irq(&hca->peers);
 	}
 	if (!failing) {
 		mutex_unlock(&qp->np.lock);
 		if (hca && left)
-			np_qp_end_peer(hca, qp, true);
+			np_qp_end_peer(hca, qp, true, count);
 	}
 	if (hca)
 		np_hca_put(hca);
@@ -649,7 +658,7 @@ void np_qp_destroyed(struct ib_qp *qp)
 	hca = np_hca_get(qp->device);
 	if (!hca)
 		return;
-	np_qp_end_peer(hca, qp, false);
+	np_qp_end_peer(hca, qp, false, 0);
 	np_hca_put(hca);
 }
 

@@ -2103,6 +2103,35 @@ static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.peer.grants));
 }
 
+static int np_test_modify_then_resolve(struct ib_qp *qp,
+				       struct ib_qp_attr *attr, int attr_mask,
+				       struct ib_udata *udata)
+{
+	struct np_fake_peer *fake = container_of(qp, struct np_fake_peer, qp);
+
+	fake->peer.left = qp->np.left + 1;
+	return 0;
+}
+
+/* The other end may resolve before who modified the QP looks for a peer to end */
+static void np_peer_made_after_a_modification_outlives_it(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct ib_qp_attr attr = { .qp_state = IB_QPS_RTR, .dest_qp_num = 2 };
+	const int mask = IB_QP_STATE | IB_QP_DEST_QPN;
+	struct ib_qp *qp = &t->fake.qp;
+
+	/* The counter may go round */
+	qp->np.left = U32_MAX;
+	t->fake.ibdev->ops.modify_qp = np_test_modify_then_resolve;
+	KUNIT_EXPECT_EQ(test, ib_modify_qp(qp, &attr, mask), 0);
+	KUNIT_EXPECT_FALSE(test, t->fake.peer.dead);
+	t->fake.ibdev->ops.modify_qp = np_test_modify_nothing;
+	KUNIT_EXPECT_EQ(test, ib_modify_qp(qp, &attr, mask), 0);
+	KUNIT_EXPECT_TRUE(test, t->fake.peer.dead);
+	t->fake.ibdev->ops.modify_qp = np_fake_modify_qp;
+}
+
 /* A device answers one query at a time, and has other things to do */
 static void np_stranger_costs_no_query_of_the_device(struct kunit *test)
 {
@@ -2695,6 +2724,7 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_qp_connected_anew_is_not_ended_for_a_former_peer),
 	KUNIT_CASE(np_stranger_costs_no_query_of_the_device),
 	KUNIT_CASE(np_peer_is_not_that_of_a_former_qp),
+	KUNIT_CASE(np_peer_made_after_a_modification_outlives_it),
 	KUNIT_CASE(np_regions_that_a_peer_knows_are_bounded),
 	KUNIT_CASE(np_malformed_request_is_called_that_and_not_obeyed),
 	KUNIT_CASE(np_stranger_is_answered_the_same_whatever_the_reason),
