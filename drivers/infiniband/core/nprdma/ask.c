@@ -171,6 +171,19 @@ static void np_again_hasten(struct np_peer *peer)
 	}
 }
 
+/* Under the peer's lock: that of the memory's owner. */
+static u64 np_trans_secret(const struct np_trans *trans)
+{
+	switch (trans->msg.type) {
+	case NP_MSG_RESOLVE:
+		return 0;
+	case NP_MSG_GONE:
+		return trans->peer->our_secret;
+	default:
+		return trans->peer->their_secret;
+	}
+}
+
 static void np_trans_work(struct work_struct *work)
 {
 	struct np_trans *trans = container_of(to_delayed_work(work),
@@ -199,6 +212,8 @@ static void np_trans_work(struct work_struct *work)
 			if (trans->tries < 2 * NP_TRIES)
 				trans->tries++;
 			trans->msg.quick = false;
+			/* A RESOLVE may have brought another one */
+			trans->msg.secret = np_trans_secret(trans);
 		}
 		/* Who takes it off the list may cancel that, but not us */
 		kref_get(&trans->ref);
@@ -279,19 +294,6 @@ static void np_quick_judge(struct np_trans *trans, const struct np_msg *answer)
 	peer->quick_lost = NP_QUICK_TRIES - 1;
 	WRITE_ONCE(peer->quick_after,
 		   jiffies + msecs_to_jiffies(NP_QUICK_PAUSE_MS));
-}
-
-/* Under the peer's lock: that of the memory's owner. */
-static u64 np_trans_secret(const struct np_trans *trans)
-{
-	switch (trans->msg.type) {
-	case NP_MSG_RESOLVE:
-		return 0;
-	case NP_MSG_GONE:
-		return trans->peer->our_secret;
-	default:
-		return trans->peer->their_secret;
-	}
 }
 
 /**
@@ -1024,6 +1026,29 @@ u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
 	return status;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_told_gone);
+
+/**
+ * np_peer_uses - May somebody here use the keys of a peer's region
+ * @peer: the peer
+ * @region_id: the region
+ *
+ * As np_peer_told_gone(), but tells nobody and changes nothing.
+ *
+ * Return: true also if a RESOLVE may be about to bring them
+ */
+bool np_peer_uses(struct np_peer *peer, u64 region_id)
+{
+	struct np_binding *binding;
+	bool uses;
+
+	spin_lock(&peer->lock);
+	uses = peer->resolving;
+	for (binding = np_binding_first(peer, region_id); binding && !uses;
+	     binding = np_binding_next(binding))
+		uses = !np_channel_is_closed(binding->channel);
+	spin_unlock(&peer->lock);
+	return uses;
+}
 
 /* --- answers ---------------------------------------------------------------------------- */
 

@@ -763,6 +763,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 int np_peer_release(struct np_peer *peer, u64 hold_id);
 int np_peer_forget(struct np_peer *peer, u64 region_id);
 u32 np_peer_told_gone(struct np_peer *peer, u64 region_id);
+bool np_peer_uses(struct np_peer *peer, u64 region_id);
 void np_peer_answered(struct np_peer *peer, const struct np_msg *msg);
 void np_ask_kill(struct np_peer *peer);
 void np_ask_leave(struct np_peer *peer);

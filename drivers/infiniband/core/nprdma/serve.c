@@ -1157,22 +1157,35 @@ static bool np_peer_believes(const struct np_peer *peer,
 					      READ_ONCE(peer->their_secret));
 }
 
+/*
+ * A request by MAD without the right secret is not obeyed. But it may be of the peer's
+ * kernel, and about what it had of, or gave to, an earlier peer of this QP: it must not
+ * wait for an answer in vain. Here is nothing of an earlier peer, so it is answered as
+ * who asks for a grant or a hold that does not exist. The answer goes to the peer,
+ * whoever asked, and there it is of no use without the right secret.
+ */
+static void np_answer_disbelieved(struct np_peer *peer, const struct np_msg *msg)
+{
+	u32 status = RDMA_NP_OK;
+
+	if (msg->type == NP_MSG_FAULT)
+		status = RDMA_NP_GONE;
+	else if (msg->type == NP_MSG_GONE &&
+		 np_peer_uses(peer, msg->forget.region_id))
+		status = RDMA_NP_BUSY;
+	np_answer_status(peer, msg, status);
+}
+
 static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 			    const struct np_msg *msg,
 			    const struct np_addr *from,
 			    struct ib_mad_recv_wc *recv)
 {
 	if (!np_peer_believes(peer, msg, from)) {
-		/*
-		 * Here is nothing of keys that went to an earlier peer of this QP: their
-		 * owner must not wait for it. Keys may be on their way.
-		 */
-		if (msg->type == NP_MSG_GONE && !msg->answer && recv)
-			np_answer_status(peer, msg, READ_ONCE(peer->resolving) ?
-					 RDMA_NP_BUSY : RDMA_NP_OK);
-		else
-			trace_np_disbelieve(peer->hca->ibdev, peer->qpn,
-					    msg->type, msg->answer, from->qpn);
+		trace_np_disbelieve(peer->hca->ibdev, peer->qpn, msg->type,
+				    msg->answer, from->qpn);
+		if (!msg->answer && recv)
+			np_answer_disbelieved(peer, msg);
 		return;
 	}
 	if (msg->quick)

@@ -2419,10 +2419,19 @@ static void np_test_from(struct np_ask_test *t, const struct np_msg *msg, u32 qp
 	flush_workqueue(np_wq);
 }
 
-/* All that the other end's kernel could send; what is obeyed is answered, or told */
+/*
+ * All that the other end's kernel could send; nothing is told, and what is answered says
+ * that there is nothing, but that keys are in use
+ */
 static void np_test_nothing_is_believed(struct kunit *test, u32 qpn, bool quick,
 					u64 wrong)
 {
+	static const u8 status[] = {
+		[NP_MSG_FAULT] = RDMA_NP_GONE,
+		[NP_MSG_RELEASE] = RDMA_NP_OK,
+		[NP_MSG_FORGET] = RDMA_NP_OK,
+		[NP_MSG_GONE] = RDMA_NP_BUSY,
+	};
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_peer *peer = &t->fake.peer;
 	unsigned int nr = t->nr_sent;
@@ -2442,11 +2451,11 @@ static void np_test_nothing_is_believed(struct kunit *test, u32 qpn, bool quick,
 			if (type == NP_MSG_FORGET && !answer)
 				msg.forget.seq = U64_MAX;
 			np_test_from(t, &msg, qpn);
-			if (type == NP_MSG_GONE && !answer && wrong && !quick) {
-				/* Who does not know the pair has nothing of it */
+			if (!answer && wrong && !quick) {
+				/* It may be of an earlier peer of the QP */
 				KUNIT_ASSERT_EQ(test, t->nr_sent, nr + 1);
 				np_fake_expect(test, &msg, &t->sent[nr],
-					       RDMA_NP_OK);
+					       status[type]);
 				nr++;
 			}
 			KUNIT_EXPECT_EQ_MSG(test, t->nr_sent, nr,
@@ -2509,6 +2518,33 @@ static void np_message_without_the_secret_is_not_obeyed(struct kunit *test)
 	peer->their_secret = 0;
 	np_test_nothing_is_believed(test, 1, false, peer->our_secret);
 	peer->their_secret = NP_TEST_THEIRS;
+}
+
+/* Its keys may be there from an earlier peer of the other end's QP */
+static void np_gone_without_the_secret_waits_for_who_uses_the_keys(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_msg msg;
+
+	np_test_believes_init(test);
+	msg = np_true_msg(peer, NP_MSG_GONE, false);
+	msg.secret ^= 1;
+	np_test_from(t, &msg, 1);
+	msg.forget.region_id = 8;
+	np_test_from(t, &msg, 1);
+	peer->resolving = 1;
+	np_test_from(t, &msg, 1);
+	peer->resolving = 0;
+	msg.forget.region_id = 7;
+	np_channel_close(&t->channel);
+	np_test_from(t, &msg, 1);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 4);
+	KUNIT_EXPECT_EQ(test, t->sent[0].status, RDMA_NP_BUSY);
+	KUNIT_EXPECT_EQ(test, t->sent[1].status, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, t->sent[2].status, RDMA_NP_BUSY);
+	KUNIT_EXPECT_EQ(test, t->sent[3].status, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
 }
 
 static void np_quick_message_is_believed_from_its_qp_only(struct kunit *test)
@@ -2605,6 +2641,23 @@ static void np_answer_to_resolve_repeats_its_nonce(struct kunit *test)
 	t->nr_sent = 0;
 	KUNIT_ASSERT_EQ(test, np_ask_fault(test, answer.region.id, 1, 0), 0);
 	KUNIT_EXPECT_EQ(test, t->sent[0].secret, answer.given);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
+}
+
+/* Else its answer would be believed no more, and the QP be lost */
+static void np_fault_is_repeated_with_the_newest_secret(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+
+	np_bind(test, 7);
+	t->fake.peer.their_secret = NP_TEST_THEIRS;
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 1, 0), 0);
+	t->fake.peer.their_secret = NP_TEST_THEIRS + 1;
+	KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
+						    READ_ONCE(t->nr_sent) >= 2,
+						    10 * HZ));
+	KUNIT_EXPECT_EQ(test, t->sent[0].secret, NP_TEST_THEIRS);
+	KUNIT_EXPECT_EQ(test, t->sent[1].secret, NP_TEST_THEIRS + 1);
 	np_answer_to(test, 0, RDMA_NP_OK, 0);
 }
 
@@ -2732,9 +2785,11 @@ static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_answers_to_strangers_are_bounded),
 	KUNIT_CASE(np_mad_is_believed_from_qp1_only),
 	KUNIT_CASE(np_message_without_the_secret_is_not_obeyed),
+	KUNIT_CASE(np_gone_without_the_secret_waits_for_who_uses_the_keys),
 	KUNIT_CASE(np_quick_message_is_believed_from_its_qp_only),
 	KUNIT_CASE(np_ud_qpn_is_learned_from_a_mad_with_the_secret),
 	KUNIT_CASE(np_answer_to_resolve_repeats_its_nonce),
+	KUNIT_CASE(np_fault_is_repeated_with_the_newest_secret),
 	{}
 };
 
