@@ -817,7 +817,9 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 
 	piece &p = pieces_[free_.first];
 	const std::uint64_t addr = addr_of(o.wr) + o.issued;
-	const std::uint64_t limit = b->to->info.max_pages * page_size - addr % page_size;
+	/* Without a region there is nobody to set a bound. */
+	const std::uint64_t pages = plain ? page_bits::capacity : b->to->info.max_pages;
+	const std::uint64_t limit = pages * page_size - addr % page_size;
 
 	take(p);
 	p.op = i;

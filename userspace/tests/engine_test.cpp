@@ -2339,6 +2339,63 @@ TEST_F(Engine, KeyOfARegionThatDiedMayBePinnedMemorysByNow)
 	}
 }
 
+/* More pieces than there are at once: the last ones begin when RESOLVE has said that the key is no region's. */
+TEST_F(Engine, PiecesThatBeginWhenTheirKeyIsPinnedMemorysGoWithTheKeyAsItIs)
+{
+	for (const auto op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+		for (const bool told : {false, true}) {
+			SCOPED_TRACE(::testing::Message() << op << told);
+			app b(small_config());
+			sim_region &q = b.world.add_region(0x100000, 72 * page_size, 0x100);
+			for (std::size_t i = 0; i < q.memory->size(); ++i)
+				(*q.memory)[i] = static_cast<std::byte>(i * 13 + i / 4096);
+			q.info.max_pages = 4;
+			b.eng->resolve_begins();
+			b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
+			q.known = true;
+			b.post(op, 0, 0, 72 * page_size, signaled, 3);
+			b.world.run_wire();
+			ASSERT_FALSE(b.world.faults.empty());
+			b.world.pin_region(q);
+			if (told)
+				b.world.deliver(0);
+			b.world.settle();
+			EXPECT_EQ(b.poll(), 1U);
+			EXPECT_EQ(b.world.immediates.size(), op == IBV_WR_RDMA_WRITE_WITH_IMM ? 1U : 0U);
+			b.check_memory();
+			EXPECT_TRUE(b.eng->idle());
+		}
+	}
+}
+
+/* It was the region's when the request was looked at, which then had to wait. */
+TEST_F(Engine, RequestThatWaitedUntilItsKeyWasPinnedMemorysGoesWithTheKeyAsItIs)
+{
+	for (const auto op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_FETCH_AND_ADD}) {
+		for (const bool told : {false, true}) {
+			SCOPED_TRACE(::testing::Message() << op << told);
+			app b(small_config());
+			sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+			b.eng->resolve_begins();
+			b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
+			q.known = true;
+			b.post(IBV_WR_RDMA_WRITE, 0, 64, 5 * page_size);
+			b.world.run_wire();
+			ASSERT_EQ(b.world.faults.size(), 1U) << "unproven";
+			b.post(op, 0, 128, op == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : 5 * page_size);
+			EXPECT_TRUE(b.world.queue.empty()) << "it waits";
+			b.world.pin_region(q);
+			if (told)
+				b.world.deliver(0);
+			b.world.settle();
+			EXPECT_EQ(b.poll(), 2U);
+			EXPECT_EQ(b.world.immediates.size(), op == IBV_WR_RDMA_WRITE_WITH_IMM ? 1U : 0U);
+			b.check_memory();
+			EXPECT_TRUE(b.eng->idle());
+		}
+	}
+}
+
 constexpr nanoseconds pinned_time = RDMA_NP_PINNED_MS * 1'000'000ULL;
 
 TEST_F(Engine, KeyThatWasPinnedMemorysIsAskedAboutAgainInTime)
