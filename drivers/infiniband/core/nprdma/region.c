@@ -924,15 +924,41 @@ static void np_region_free_key(struct np_region *region, struct ib_mr *mr)
 	atomic_dec(&region->pd->usecnt);
 }
 
+/* The keys that peers are given, by the bits of np_region_missing_keys() */
+#define NP_REGION_KEYS(region)                                                 \
+	{ &(region)->table_mr, &(region)->read_mr, &(region)->write_mr }
+
+static unsigned int np_region_missing_keys(struct np_region *region)
+{
+	struct ib_mr **keys[] = NP_REGION_KEYS(region);
+	unsigned int missing = 0;
+	unsigned int i;
+
+	lockdep_assert_held(&region->lock);
+	for (i = 0; i < ARRAY_SIZE(keys); i++)
+		if (!*keys[i])
+			missing |= BIT(i);
+	return missing;
+}
+
+/* Free those of these keys that exist */
+static void np_region_drop_keys(struct np_region *region, unsigned int which)
+{
+	struct ib_mr **keys[] = NP_REGION_KEYS(region);
+	unsigned int i = ARRAY_SIZE(keys);
+
+	lockdep_assert_held(&region->lock);
+	while (i--) {
+		if (!(which & BIT(i)))
+			continue;
+		np_region_free_key(region, *keys[i]);
+		*keys[i] = NULL;
+	}
+}
+
 static void np_region_free_keys(struct np_region *region)
 {
-	lockdep_assert_held(&region->lock);
-	np_region_free_key(region, region->write_mr);
-	np_region_free_key(region, region->read_mr);
-	np_region_free_key(region, region->table_mr);
-	region->write_mr = NULL;
-	region->read_mr = NULL;
-	region->table_mr = NULL;
+	np_region_drop_keys(region, ~0U);
 }
 
 static int np_region_make_keys(struct np_region *region)
@@ -973,6 +999,7 @@ static int np_region_make_keys(struct np_region *region)
  */
 int np_region_resolve(struct np_region *region, struct np_resolve *out)
 {
+	unsigned int missing;
 	int ret;
 
 	if (!(region->access & NP_ACCESS_REMOTE))
@@ -981,11 +1008,14 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out)
 	guard(mutex)(&region->lock);
 	if (region->gone)
 		return -ENXIO;
+	missing = np_region_missing_keys(region);
 	ret = np_region_make_keys(region);
 	if (ret) {
-		/* All or none, so that a region without grants never has a half */
-		if (list_empty(&region->grants))
-			np_region_free_keys(region);
+		/*
+		 * All or none: the owner pays for no key that nobody was told. Who asks
+		 * has a grant already, so grants do not say whether somebody was.
+		 */
+		np_region_drop_keys(region, missing);
 		return ret;
 	}
 

@@ -2978,6 +2978,38 @@ static void np_key_that_cannot_be_made_leaves_no_other(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
 }
 
+/* Also if it is for a peer, which is granted the keys before they are made */
+static void np_resolve_that_fails_leaves_no_key(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_msg msg = { .type = NP_MSG_RESOLVE, .rkey = 7 };
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer = np_test_peer(test, &t->pd);
+	struct np_grant other = {};
+	unsigned int i;
+
+	KUNIT_ASSERT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
+	for (i = 2; i <= 3; i++) {
+		t->fail_key = t->nr_keys + i;
+		np_test_resolve(test, peer, 7, 0, RDMA_NP_NOMEM);
+		KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+		KUNIT_EXPECT_EQ(test, atomic_read(&t->pd.usecnt), 0);
+	}
+	/* Another one's grant makes no difference */
+	KUNIT_EXPECT_EQ(test, np_region_grant(region, &other), 0);
+	t->fail_key = t->nr_keys + 2;
+	np_test_resolve(test, peer, 7, 0, RDMA_NP_NOMEM);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	np_region_ungrant(&other);
+	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 0);
+
+	t->fail_key = 0;
+	KUNIT_EXPECT_EQ(test, np_test_asks(test, peer, &msg, 0)->status, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
+	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_grants, 1);
+	xa_destroy(&t->npdev.rkeys);
+}
+
 static void np_keys_that_nobody_was_granted_end_with_the_region(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 4);
@@ -3781,6 +3813,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_keys_are_made_once_for_all_peers),
 	KUNIT_CASE(np_keys_have_the_rights_of_the_region),
 	KUNIT_CASE(np_key_that_cannot_be_made_leaves_no_other),
+	KUNIT_CASE(np_resolve_that_fails_leaves_no_key),
 	KUNIT_CASE(np_keys_that_nobody_was_granted_end_with_the_region),
 	KUNIT_CASE(np_grants_of_an_owner_are_bounded),
 	KUNIT_CASE(np_device_does_not_wait_for_keys_that_stay),
