@@ -90,7 +90,7 @@ struct np_host {
  * @ibdev: the device
  * @lock: protects @pd and the making of scratch pages
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
- * @rkeys: live regions by public rkey
+ * @rkeys: regions by public rkey, as long as the public MR lives
  * @told: keys that no region may have, under the lock of @rkeys; NULL: none yet
  * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
@@ -264,6 +264,8 @@ struct np_counters {
  * @gone: the public MR is dead
  * @leaked: the driver could not destroy a key: keep the windows, without @npdev
  * @public_rkey: key of np_device.rkeys
+ * @ending: the public MR is being destroyed: nobody finds the region by @public_rkey,
+ *	which is kept for it all the same; under the lock of np_device.rkeys
  * @table_mr: table key, NULL until the first RESOLVE
  * @read_mr: read key, likewise; NULL: nobody may read
  * @write_mr: write key, likewise; NULL: nobody may write
@@ -304,6 +306,7 @@ struct np_region {
 	bool gone;
 	bool leaked;
 	u32 public_rkey;
+	bool ending;
 	struct ib_mr *table_mr;
 	struct ib_mr *read_mr;
 	struct ib_mr *write_mr;

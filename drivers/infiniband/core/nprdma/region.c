@@ -379,7 +379,7 @@ struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey)
 		return NULL;
 	xa_lock(&npdev->rkeys);
 	region = xa_load(&npdev->rkeys, rkey);
-	if (region && !kref_get_unless_zero(&region->ref))
+	if (region && (region->ending || !kref_get_unless_zero(&region->ref)))
 		region = NULL;
 	xa_unlock(&npdev->rkeys);
 	np_device_put(npdev);
@@ -646,9 +646,10 @@ static void np_region_free_name(struct np_region *region, struct ib_mr *mr)
 }
 
 /*
- * The public key. One of which peers were told that it is no region's will not do: then
- * the driver makes others, until one will do. There are fewer such keys than tries. Those
- * that will not do are freed at the end, or the driver would make them again.
+ * The public key. One of which peers were told that it is no region's will not do, nor
+ * one of a region that is just ending: then the driver makes others, until one will do.
+ * There are fewer such keys than tries. Those that will not do are freed at the end, or
+ * the driver would make them again.
  */
 VISIBLE_IF_KUNIT struct ib_mr *np_region_make_name(struct np_region *region,
 						   struct ib_pd *public_pd)
@@ -1177,18 +1178,28 @@ void np_region_orphan(struct np_region *region)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_region_orphan);
 
+/* From now on nobody finds the region by its public key; or somebody does again */
+static void np_region_set_ending(struct np_region *region, bool ending)
+{
+	xa_lock(&region->npdev->rkeys);
+	region->ending = ending;
+	xa_unlock(&region->npdev->rkeys);
+}
+
 /**
  * np_mr_dereg_begin() - the public MR is about to be destroyed
  * @mr: public MR
  *
- * The driver may give the key's value to somebody else before it returns.
+ * The driver may give the key's value to somebody else before it returns, or say that
+ * the MR stays. So nobody finds the region by it any more, but no other region gets it,
+ * and no peer is promised that it is none's.
  */
 void np_mr_dereg_begin(struct ib_mr *mr)
 {
 	struct np_region *region = mr->np;
 
 	if (region)
-		xa_erase(&region->npdev->rkeys, region->public_rkey);
+		np_region_set_ending(region, true);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_mr_dereg_begin);
 
@@ -1203,10 +1214,11 @@ void np_mr_dereg_end(struct np_region *region, struct ib_mr *mr, int ret)
 	if (!region)
 		return;
 	if (ret) {
-		/* Without memory, or if a peer was told that it is none, it stays nameless */
-		np_name_take(region->npdev, region->public_rkey, region);
+		/* As before; a later try may succeed, or np_client_remove() finds it */
+		np_region_set_ending(region, false);
 		return;
 	}
+	xa_erase(&region->npdev->rkeys, region->public_rkey);
 	np_region_close(region);
 	np_region_put(region);
 }

@@ -17,6 +17,9 @@
  *   np_device.rkeys. If the promise comes first, np_name_take() sees it and the region
  *   gets another value. If the region comes first, np_promise_none() sees the region,
  *   and promises nothing.
+ * - While a driver destroys the MR that had the value, nobody knows whether the region
+ *   stays, so nothing is promised either. If it stays, it is what it was before, and the
+ *   promises of before are of peers that may not reach it.
  * - np_told_look() forgets a promise no sooner than NP_TOLD_MS after it was made, which
  *   is twice the promised time, because the clocks of two hosts need not agree on how
  *   long a time is, and that of a virtual machine may stop for a while.
@@ -100,6 +103,7 @@ int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region)
 {
 	struct np_device *npdev = np_device_get(ibdev);
 	unsigned int bit = hash_32(rkey, NP_TOLD_ORDER);
+	struct np_region *named;
 	struct np_told *told;
 	int ret = -ENXIO;
 
@@ -108,7 +112,11 @@ int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region)
 	told = np_told_get(npdev);
 
 	xa_lock(&npdev->rkeys);
-	if (xa_load(&npdev->rkeys, rkey) != region) {
+	named = xa_load(&npdev->rkeys, rkey);
+	if (named && named->ending) {
+		/* It may still become the region's again */
+		ret = -ENXIO;
+	} else if (named != region) {
 		ret = -EAGAIN;
 	} else if (told) {
 		np_told_look(told);
@@ -134,7 +142,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_promise_none);
  *
  * Context: process context.
  * Return: 0, then peers find @region by @rkey; -EADDRINUSE: a peer was promised that
- * it is none's; -ENOMEM.
+ * it is none's, or it is still the name of a region that is ending; -ENOMEM.
  */
 int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region)
 {
@@ -146,7 +154,7 @@ int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region)
 	/* A place, which shows nothing: under the lock there is no memory to be had */
 	ret = xa_insert(&npdev->rkeys, rkey, NULL, GFP_KERNEL);
 	if (ret)
-		return ret;
+		return ret == -EBUSY ? -EADDRINUSE : ret;
 
 	xa_lock(&npdev->rkeys);
 	told = npdev->told;

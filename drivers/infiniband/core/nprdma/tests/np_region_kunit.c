@@ -2552,6 +2552,47 @@ static void np_optional_access_bits_are_ignored(struct kunit *test)
 						       BIT(30))), -EINVAL);
 }
 
+/* Whatever is asked about the key meanwhile, and whoever else is given it */
+static void np_region_that_cannot_be_destroyed_keeps_its_name(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct np_region *region;
+	struct ib_mr *mr, *other;
+	u32 rkey;
+
+	np_test_registrar(test);
+	mr = np_test_register(t, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, mr);
+	region = mr->np;
+	rkey = mr->rkey;
+	/* To who may not reach it */
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, region), -EACCES);
+
+	np_mr_dereg_begin(mr);
+	KUNIT_EXPECT_NULL(test, np_region_find_rkey(t->ibdev, rkey));
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL), -ENXIO);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, region), -ENXIO);
+	/* The driver makes the same key once more, and then another one */
+	t->nr_keys--;
+	other = np_test_register(t, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, other);
+	KUNIT_EXPECT_NE(test, other->rkey, rkey);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 2);
+	np_mr_dereg_end(region, mr, -EIO);
+
+	KUNIT_EXPECT_FALSE(test, np_region_is_gone(region));
+	KUNIT_EXPECT_PTR_EQ(test, np_region_find_rkey(t->ibdev, rkey), region);
+	np_region_put(region);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL), -EAGAIN);
+
+	np_test_deregister(other);
+	np_test_deregister(mr);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&t->npdev.rkeys));
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL), -EACCES);
+}
+
 static u32 np_test_tracked(struct np_test *t)
 {
 	return rdma_restrack_count(t->ibdev, RDMA_RESTRACK_MR, true);
@@ -3837,6 +3878,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_drivers_pin_or_are_refused),
 	KUNIT_CASE(np_public_key_gives_no_access),
 	KUNIT_CASE(np_optional_access_bits_are_ignored),
+	KUNIT_CASE(np_region_that_cannot_be_destroyed_keeps_its_name),
 	KUNIT_CASE(np_keys_are_tracked_until_they_are_destroyed),
 	KUNIT_CASE(np_driver_that_does_not_opt_in_is_refused),
 	KUNIT_CASE(np_device_without_kernel_verbs_is_refused),
