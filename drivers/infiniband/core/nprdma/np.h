@@ -248,12 +248,25 @@ void np_region_uncharge(struct np_charge *charge);
 int np_region_grant(struct np_region *region, struct np_grant *grant);
 void np_region_ungrant(struct np_grant *grant);
 
+/**
+ * struct np_told_user - what a peer takes of the promises of a device
+ * @turned: np_told.turned, when @nr was last counted
+ * @nr: promises that were made to it since, and to nobody before
+ *
+ * Zeroed at first; under the lock of np_device.rkeys.
+ */
+struct np_told_user {
+	u64 turned;
+	unsigned int nr;
+};
+
 /*
  * The key is no region's that the peer may reach, or is @region's, which it may not.
  * -EACCES: so it stays for RDMA_NP_PINNED_MS, -ENXIO: so it is now, -EAGAIN: look again.
  * Process context.
  */
-int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region);
+int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
+		    struct np_told_user *user);
 
 /* --- the protocol, for the regions --------------------------------------- */
 

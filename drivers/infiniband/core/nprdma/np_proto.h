@@ -545,6 +545,7 @@ struct np_channel;
  * @their_secret: proves messages about theirs; 0: nothing was resolved
  * @addr: theirs
  * @ah: to it
+ * @promised: keys of which it was promised that they are no region's
  * @lock: protects what follows, up to @ctl
  * @dead: the QP left the connected states; nothing new begins
  * @heard: the other kernel did answer once
@@ -611,6 +612,7 @@ struct np_peer {
 	u64 their_secret;
 	struct np_addr addr;
 	struct ib_ah *ah;
+	struct np_told_user promised;
 
 	spinlock_t lock; /* of what follows */
 	bool dead;

@@ -122,6 +122,12 @@ struct np_scratch {
 #define NP_TOLD_BITS	BIT(NP_TOLD_ORDER)
 #define NP_TOLD_MAX	8192
 
+/*
+ * Bits of these that one peer may set. A peer asks once for each key that it uses, and
+ * beyond this again for each request; it takes 32 peers to use up what all may have.
+ */
+#define NP_TOLD_USER_MAX	256
+
 /**
  * struct np_told - keys of which peers were told that they are no region's
  * @turned: ns: when @newer became @older

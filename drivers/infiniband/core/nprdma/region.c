@@ -636,13 +636,32 @@ int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_reg_check);
 
-static void np_region_free_name(struct np_region *region, struct ib_mr *mr)
+static bool np_region_free_name(struct np_region *region, struct ib_mr *mr)
 {
 	if (!mr->device->ops.dereg_mr(mr, NULL))
-		return;
+		return true;
 	mutex_lock(&region->lock);
 	np_region_leak(region);
 	mutex_unlock(&region->lock);
+	return false;
+}
+
+/* Keep a key that will not do from being made again; meanwhile the owner pays for it */
+static int np_region_keep_unfit(struct np_region *region, struct xarray *all,
+				unsigned long n, struct ib_mr *mr)
+{
+	struct ib_device *ibdev = mr->device;
+	int ret;
+
+	ret = ib_rdmacg_try_charge_to(&region->cg, ibdev,
+				      RDMACG_RESOURCE_HCA_OBJECT);
+	if (ret)
+		return ret;
+	ret = xa_err(xa_store(all, n, mr, GFP_KERNEL));
+	if (ret)
+		ib_rdmacg_uncharge(&region->cg, ibdev,
+				   RDMACG_RESOURCE_HCA_OBJECT);
+	return ret;
 }
 
 /*
@@ -677,7 +696,7 @@ VISIBLE_IF_KUNIT struct ib_mr *np_region_make_name(struct np_region *region,
 		if (ret == -EADDRINUSE && fatal_signal_pending(current))
 			ret = -EINTR;
 		if (ret == -EADDRINUSE)
-			ret = xa_err(xa_store(&all, n, mr, GFP_KERNEL));
+			ret = np_region_keep_unfit(region, &all, n, mr);
 		if (ret) {
 			np_region_free_name(region, mr);
 			mr = ERR_PTR(ret);
@@ -686,7 +705,9 @@ VISIBLE_IF_KUNIT struct ib_mr *np_region_make_name(struct np_region *region,
 		cond_resched();
 	}
 	xa_for_each(&all, i, unfit)
-		np_region_free_name(region, unfit);
+		if (np_region_free_name(region, unfit))
+			ib_rdmacg_uncharge(&region->cg, public_pd->device,
+					   RDMACG_RESOURCE_HCA_OBJECT);
 	xa_destroy(&all);
 	return mr;
 }

@@ -952,7 +952,8 @@ static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 	region = np_region_find_rkey(peer->hca->ibdev, msg->rkey);
 	/* Whose PD it is not must not learn that it exists */
 	if (!region)
-		return np_promise_none(peer->hca->ibdev, msg->rkey, NULL);
+		return np_promise_none(peer->hca->ibdev, msg->rkey, NULL,
+				       &peer->promised);
 	if (np_region_pd(region) != peer->pd) {
 		err = -EACCES;
 		goto out;
@@ -981,7 +982,8 @@ static int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 out:
 	/* A region that is gone is no region, and any other error may pass */
 	if (err == -EACCES || err == -EPERM || err == -ENXIO)
-		err = np_promise_none(peer->hca->ibdev, msg->rkey, region);
+		err = np_promise_none(peer->hca->ibdev, msg->rkey, region,
+				      &peer->promised);
 	np_region_put(region);
 	return err;
 }

@@ -35,8 +35,9 @@
  * Promises are remembered in two bitmaps, by a hash of the value. Two values with the
  * same hash cost a registration another try, and nothing else. The number of promises
  * is bounded, so that a registration finds a value whatever the peers ask: at most
- * 2 * NP_TOLD_MAX bits are set. Beyond the bound the answer comes without a promise, and
- * the peer asks for each request again.
+ * 2 * NP_TOLD_MAX bits are set. One peer may have NP_TOLD_USER_MAX of them, so that it
+ * leaves some for the others, whatever it asks. Beyond a bound the answer comes without a
+ * promise, and the peer asks for each request again.
  */
 #include <kunit/visibility.h>
 #include <linux/bitmap.h>
@@ -94,12 +95,14 @@ static struct np_told *np_told_get(struct np_device *npdev)
  * @rkey: the key
  * @region: the region that np_region_find_rkey() found, which the peer may not
  *	reach; or NULL
+ * @user: of the peer that asks
  *
  * Context: process context.
  * Return: -EACCES: so it is, and stays for RDMA_NP_PINNED_MS; -ENXIO: so it is now;
  * -EAGAIN: it is another region's meanwhile.
  */
-int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region)
+int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
+		    struct np_told_user *user)
 {
 	struct np_device *npdev = np_device_get(ibdev);
 	unsigned int bit = hash_32(rkey, NP_TOLD_ORDER);
@@ -120,11 +123,16 @@ int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region)
 		ret = -EAGAIN;
 	} else if (told) {
 		np_told_look(told);
+		if (user->turned != told->turned) {
+			user->turned = told->turned;
+			user->nr = 0;
+		}
 		if (test_bit(bit, told->newer)) {
 			ret = -EACCES;
-		} else if (told->nr < NP_TOLD_MAX) {
+		} else if (told->nr < NP_TOLD_MAX && user->nr < NP_TOLD_USER_MAX) {
 			__set_bit(bit, told->newer);
 			told->nr++;
+			user->nr++;
 			ret = -EACCES;
 		}
 	}

@@ -2556,6 +2556,7 @@ static void np_optional_access_bits_are_ignored(struct kunit *test)
 static void np_region_that_cannot_be_destroyed_keeps_its_name(struct kunit *test)
 {
 	struct np_test *t = test->priv;
+	struct np_told_user user = {};
 	struct np_region *region;
 	struct ib_mr *mr, *other;
 	u32 rkey;
@@ -2566,12 +2567,12 @@ static void np_region_that_cannot_be_destroyed_keeps_its_name(struct kunit *test
 	region = mr->np;
 	rkey = mr->rkey;
 	/* To who may not reach it */
-	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, region), -EACCES);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, region, &user), -EACCES);
 
 	np_mr_dereg_begin(mr);
 	KUNIT_EXPECT_NULL(test, np_region_find_rkey(t->ibdev, rkey));
-	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL), -ENXIO);
-	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, region), -ENXIO);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL, &user), -ENXIO);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, region, &user), -ENXIO);
 	/* The driver makes the same key once more, and then another one */
 	t->nr_keys--;
 	other = np_test_register(t, NP_TEST_ACCESS);
@@ -2583,14 +2584,14 @@ static void np_region_that_cannot_be_destroyed_keeps_its_name(struct kunit *test
 	KUNIT_EXPECT_FALSE(test, np_region_is_gone(region));
 	KUNIT_EXPECT_PTR_EQ(test, np_region_find_rkey(t->ibdev, rkey), region);
 	np_region_put(region);
-	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL, &user), -EAGAIN);
 
 	np_test_deregister(other);
 	np_test_deregister(mr);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	KUNIT_EXPECT_TRUE(test, xa_empty(&t->npdev.rkeys));
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
-	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL), -EACCES);
+	KUNIT_EXPECT_EQ(test, np_promise_none(t->ibdev, rkey, NULL, &user), -EACCES);
 }
 
 static u32 np_test_tracked(struct np_test *t)
@@ -3365,9 +3366,11 @@ static void np_region_that_appears_is_not_denied(struct kunit *test)
 
 	/* The peer's key was looked up, and then registered */
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
-	KUNIT_EXPECT_EQ(test, np_promise_none(peer->fake.ibdev, 7, NULL), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, np_promise_none(peer->fake.ibdev, 7, NULL,
+					      &peer->fake.peer.promised), -EAGAIN);
 	xa_erase(&t->npdev.rkeys, 7);
-	KUNIT_EXPECT_EQ(test, np_promise_none(peer->fake.ibdev, 7, region), -EAGAIN);
+	KUNIT_EXPECT_EQ(test, np_promise_none(peer->fake.ibdev, 7, region,
+					      &peer->fake.peer.promised), -EAGAIN);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
 	xa_destroy(&t->npdev.rkeys);
 }
@@ -3382,7 +3385,10 @@ static void np_promises_are_bounded(struct kunit *test)
 	int ret;
 
 	for (rkey = 1; rkey <= 2 * NP_TOLD_MAX; rkey++) {
-		ret = np_promise_none(peer->fake.ibdev, rkey, NULL);
+		/* Each time another peer */
+		struct np_told_user user = {};
+
+		ret = np_promise_none(peer->fake.ibdev, rkey, NULL, &user);
 		if (ret != -EACCES)
 			break;
 	}
@@ -3395,6 +3401,40 @@ static void np_promises_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bitmap_weight(t->npdev.told->newer, NP_TOLD_BITS),
 			NP_TOLD_MAX);
 	xa_destroy(&t->npdev.rkeys);
+}
+
+/* And one peer leaves some for the others */
+static void np_promises_to_one_peer_are_bounded(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+	struct np_test_peer *greedy = np_test_peer(test, &t->pd);
+	struct np_test_peer *other = np_test_peer(test, &t->pd);
+	u32 rkey;
+	int ret;
+
+	for (rkey = 1; rkey <= 2 * NP_TOLD_MAX; rkey++) {
+		ret = np_promise_none(greedy->fake.ibdev, rkey, NULL,
+				      &greedy->fake.peer.promised);
+		if (ret != -EACCES)
+			break;
+	}
+	KUNIT_ASSERT_EQ(test, ret, -ENXIO);
+	KUNIT_EXPECT_EQ(test, t->npdev.told->nr, NP_TOLD_USER_MAX);
+	np_test_resolve(test, greedy, rkey, 0, RDMA_NP_GONE);
+	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, rkey, region), 0);
+	xa_destroy(&t->npdev.rkeys);
+
+	/* What is promised already costs nobody anything */
+	np_test_resolve(test, greedy, 1, 0, RDMA_NP_ACCESS);
+	np_test_resolve(test, other, 1, 0, RDMA_NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, other->fake.peer.promised.nr, 0);
+	np_test_resolve(test, other, rkey, 0, RDMA_NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, other->fake.peer.promised.nr, 1);
+	/* Nor does what was promised long ago */
+	np_test_told_ages(t, 2 * RDMA_NP_PINNED_MS);
+	np_test_resolve(test, greedy, rkey, 0, RDMA_NP_ACCESS);
+	KUNIT_EXPECT_EQ(test, greedy->fake.peer.promised.nr, 1);
 }
 
 static void np_region_gets_a_key_that_was_not_told(struct kunit *test)
@@ -3866,6 +3906,7 @@ static struct kunit_case np_region_cases[] = {
 	KUNIT_CASE(np_key_that_is_refused_is_no_name_later),
 	KUNIT_CASE(np_region_that_appears_is_not_denied),
 	KUNIT_CASE(np_promises_are_bounded),
+	KUNIT_CASE(np_promises_to_one_peer_are_bounded),
 	KUNIT_CASE(np_region_gets_a_key_that_was_not_told),
 	KUNIT_CASE(np_fault_without_a_grant_is_answered_as_of_no_region),
 	KUNIT_CASE(np_release_of_no_hold_is_answered_as_of_one),
