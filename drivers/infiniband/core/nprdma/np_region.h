@@ -124,9 +124,9 @@ struct np_scratch {
 
 /*
  * Bits of these that one peer may set. A peer asks once for each key that it uses, and
- * beyond this again for each request; it takes 32 peers to use up what all may have.
+ * beyond this again for each request; it takes 8 peers to use up what all may have.
  */
-#define NP_TOLD_USER_MAX	256
+#define NP_TOLD_USER_MAX	1024
 
 /**
  * struct np_told - keys of which peers were told that they are no region's
