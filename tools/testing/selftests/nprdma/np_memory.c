@@ -2574,14 +2574,20 @@ TEST_F(owner, does_not_pay_for_dead_regions_that_its_peer_keeps)
 		}
 		ASSERT_TRUE(say(self->sock, &h));
 	}
-	/* The keys are there still, of the last one as of all, and prove nothing. */
+	/*
+	 * The keys are there still, of the last one as of all, and prove nothing. Faults are
+	 * answered before the pages become absent, which words tell before leaves change.
+	 */
 	EXPECT_TRUE(np_wait_until(np_fault_once(peer, peer->qp, info.region_id, info.base, PAGE, 0,
 						NULL) == RDMA_NP_GONE));
 	for (size_t off = 0; off < DEAD_LEN; off += DEAD_LEN - PAGE) {
+		EXPECT_TRUE(np_wait_until(!np_word(peer, &info, off, &word) && !word));
+		EXPECT_TRUE(np_wait_until(!np_read(peer, 0, PAGE, np_read_addr(&info, off),
+						   info.read_key) &&
+					  np_all(peer->buf, PAGE, info.signature)));
+		/* And do not come back. */
 		ASSERT_EQ(0, np_word(peer, &info, off, &word));
 		EXPECT_EQ(0, word);
-		ASSERT_EQ(0, np_read(peer, 0, PAGE, np_read_addr(&info, off), info.read_key));
-		EXPECT_TRUE(np_all(peer->buf, PAGE, info.signature));
 	}
 	EXPECT_EQ(0, group_field("memory.events", "oom_kill"));
 	shutdown(self->sock, SHUT_RDWR);
