@@ -903,6 +903,19 @@ int np_set_idle(uint64_t frame)
 	return ret;
 }
 
+long np_read_text(const char *path, char *text, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, text, size - 1);
+	close(fd);
+	text[n < 0 ? 0 : n] = 0;
+	return n < 0 ? -EIO : n;
+}
+
 int np_write_text(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC | (*text ? 0 : O_TRUNC)), ret = 0;

@@ -195,6 +195,8 @@ uint64_t np_frame_of(const void *addr);
 /* As reclaim asks whether a page is in use; not of one on a list of a CPU. */
 #define NP_PAGE_IDLE "/sys/kernel/mm/page_idle/bitmap"
 int np_set_idle(uint64_t frame);
+/* From a file, as much as @text has room for: its length or -errno. */
+long np_read_text(const char *path, char *text, size_t size);
 /* To a file of the kernel's: 0 or -errno. Nothing empties it. */
 int np_write_text(const char *path, const char *text);
 
