@@ -561,7 +561,7 @@ static void np_addr_only_the_other_end(struct kunit *test)
 #define NP_TEST_SENT	512U
 
 /* A region of a peer that has the bounds that we have */
-static struct np_resolve np_test_region(u64 id)
+static struct np_resolve np_ask_region(u64 id)
 {
 	return (struct np_resolve) {
 		.id = id, .length = 4096,
@@ -1375,7 +1375,7 @@ static void np_fault_is_within_the_owners_bounds(struct kunit *test)
 	struct np_peer *peer = &t->fake.peer;
 	struct np_resolve info;
 
-	t->resolves_to = np_test_region(7);
+	t->resolves_to = np_ask_region(7);
 	t->resolves_to.max_pages = 1;
 	t->resolves_to.max_ranges = 1;
 	t->resolves_to.lanes = 2;
@@ -1410,7 +1410,7 @@ static void np_resolve_of_another_kind_fails(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_resolve info;
 
-	t->resolves_to = np_test_region(7);
+	t->resolves_to = np_ask_region(7);
 	t->resolves_to.page_shift = 16;
 	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 1,
 					      &info), -EPROTO);
@@ -1434,7 +1434,7 @@ static void np_channels_of_a_region_are_bounded(struct kunit *test)
 	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
 				 GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, channels);
-	t->resolves_to = np_test_region(7);
+	t->resolves_to = np_ask_region(7);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
 		np_channel_init(&channels[i], np_test_channel_stays);
 		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
@@ -1482,7 +1482,7 @@ static void np_forget_undoes_all_resolves_before_it(struct kunit *test)
 	channels = kunit_kcalloc(test, NP_MAX_CHANNELS + 1, sizeof(*channels),
 				 GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, channels);
-	t->resolves_to = np_test_region(7);
+	t->resolves_to = np_ask_region(7);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
 		np_channel_init(&channels[i], np_test_channel_stays);
 		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
@@ -1497,17 +1497,17 @@ static void np_forget_undoes_all_resolves_before_it(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 0);
 }
 
-struct np_test_resolve {
+struct np_ask_resolve {
 	struct work_struct work;
 	struct np_ask_test *t;
 	struct np_resolve info;
 	int err;
 };
 
-static void np_test_resolve(struct work_struct *work)
+static void np_ask_resolve(struct work_struct *work)
 {
-	struct np_test_resolve *r = container_of(work, struct np_test_resolve,
-						 work);
+	struct np_ask_resolve *r = container_of(work, struct np_ask_resolve,
+						work);
 
 	r->err = np_peer_resolve(&r->t->fake.peer, &r->t->channel, 1, &r->info);
 }
@@ -1529,12 +1529,12 @@ static void np_forget_undoes_no_resolve_under_way(struct kunit *test)
 	struct np_msg answer = {
 		.type = NP_MSG_RESOLVE,
 		.answer = true,
-		.region = np_test_region(7),
+		.region = np_ask_region(7),
 	};
-	struct np_test_resolve r = { .t = t };
+	struct np_ask_resolve r = { .t = t };
 	unsigned int nr;
 
-	INIT_WORK_ONSTACK(&r.work, np_test_resolve);
+	INIT_WORK_ONSTACK(&r.work, np_ask_resolve);
 	np_bind(test, 7);
 	schedule_work(&r.work);
 	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
@@ -1578,10 +1578,10 @@ static void np_resolves_under_way_are_bounded(struct kunit *test)
 static void np_device_that_leaves_waits_for_no_peer(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	struct np_test_resolve r = { .t = t };
+	struct np_ask_resolve r = { .t = t };
 	struct np_resolve info;
 
-	INIT_WORK_ONSTACK(&r.work, np_test_resolve);
+	INIT_WORK_ONSTACK(&r.work, np_ask_resolve);
 	np_rtt_sample(&t->fake.peer.rtt, NP_RTO_MAX_US);
 	schedule_work(&r.work);
 	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
@@ -2612,10 +2612,10 @@ static void np_answer_to_resolve_repeats_its_nonce(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_peer *peer = &t->fake.peer;
-	struct np_test_resolve r = { .t = t };
+	struct np_ask_resolve r = { .t = t };
 	struct np_msg answer, request;
 
-	INIT_WORK_ONSTACK(&r.work, np_test_resolve);
+	INIT_WORK_ONSTACK(&r.work, np_ask_resolve);
 	schedule_work(&r.work);
 	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait, READ_ONCE(t->nr_sent),
 						    10 * HZ));
