@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The transport between kernels: one MAD agent per port, and the life of the
- * protocol's part of a device.
+ * The transport between kernels: one MAD agent per port.
  *
  * Sending takes a buffer from a pool, so that an answer waits for no reclaim.
  * A message that cannot be sent now is dropped: the asker repeats requests, and
@@ -22,7 +21,6 @@
 #define NP_POOL_MAX		512
 
 static const u8 np_oui[3] = NP_MAD_OUI;
-static u64 np_boot;
 
 #ifdef CONFIG_FAULT_INJECTION_DEBUG_FS
 /* Loses messages, as a network may: debugfs directory "nprdma_lose" */
@@ -33,7 +31,10 @@ static bool np_is_lost(void)
 	return should_fail(&np_lose, 1);
 }
 
-static void np_lose_init(void)
+/**
+ * np_lose_init - Let messages be lost, if somebody wants them to
+ */
+void np_lose_init(void)
 {
 	fault_create_debugfs_attr("nprdma_lose", NULL, &np_lose);
 }
@@ -43,7 +44,7 @@ static bool np_is_lost(void)
 	return false;
 }
 
-static void np_lose_init(void)
+void np_lose_init(void)
 {
 }
 #endif
@@ -65,163 +66,6 @@ struct np_send {
 	struct np_peer *peer;
 	struct ib_ah *ah;
 };
-
-VISIBLE_IF_KUNIT struct ib_client np_client;
-
-/**
- * np_incarnation - This boot's random number
- *
- * Return: never 0
- */
-u64 np_incarnation(void)
-{
-	return np_boot;
-}
-
-static void np_hca_release(struct kref *ref)
-{
-	struct np_hca *hca = container_of(ref, struct np_hca, ref);
-
-	xa_destroy(&hca->peers);
-	kfree_rcu(hca, rcu);
-}
-
-/**
- * np_hca_put - Give back a reference
- * @hca: the device
- */
-void np_hca_put(struct np_hca *hca)
-{
-	kref_put(&hca->ref, np_hca_release);
-}
-
-/**
- * np_hca_get - The protocol's part of a device
- * @ibdev: the device
- *
- * Return: with a reference; NULL if there is none (any more)
- */
-struct np_hca *np_hca_get(struct ib_device *ibdev)
-{
-	struct np_hca *hca;
-
-	rcu_read_lock();
-	hca = ib_get_client_data(ibdev, &np_client);
-	if (hca && !kref_get_unless_zero(&hca->ref))
-		hca = NULL;
-	rcu_read_unlock();
-	return hca;
-}
-
-/**
- * np_hca_begin - Count one more RESOLVE or FORGET that waits or is served
- * @hca: the device
- * @stranger: it is not from a peer
- *
- * Return: false if it is over a bound, or the device is going
- */
-bool np_hca_begin(struct np_hca *hca, bool stranger)
-{
-	bool ok;
-
-	xa_lock_irq(&hca->peers);
-	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
-	     hca->asked < NP_SERVE_ASKED &&
-	     (!stranger || hca->strangers < NP_SERVE_STRANGERS);
-	hca->serving += ok;
-	hca->asked += ok;
-	hca->strangers += ok && stranger;
-	xa_unlock_irq(&hca->peers);
-	return ok;
-}
-EXPORT_SYMBOL_IF_KUNIT(np_hca_begin);
-
-/* Under the lock of @hca->peers */
-static void np_hca_served(struct np_hca *hca)
-{
-	if (!--hca->serving)
-		wake_up_all(&hca->idle);
-}
-
-/**
- * np_hca_end - End what np_hca_begin() began
- * @hca: the device
- * @stranger: as then
- */
-void np_hca_end(struct np_hca *hca, bool stranger)
-{
-	xa_lock_irq(&hca->peers);
-	hca->asked--;
-	hca->strangers -= stranger;
-	np_hca_served(hca);
-	xa_unlock_irq(&hca->peers);
-}
-EXPORT_SYMBOL_IF_KUNIT(np_hca_end);
-
-/**
- * np_hca_begin_refusal - Count one more answer to who is no peer
- * @hca: the device
- *
- * Return: false if it is over the bound, or the device is going
- */
-bool np_hca_begin_refusal(struct np_hca *hca)
-{
-	bool ok;
-
-	xa_lock_irq(&hca->peers);
-	ok = !hca->dying && hca->refusing < NP_SERVE_REFUSALS;
-	hca->refusing += ok;
-	hca->serving += ok;
-	xa_unlock_irq(&hca->peers);
-	return ok;
-}
-EXPORT_SYMBOL_IF_KUNIT(np_hca_begin_refusal);
-
-/**
- * np_hca_end_refusal - End what np_hca_begin_refusal() began
- * @hca: the device
- */
-void np_hca_end_refusal(struct np_hca *hca)
-{
-	xa_lock_irq(&hca->peers);
-	hca->refusing--;
-	np_hca_served(hca);
-	xa_unlock_irq(&hca->peers);
-}
-EXPORT_SYMBOL_IF_KUNIT(np_hca_end_refusal);
-
-/**
- * np_hca_begin_fault - Count a FAULT that is to be served
- * @hca: the device
- * @region: whose
- * @depth: FAULTs of its QP that are under way, with this one
- *
- * Return: false if it is over a bound, or the device is going; else
- * np_region_served() and np_hca_end_fault() must follow
- */
-bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
-			unsigned int depth)
-{
-	bool ok;
-
-	xa_lock_irq(&hca->peers);
-	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
-	     np_region_may_serve(region, NP_SERVE_DEVICE - hca->serving, depth);
-	hca->serving += ok;
-	xa_unlock_irq(&hca->peers);
-	return ok;
-}
-
-/**
- * np_hca_end_fault - End what np_hca_begin_fault() began
- * @hca: the device
- */
-void np_hca_end_fault(struct np_hca *hca)
-{
-	xa_lock_irq(&hca->peers);
-	np_hca_served(hca);
-	xa_unlock_irq(&hca->peers);
-}
 
 /* --- sending ---------------------------------------------------------------- */
 
@@ -368,7 +212,7 @@ static int np_mad_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
  */
 void np_wire_stamp(struct np_wire *wire, const struct np_port *port)
 {
-	wire->hdr.incarnation = cpu_to_be64(np_boot);
+	wire->hdr.incarnation = cpu_to_be64(np_incarnation());
 	wire->hdr.ud_qpn = cpu_to_be32(np_ud_qpn(port));
 	wire->hdr.ud_pkey = cpu_to_be16(np_ud_pkey(port));
 }
@@ -447,7 +291,11 @@ out:
 
 /* --- devices -------------------------------------------------------------------- */
 
-static void np_port_close(struct np_port *port)
+/**
+ * np_port_close - End a port
+ * @port: no peer uses it any more
+ */
+void np_port_close(struct np_port *port)
 {
 	struct np_send *send, *next;
 	LIST_HEAD(pool);
@@ -471,7 +319,28 @@ static void np_port_close(struct np_port *port)
 	np_ud_close(port);
 }
 
-static int np_port_open(struct np_port *port)
+/**
+ * np_port_init - Prepare a port
+ * @port: zeroed
+ * @hca: the device
+ * @port_num: number of the port
+ */
+void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num)
+{
+	port->hca = hca;
+	port->port_num = port_num;
+	port->send = np_mad_send;
+	spin_lock_init(&port->lock);
+	INIT_LIST_HEAD(&port->pool);
+}
+
+/**
+ * np_port_open - Begin a port: its MAD agent and its quick transport
+ * @port: zeroed but for @hca and @port_num
+ *
+ * Return: 0, also if the port does not have the management of InfiniBand, or an error
+ */
+int np_port_open(struct np_port *port)
 {
 	struct ib_mad_reg_req req = {
 		.mgmt_class = NP_MAD_CLASS,
@@ -504,92 +373,4 @@ static int np_port_open(struct np_port *port)
 	}
 	np_ud_open(port);
 	return 0;
-}
-
-static int np_client_add(struct ib_device *ibdev)
-{
-	struct np_hca *hca;
-	u32 i;
-	int err;
-
-	hca = kzalloc(struct_size(hca, ports, ibdev->phys_port_cnt),
-		      GFP_KERNEL);
-	if (!hca)
-		return -ENOMEM;
-	hca->nr_ports = ibdev->phys_port_cnt;
-	hca->ibdev = ibdev;
-	kref_init(&hca->ref);
-	xa_init_flags(&hca->peers, XA_FLAGS_LOCK_IRQ);
-	init_waitqueue_head(&hca->idle);
-
-	for (i = 0; i < hca->nr_ports; i++) {
-		hca->ports[i].hca = hca;
-		hca->ports[i].port_num = i + 1;
-		hca->ports[i].send = np_mad_send;
-		spin_lock_init(&hca->ports[i].lock);
-		INIT_LIST_HEAD(&hca->ports[i].pool);
-	}
-	/*
-	 * A handler finds its peers through the port alone, but user space
-	 * finds the device by its client data: last.
-	 */
-	for (i = 0; i < hca->nr_ports; i++) {
-		err = np_port_open(&hca->ports[i]);
-		if (err) {
-			ibdev_warn(ibdev, "nprdma: no MAD agent on port %u: %d\n",
-				   i + 1, err);
-			goto err_close;
-		}
-	}
-	ib_set_client_data(ibdev, &np_client, hca);
-	return 0;
-
-err_close:
-	np_peer_kill_device(hca);
-	while (i--)
-		np_port_close(&hca->ports[i]);
-	np_hca_put(hca);
-	return err;
-}
-
-static void np_client_remove(struct ib_device *ibdev, void *client_data)
-{
-	struct np_hca *hca = client_data;
-	u32 i;
-
-	ib_set_client_data(ibdev, &np_client, NULL);
-	/* User QPs went with uverbs, which is a younger client than we are */
-	np_peer_kill_device(hca);
-	for (i = 0; i < hca->nr_ports; i++)
-		np_port_close(&hca->ports[i]);
-	np_hca_put(hca);
-}
-
-VISIBLE_IF_KUNIT struct ib_client np_client = {
-	.name = "nprdma",
-	.add = np_client_add,
-	.remove = np_client_remove,
-};
-EXPORT_SYMBOL_IF_KUNIT(np_client);
-
-/**
- * np_mad_init - Begin to talk to the kernels of peers
- *
- * Return: 0 or a negative errno
- */
-int np_mad_init(void)
-{
-	do
-		np_boot = get_random_u64();
-	while (!np_boot);
-	np_lose_init();
-	return ib_register_client(&np_client);
-}
-
-/**
- * np_mad_exit - End it
- */
-void np_mad_exit(void)
-{
-	ib_unregister_client(&np_client);
 }

@@ -469,7 +469,9 @@ int np_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
 	    struct np_peer *peer, const struct np_msg *msg);
 struct np_hca *np_hca_get(struct ib_device *ibdev);
 void np_hca_put(struct np_hca *hca);
+void np_incarnation_init(void);
 u64 np_incarnation(void);
+extern struct ib_client np_client;
 bool np_hca_begin(struct np_hca *hca, bool stranger);
 void np_hca_end(struct np_hca *hca, bool stranger);
 bool np_hca_begin_refusal(struct np_hca *hca);
@@ -484,8 +486,10 @@ u32 np_ud_qpn(const struct np_port *port);
 u16 np_ud_pkey(const struct np_port *port);
 bool np_ud_reaches(const struct np_peer *peer);
 void np_ud_learn(struct np_peer *peer, const struct np_msg *msg);
-int np_mad_init(void);
-void np_mad_exit(void);
+void np_lose_init(void);
+void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num);
+int np_port_open(struct np_port *port);
+void np_port_close(struct np_port *port);
 
 /* --- peers (peer.c) --------------------------------------------------------- */
 
@@ -741,13 +745,18 @@ void np_peer_put(struct np_peer *peer);
 bool np_peer_begin(struct np_peer *peer);
 void np_peer_end(struct np_peer *peer);
 void np_peer_fail(struct np_peer *peer);
+void np_peer_kill(struct np_peer *peer);
+bool np_state_connected(enum ib_qp_state state);
 bool np_peer_queue_kill(struct work_struct *work);
 void np_peer_kill_device(struct np_hca *hca);
 bool np_qp_may_be_connected(struct np_hca *hca, struct ib_qp *qp, u32 qpn,
 			    const struct np_addr *from);
 
-/* --- asking (ask.c) ------------------------------------------------------------ */
+/* --- transactions (trans.c) ---------------------------------------------------- */
 
+void np_tid_init(void);
+u64 np_tid_next(void);
+u64 np_tid_last(void);
 void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
 		   void (*done)(struct np_trans *trans, u32 status,
 				const struct np_msg *answer),
@@ -757,6 +766,13 @@ void np_trans_send(struct np_trans *trans);
 int np_trans_start(struct np_trans *trans);
 bool np_trans_cancel(struct np_trans *trans);
 void np_trans_put(struct np_trans *trans);
+struct np_trans *np_trans_find(struct np_peer *peer, const struct np_msg *msg);
+bool np_trans_heard(struct np_trans *trans, const struct np_msg *msg);
+void np_trans_finish(struct np_trans *trans, u32 status,
+		     const struct np_msg *answer);
+
+/* --- asking (ask.c) ------------------------------------------------------------ */
+
 int np_peer_resolve(struct np_peer *peer, struct np_channel *channel, u32 rkey,
 		    struct np_resolve *out);
 int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
@@ -769,28 +785,78 @@ bool np_peer_uses(struct np_peer *peer, u64 region_id);
 void np_peer_answered(struct np_peer *peer, const struct np_msg *msg);
 void np_ask_kill(struct np_peer *peer);
 void np_ask_leave(struct np_peer *peer);
-void np_ask_init(void);
+
+/* --- holds of peers (held.c) ------------------------------------------------------ */
+
+/**
+ * struct np_held - a hold that we granted
+ * @entry: in np_peer.holds, oldest first
+ * @node: in np_peer.held
+ * @work: releases it
+ * @peer: reference while @work is queued
+ * @hold: the region's
+ * @id: cannot be guessed, and is looked up in its own peer only
+ * @pages: what it counts in the bounds
+ * @expires: jiffies
+ */
+struct np_held {
+	struct list_head entry;
+	struct rb_node node;
+	struct work_struct work;
+	struct np_peer *peer;
+	struct np_hold *hold;
+	u64 id;
+	unsigned int pages;
+	unsigned long expires;
+};
+
+struct np_held *np_held_make(struct np_peer *peer, struct np_region *region,
+			     unsigned int pages, unsigned int write);
+void np_held_drop(struct np_peer *peer, struct np_held *held);
+bool np_held_add(struct np_peer *peer, struct np_held *held);
+void np_held_release(struct np_peer *peer, u64 id);
+void np_held_init(struct np_peer *peer);
+void np_held_kill(struct np_peer *peer);
+
+/* --- grants (grant.c) --------------------------------------------------------------- */
+
+struct np_pgrant;
+
+struct np_pgrant *np_pgrant_find(struct np_peer *peer, u64 id);
+struct np_pgrant *np_pgrant_make(struct np_peer *peer,
+				 struct np_region *region);
+void np_pgrant_resolved(struct np_pgrant *pg, u64 tid);
+void np_pgrant_drop(struct np_pgrant *pg);
+struct np_region *np_grant_region(struct np_peer *peer, u64 id);
+void np_grant_forget(struct np_peer *peer, const struct np_msg *msg);
+void np_grant_init(struct np_peer *peer);
+void np_grant_kill(struct np_peer *peer);
 
 /* --- serving (serve.c) ----------------------------------------------------------- */
 
+void np_answer_init(struct np_msg *answer, const struct np_msg *msg, u32 status);
+void np_answer_peer(struct np_peer *peer, const struct np_msg *answer);
+void np_answer_status(struct np_peer *peer, const struct np_msg *msg, u32 status);
+void np_serve_fault(struct np_peer *peer, const struct np_msg *msg);
+int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
+		     struct np_resolve *out);
+void np_serve_init(struct np_peer *peer);
+void np_serve_kill(struct np_peer *peer);
+
+/* --- arrivals (receive.c) ---------------------------------------------------------- */
+
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 		const struct np_addr *from, struct ib_mad_recv_wc *recv);
-void np_serve_init(struct np_peer *peer);
 #if IS_ENABLED(CONFIG_KUNIT)
-extern struct ib_client np_client;
 extern unsigned int np_hold_ms;
-struct np_pgrant;
 int np_serve_alloc(struct np_peer *peer);
 bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg);
 void np_peer_prepare(struct np_peer *peer);
 void np_binding_add(struct np_peer *peer, struct np_binding *binding);
-struct np_pgrant *np_pgrant_make(struct np_peer *peer,
-				 struct np_region *region);
 int np_held_reserve(struct np_peer *peer, const void *owner, unsigned int pages);
 void np_held_unreserve(struct np_peer *peer, const void *owner,
 		       unsigned int pages);
 #endif
-void np_serve_kill(struct np_peer *peer);
 
 /* --- channels (channel.c) --------------------------------------------------------- */
 

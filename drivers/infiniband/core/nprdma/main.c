@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The protocol as a client of the RDMA core: the life of its part of a device.
+ */
+#include <linux/slab.h>
+#include <kunit/visibility.h>
+
+#include "np_proto.h"
+
+struct workqueue_struct *np_wq;
+EXPORT_SYMBOL_IF_KUNIT(np_wq);
+
+struct workqueue_struct *np_kill_wq;
+
+static int np_client_add(struct ib_device *ibdev)
+{
+	struct np_hca *hca;
+	u32 i;
+	int err;
+
+	hca = kzalloc(struct_size(hca, ports, ibdev->phys_port_cnt),
+		      GFP_KERNEL);
+	if (!hca)
+		return -ENOMEM;
+	hca->nr_ports = ibdev->phys_port_cnt;
+	hca->ibdev = ibdev;
+	kref_init(&hca->ref);
+	xa_init_flags(&hca->peers, XA_FLAGS_LOCK_IRQ);
+	init_waitqueue_head(&hca->idle);
+
+	for (i = 0; i < hca->nr_ports; i++)
+		np_port_init(&hca->ports[i], hca, i + 1);
+	/*
+	 * A handler finds its peers through the port alone, but user space
+	 * finds the device by its client data: last.
+	 */
+	for (i = 0; i < hca->nr_ports; i++) {
+		err = np_port_open(&hca->ports[i]);
+		if (err) {
+			ibdev_warn(ibdev, "nprdma: no MAD agent on port %u: %d\n",
+				   i + 1, err);
+			goto err_close;
+		}
+	}
+	ib_set_client_data(ibdev, &np_client, hca);
+	return 0;
+
+err_close:
+	np_peer_kill_device(hca);
+	while (i--)
+		np_port_close(&hca->ports[i]);
+	np_hca_put(hca);
+	return err;
+}
+
+static void np_client_remove(struct ib_device *ibdev, void *client_data)
+{
+	struct np_hca *hca = client_data;
+	u32 i;
+
+	ib_set_client_data(ibdev, &np_client, NULL);
+	/* User QPs went with uverbs, which is a younger client than we are */
+	np_peer_kill_device(hca);
+	for (i = 0; i < hca->nr_ports; i++)
+		np_port_close(&hca->ports[i]);
+	np_hca_put(hca);
+}
+
+/**
+ * np_peer_init - Begin to talk to peers
+ *
+ * Return: 0 or a negative errno
+ */
+int np_peer_init(void)
+{
+	int err;
+
+	/*
+	 * For the protocol itself; what may wait for user memory is served by the
+	 * queues of np_owner. Not dependent on new workers, because the peer's
+	 * memory pressure may wait for us.
+	 *
+	 * As many of its works as may run at once may be at work, so none may wait
+	 * for another one that is still queued, nor for who does. Transactions and
+	 * holds given back take spinlocks and the locks of residency. RESOLVE, FORGET
+	 * and GONE take np_peer.ctl as well, which is held by works that are running and
+	 * by who has waited for them before (np_serve_kill()), and np_region.lock. An
+	 * owner's end waits for its queue's last work, which is about to return. Answers to
+	 * who is no peer wait for a neighbour, but a second at most, and they are few. None
+	 * waits for the end of a peer.
+	 */
+	np_wq = alloc_workqueue("nprdma",
+				WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
+	if (!np_wq)
+		return -ENOMEM;
+	/*
+	 * For the end of peers, which waits for works of the other one. Pages under
+	 * hold are freed by it.
+	 */
+	np_kill_wq = alloc_workqueue("nprdma-kill",
+				     WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	if (!np_kill_wq) {
+		err = -ENOMEM;
+		goto err_wq;
+	}
+	np_tid_init();
+	np_incarnation_init();
+	np_lose_init();
+	np_client.add = np_client_add;
+	np_client.remove = np_client_remove;
+	err = ib_register_client(&np_client);
+	if (err)
+		goto err_kill_wq;
+	return 0;
+
+err_kill_wq:
+	destroy_workqueue(np_kill_wq);
+err_wq:
+	destroy_workqueue(np_wq);
+	return err;
+}
+
+/**
+ * np_peer_exit - End what np_peer_init() began
+ */
+void np_peer_exit(void)
+{
+	ib_unregister_client(&np_client);
+	/* No peers are left, but works that are about to return; these use np_wq */
+	destroy_workqueue(np_kill_wq);
+	destroy_workqueue(np_wq);
+}

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Arrivals: who is believed, and where a message goes.
+ */
+#include <linux/slab.h>
+#include <kunit/visibility.h>
+
+#include "../core_priv.h"
+#include "../restrack.h"
+#include "np_proto.h"
+#include "trace.h"
+
+/**
+ * struct np_mad_from - what it takes to answer a MAD
+ * @port: where it arrived
+ * @wc: its completion
+ * @grh: its GRH, if the completion says that there is one
+ */
+struct np_mad_from {
+	struct np_port *port;
+	struct ib_wc wc;
+	struct ib_grh grh;
+};
+
+/**
+ * struct np_asked - a RESOLVE or FORGET that waits for its turn
+ * @work: serves it
+ * @peer: reference; NULL: not a peer, or not yet
+ * @mad: from a stranger; of a peer's only the port
+ * @from: where it came from
+ * @msg: the request
+ */
+struct np_asked {
+	struct work_struct work;
+	struct np_peer *peer;
+	struct np_mad_from mad;
+	struct np_addr from;
+	struct np_msg msg;
+};
+
+/**
+ * struct np_refusal - an answer to who is no peer
+ * @work: sends it
+ * @mad: to whom
+ * @answer: the answer
+ */
+struct np_refusal {
+	struct work_struct work;
+	struct np_mad_from mad;
+	struct np_msg answer;
+};
+
+static void np_mad_from(struct np_mad_from *mad, struct np_port *port,
+			const struct ib_mad_recv_wc *recv)
+{
+	mad->port = port;
+	mad->wc = *recv->wc;
+	if (recv->wc->wc_flags & IB_WC_GRH)
+		mad->grh = *recv->recv_buf.grh;
+}
+
+static void np_refusal_work(struct work_struct *work)
+{
+	struct np_refusal *refusal = container_of(work, struct np_refusal, work);
+	struct np_port *port = refusal->mad.port;
+	struct ib_ah *ah;
+
+	ah = ib_create_ah_from_wc(port->agent->qp->pd, &refusal->mad.wc,
+				  &refusal->mad.grh, port->port_num);
+	if (!IS_ERR(ah))
+		np_send(port, ah, refusal->mad.wc.pkey_index, NULL,
+			&refusal->answer);
+	kfree(refusal);
+	np_hca_end_refusal(port->hca);
+}
+
+/* Over the bound there is no answer: so an address without anybody delays no others. */
+static void np_refuse(const struct np_mad_from *mad, const struct np_msg *msg,
+		      u32 status)
+{
+	struct np_refusal *refusal;
+
+	if (!np_hca_begin_refusal(mad->port->hca))
+		return;
+	refusal = kzalloc(sizeof(*refusal), GFP_NOWAIT | __GFP_NOWARN);
+	if (!refusal) {
+		np_hca_end_refusal(mad->port->hca);
+		return;
+	}
+	refusal->mad = *mad;
+	np_answer_init(&refusal->answer, msg, status);
+	INIT_WORK(&refusal->work, np_refusal_work);
+	queue_work(np_wq, &refusal->work);
+}
+
+static void np_answer_stranger(struct np_port *port,
+			       const struct ib_mad_recv_wc *recv,
+			       const struct np_msg *msg, u32 status)
+{
+	struct np_mad_from mad = {};
+
+	np_mad_from(&mad, port, recv);
+	np_refuse(&mad, msg, status);
+}
+
+static struct np_peer *np_stranger_peer(struct np_asked *asked)
+{
+	struct np_hca *hca = asked->mad.port->hca;
+	struct np_peer *peer = ERR_PTR(-EACCES);
+	struct rdma_restrack_entry *res;
+	struct ib_qp *qp;
+
+	res = rdma_restrack_get_byid(hca->ibdev, RDMA_RESTRACK_QP,
+				     asked->msg.dst_qpn);
+	if (IS_ERR(res))
+		return ERR_CAST(res);
+	qp = container_of(res, struct ib_qp, res);
+	/* Each peer that is made costs a command of the device */
+	if (np_qp_may_be_connected(hca, qp, asked->msg.src_qpn, &asked->from))
+		peer = np_peer_make(qp);
+	rdma_restrack_put(res);
+	if (IS_ERR(peer))
+		return peer;
+	if (peer->port == asked->mad.port &&
+	    peer->remote_qpn == asked->msg.src_qpn &&
+	    np_addr_match(&peer->addr, &asked->from) && np_peer_begin(peer))
+		return peer;
+	np_peer_put(peer);
+	return ERR_PTR(-EACCES);
+}
+
+static void np_asked_work(struct work_struct *work)
+{
+	struct np_asked *asked = container_of(work, struct np_asked, work);
+	struct np_hca *hca = asked->mad.port->hca;
+	bool stranger = !asked->peer;
+	struct np_peer *peer = asked->peer;
+	struct np_msg answer;
+	int err = 0;
+
+	np_answer_init(&answer, &asked->msg, RDMA_NP_OK);
+	if (stranger) {
+		peer = np_stranger_peer(asked);
+		if (IS_ERR(peer)) {
+			err = PTR_ERR(peer);
+			/* The same for each reason; a QP may be connected soon */
+			np_refuse(&asked->mad, &asked->msg,
+				  err == -EBUSY || err == -ENOMEM ?
+				  RDMA_NP_BUSY : RDMA_NP_QP);
+			goto out;
+		}
+	}
+
+	mutex_lock(&peer->ctl);
+	if (asked->msg.type == NP_MSG_RESOLVE)
+		err = np_serve_resolve(peer, &asked->msg, &answer.region);
+	else
+		np_grant_forget(peer, &asked->msg);
+	mutex_unlock(&peer->ctl);
+
+	answer.status = np_errno_to_status(err);
+	answer.given = peer->our_secret;
+	if (asked->msg.type == NP_MSG_RESOLVE)
+		trace_np_resolve_serve(hca->ibdev, peer->qpn, asked->msg.rkey,
+				       answer.region.id, answer.status);
+	np_answer_peer(peer, &answer);
+
+	if (!stranger) {
+		spin_lock(&peer->lock);
+		peer->control--;
+		spin_unlock(&peer->lock);
+	}
+	np_peer_end(peer);
+	np_peer_put(peer);
+out:
+	np_hca_end(hca, stranger);
+	kfree(asked);
+}
+
+/* Queue a RESOLVE or FORGET. False: over a bound. */
+static bool np_asked_queue(struct np_port *port, struct np_peer *peer,
+			   const struct np_msg *msg, const struct np_addr *from,
+			   struct ib_mad_recv_wc *recv)
+{
+	struct np_asked *asked;
+
+	if (peer) {
+		bool ok;
+
+		spin_lock(&peer->lock);
+		ok = !peer->dead && peer->control < NP_SERVE_CONTROL;
+		peer->control += ok;
+		peer->active += ok;
+		spin_unlock(&peer->lock);
+		if (!ok)
+			return false;
+	}
+	if (!np_hca_begin(port->hca, !peer))
+		goto err_peer;
+	asked = kzalloc(sizeof(*asked), GFP_NOWAIT | __GFP_NOWARN);
+	if (!asked)
+		goto err_hca;
+	asked->mad.port = port;
+	asked->msg = *msg;
+	asked->from = *from;
+	INIT_WORK(&asked->work, np_asked_work);
+	if (peer) {
+		kref_get(&peer->ref);
+		asked->peer = peer;
+	} else {
+		np_mad_from(&asked->mad, port, recv);
+	}
+	queue_work(np_wq, &asked->work);
+	return true;
+
+err_hca:
+	np_hca_end(port->hca, !peer);
+err_peer:
+	if (peer) {
+		spin_lock(&peer->lock);
+		peer->control--;
+		spin_unlock(&peer->lock);
+		np_peer_end(peer);
+	}
+	return false;
+}
+
+/* --- arrivals --------------------------------------------------------------------------------- */
+
+static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
+				const struct np_addr *from,
+				struct ib_mad_recv_wc *recv)
+{
+	switch (msg->type) {
+	case NP_MSG_RESOLVE:
+		if (!np_asked_queue(port, NULL, msg, from, recv))
+			np_answer_stranger(port, recv, msg, RDMA_NP_BUSY);
+		return;
+	case NP_MSG_GONE:
+		/* Who is no peer has no keys */
+		np_answer_stranger(port, recv, msg, RDMA_NP_OK);
+		return;
+	default:
+		np_answer_stranger(port, recv, msg, RDMA_NP_QP);
+	}
+}
+
+/*
+ * Is it the kernel of the peer's that sent this? RESOLVE has no secret: whoever sends it,
+ * the answer goes to the peer, where the nonce tells whether it was asked for.
+ */
+static bool np_peer_believes(const struct np_peer *peer,
+			     const struct np_msg *msg,
+			     const struct np_addr *from)
+{
+	/* GONE is about the memory of who sends it, the others of who is asked */
+	bool ours = (msg->type == NP_MSG_GONE) == msg->answer;
+
+	if (msg->quick && from->qpn != READ_ONCE(peer->ud_qpn))
+		return false;
+	if (msg->type == NP_MSG_RESOLVE)
+		return !msg->quick;
+	return msg->secret && msg->secret == (ours ? peer->our_secret :
+					      READ_ONCE(peer->their_secret));
+}
+
+/*
+ * A request by MAD without the right secret is not obeyed. But it may be of the peer's
+ * kernel, and about what it had of, or gave to, an earlier peer of this QP: it must not
+ * wait for an answer in vain. Here is nothing of an earlier peer, so it is answered as
+ * who asks for a grant or a hold that does not exist. The answer goes to the peer,
+ * whoever asked, and there it is of no use without the right secret.
+ */
+static void np_answer_disbelieved(struct np_peer *peer, const struct np_msg *msg)
+{
+	u32 status = RDMA_NP_OK;
+
+	if (msg->type == NP_MSG_FAULT)
+		status = RDMA_NP_GONE;
+	else if (msg->type == NP_MSG_GONE &&
+		 np_peer_uses(peer, msg->forget.region_id))
+		status = RDMA_NP_BUSY;
+	np_answer_status(peer, msg, status);
+}
+
+static void np_receive_peer(struct np_port *port, struct np_peer *peer,
+			    const struct np_msg *msg,
+			    const struct np_addr *from,
+			    struct ib_mad_recv_wc *recv)
+{
+	if (!np_peer_believes(peer, msg, from)) {
+		trace_np_disbelieve(peer->hca->ibdev, peer->qpn, msg->type,
+				    msg->answer, from->qpn);
+		if (!msg->answer && recv)
+			np_answer_disbelieved(peer, msg);
+		return;
+	}
+	if (msg->quick)
+		WRITE_ONCE(peer->ud_known, true);
+	else if (msg->type != NP_MSG_RESOLVE)
+		np_ud_learn(peer, msg);
+	if (msg->answer) {
+		np_peer_answered(peer, msg);
+		return;
+	}
+
+	switch (msg->type) {
+	case NP_MSG_FAULT:
+		np_serve_fault(peer, msg);
+		return;
+	case NP_MSG_RELEASE:
+		np_held_release(peer, msg->hold_id);
+		np_answer_status(peer, msg, RDMA_NP_OK);
+		return;
+	case NP_MSG_GONE:
+		np_answer_status(peer, msg,
+				 np_peer_told_gone(peer,
+						   msg->forget.region_id));
+		return;
+	case NP_MSG_RESOLVE:
+	case NP_MSG_FORGET:
+		if (!np_asked_queue(port, peer, msg, from, recv))
+			np_answer_status(peer, msg, RDMA_NP_BUSY);
+	}
+}
+
+/**
+ * np_receive - A message arrived
+ * @port: here
+ * @msg: the message
+ * @malformed: only its header is valid, and it is a request
+ * @from: from there
+ * @recv: the MAD; NULL: came by the quick transport, so from a peer or nobody
+ *
+ * MADs are of kernels only if they come from QP1: any QP may send to it, if its process
+ * may set a privileged Q_Key.
+ *
+ * Context: completion handler: process context, does not sleep
+ */
+void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
+		const struct np_addr *from, struct ib_mad_recv_wc *recv)
+{
+	struct np_peer *peer;
+
+	if (recv && from->qpn != 1) {
+		trace_np_disbelieve(port->hca->ibdev, msg->dst_qpn, msg->type,
+				    msg->answer, from->qpn);
+		return;
+	}
+	if (malformed) {
+		np_answer_stranger(port, recv, msg, RDMA_NP_PROTO);
+		return;
+	}
+
+	peer = np_peer_find(port->hca, msg->dst_qpn);
+	if (peer && peer->port == port && peer->remote_qpn == msg->src_qpn &&
+	    np_addr_match(&peer->addr, from))
+		np_receive_peer(port, peer, msg, from, recv);
+	else if (!msg->answer && recv)
+		np_receive_stranger(port, msg, from, recv);
+	if (peer)
+		np_peer_put(peer);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_receive);
