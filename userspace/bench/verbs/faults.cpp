@@ -6,7 +6,7 @@
  *
  * Both sides of the latter take pages in random order, and swap read-ahead is
  * off (vm.page-cluster), so that each page costs one read of the disk; fault-around is
- * off (nprdma_fault_around), so that each page has a fault of its own. A sample
+ * off (ib_nprdma.fault_around), so that each page has a fault of its own. A sample
  * counts only if the kernel says that it was the fault it was meant to be.
  */
 #include "../../tools/demo/guest.hpp"
@@ -269,7 +269,7 @@ void measure_faults(const options &opt, report &out)
 	};
 	const group ours;
 	const setting off("/proc/sys/vm/page-cluster", "0");
-	const setting fault_around("/sys/module/ib_core/parameters/nprdma_fault_around", "1");
+	const setting fault_around("/sys/module/ib_nprdma/parameters/fault_around", "1");
 	initiator via(opt.dev.initiator, responder, through::library, MiB);
 	course by_cpu(1);
 	samples cpu;

@@ -10,9 +10,9 @@
 #include <kunit/visibility.h>
 
 #include "np_proto.h"
-#include "trace.h"
+#include "peer_trace.h"
 
-/* --- bindings --------------------------------------------------------------- */
+/* Bindings */
 
 static int np_binding_cmp(const void *region_id, const struct rb_node *node)
 {
@@ -56,7 +56,7 @@ static struct np_binding *np_binding_next(struct np_binding *binding)
 			     struct np_binding, node);
 }
 
-/* --- holds ---------------------------------------------------------------------- */
+/* Holds */
 
 /**
  * struct np_fault - a FAULT of ours; also the record of the hold it brought
@@ -121,7 +121,7 @@ static void np_release_send(struct np_peer *peer, u64 hold_id)
 		.hold_id = hold_id,
 	};
 
-	np_send(peer->port, peer->ah, peer->pkey_index, peer, &msg);
+	np_peer_send(peer, &msg);
 }
 
 static void np_answer_late(struct np_peer *peer, const struct np_msg *msg)
@@ -188,7 +188,7 @@ int np_peer_release(struct np_peer *peer, u64 hold_id)
 }
 EXPORT_SYMBOL_GPL(np_peer_release);
 
-/* --- FAULT ------------------------------------------------------------------------ */
+/* FAULT */
 
 /* In jiffies: what one that was sent twice waits for its answer */
 static unsigned long np_lanes_pause(struct np_peer *peer)
@@ -368,7 +368,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 }
 EXPORT_SYMBOL_GPL(np_peer_fault);
 
-/* --- RESOLVE, FORGET, GONE ----------------------------------------------------------- */
+/* RESOLVE, FORGET, GONE */
 
 static void np_binding_free(struct np_binding *binding)
 {
@@ -694,8 +694,8 @@ u32 np_peer_told_gone(struct np_peer *peer, u64 region_id)
 			continue;
 		}
 		status = RDMA_NP_BUSY;
-		if (!binding->told) {
-			binding->told = true;
+		if (!binding->posted) {
+			binding->posted = true;
 			/* Under the lock, so that it is not freed meanwhile */
 			np_channel_post(binding->channel, &binding->ev);
 		}
@@ -730,7 +730,7 @@ bool np_peer_uses(struct np_peer *peer, u64 region_id)
 	return uses;
 }
 
-/* --- answers ---------------------------------------------------------------------------- */
+/* Answers */
 
 /* Under the peer's lock: a copy of an answer that brought a hold which is still had. */
 static bool np_kept_by(struct np_peer *peer, u64 tid)

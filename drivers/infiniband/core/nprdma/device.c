@@ -29,8 +29,6 @@ struct np_host np_host;
 EXPORT_SYMBOL_IF_KUNIT(np_host);
 static DEFINE_MUTEX(np_host_lock);
 
-static struct ib_client np_client;
-
 /*
  * A driver takes part by reg_umem_mr(), which may be called from any context. An op
  * that registers memory of the caller's cannot stand in: it may want udata, or
@@ -192,7 +190,7 @@ struct np_device *np_device_get(struct ib_device *ibdev)
 	struct np_device *npdev;
 
 	KUNIT_STATIC_STUB_REDIRECT(np_device_get, ibdev);
-	npdev = ib_get_client_data(ibdev, &np_client);
+	npdev = READ_ONCE(ibdev->np);
 	if (!npdev || !refcount_inc_not_zero(&npdev->users))
 		return NULL;
 	return npdev;
@@ -462,7 +460,15 @@ void np_pd_dealloc(struct ib_pd *pd)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_pd_dealloc);
 
-static int np_client_add(struct ib_device *ibdev)
+/**
+ * np_device_enable() - an RDMA device comes
+ * @ibdev: device; has no clients yet
+ *
+ * A device for which there is no memory has no unpinned regions.
+ *
+ * Context: process context.
+ */
+void np_device_enable(struct ib_device *ibdev)
 {
 	struct np_device *npdev;
 	const char *reason;
@@ -476,28 +482,36 @@ static int np_client_add(struct ib_device *ibdev)
 		np_host_pages();
 
 	npdev = kzalloc(sizeof(*npdev), GFP_KERNEL);
-	if (!npdev)
-		return -ENOMEM;
+	if (!npdev) {
+		dev_warn(&ibdev->dev, "no memory for unpinned memory regions\n");
+		return;
+	}
 	npdev->ibdev = ibdev;
 	mutex_init(&npdev->lock);
 	xa_init(&npdev->rkeys);
 	refcount_set(&npdev->users, 1);
 	init_completion(&npdev->idle);
-	ib_set_client_data(ibdev, &np_client, npdev);
-	return 0;
+	WRITE_ONCE(ibdev->np, npdev);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_device_enable);
 
-/*
- * uverbs registered after us, so it has destroyed its objects by now, and with
- * the QPs the quarantine is empty.  What may be left are references of requests
- * that are just running.
+/**
+ * np_device_disable() - an RDMA device goes
+ * @ibdev: device; its clients were removed, uverbs among them, which has destroyed its
+ *	objects, and the protocol, with which the quarantine has ended
+ *
+ * What may be left are references of requests that are just running.
+ *
+ * Context: process context.
  */
-static void np_client_remove(struct ib_device *ibdev, void *client_data)
+void np_device_disable(struct ib_device *ibdev)
 {
-	struct np_device *npdev = client_data;
+	struct np_device *npdev = ibdev->np;
 	struct np_region *region;
 	unsigned long rkey;
 
+	if (!npdev)
+		return;
 	/* The driver could not destroy their MRs: they stay, and the device need not */
 	xa_for_each(&npdev->rkeys, rkey, region) {
 		xa_erase(&npdev->rkeys, rkey);
@@ -505,18 +519,14 @@ static void np_client_remove(struct ib_device *ibdev, void *client_data)
 	}
 	np_device_put(npdev);
 	wait_for_completion(&npdev->idle);
+	WRITE_ONCE(ibdev->np, NULL);
 	if (npdev->pd)
 		ib_dealloc_pd(npdev->pd);
 	WARN_ON(!xa_empty(&npdev->rkeys));
 	kvfree(npdev->told);
 	kfree(npdev);
 }
-
-static struct ib_client np_client = {
-	.name = "nprdma",
-	.add = np_client_add,
-	.remove = np_client_remove,
-};
+EXPORT_SYMBOL_IF_KUNIT(np_device_disable);
 
 /**
  * np_init() - start with ib_core
@@ -526,33 +536,14 @@ static struct ib_client np_client = {
  */
 int np_init(void)
 {
-	int ret;
-
-	ret = np_aging_init();
-	if (ret)
-		return ret;
-	ret = ib_register_client(&np_client);
-	if (ret)
-		goto exit_aging;
-	ret = np_peer_init();
-	if (ret)
-		goto unregister;
-	return 0;
-
-unregister:
-	ib_unregister_client(&np_client);
-exit_aging:
-	np_aging_exit();
-	return ret;
+	return np_aging_init();
 }
 
 /**
- * np_exit() - end with ib_core
+ * np_exit() - end with ib_core; there are no devices any more
  */
 void np_exit(void)
 {
-	np_peer_exit();
-	ib_unregister_client(&np_client);
 	np_aging_exit();
 	np_host_free();
 }

@@ -7,42 +7,47 @@
 #include <kunit/visibility.h>
 
 #include "np_proto.h"
-#include "trace.h"
+#include "peer_trace.h"
 
 /**
  * struct np_pgrant - the other end of a peer was given a region's keys
  * @grant: the region's part
- * @gone: tells the other end that the region died; its references are those
+ * @tell: tells the other end that the region is gone; its references are those
  *        of the whole
- * @wait: in np_peer.untold or told
+ * @wait: in np_peer.to_tell or tell_again
  * @drop: ungrants
  * @peer: the peer
+ * @owner: of the region; reference
  * @id: the region's id
  * @seq: tid of the newest RESOLVE that was answered with it
- * @dead: the region died
- * @dropped: is told no more
+ * @gone: the region is gone
+ * @ungranted: the other end is told no more
  *
  * What a dead region has (keys, windows, addresses) stays until the other end says that
  * it does not use it, in which it may be slow, or malicious.  So GONEs take turns: there
- * are NP_MAX_GONE under way, whatever they are answered.  The next one goes when one has
+ * are NP_MAX_TELLING under way, whatever they are answered.  The next one goes when one has
  * ended: of those that were never sent in any case, of the others only if there was
  * progress, or after a pause, which grows.  And what waits so is bounded.
  */
 struct np_pgrant {
 	struct np_grant grant;
-	struct np_trans gone;
+	struct np_trans tell;
 	struct list_head wait;
 	struct work_struct drop;
 	struct np_peer *peer;
+	struct np_owner *owner;
 	u64 id;
 	u64 seq;
-	bool dead;
-	bool dropped;
+	bool gone;
+	bool ungranted;
 };
 
-static void np_pgrant_free(struct np_trans *gone)
+static void np_pgrant_free(struct np_trans *tell)
 {
-	kfree(container_of(gone, struct np_pgrant, gone));
+	struct np_pgrant *pg = container_of(tell, struct np_pgrant, tell);
+
+	np_owner_put(pg->owner);
+	kfree(pg);
 }
 
 /* GONEs for the places that are free, @again of them at most of those that were sent. */
@@ -52,26 +57,26 @@ static void np_gone_next(struct np_peer *peer, unsigned int again)
 
 	for (;;) {
 		spin_lock(&peer->lock);
-		pg = list_first_entry_or_null(&peer->untold, struct np_pgrant,
+		pg = list_first_entry_or_null(&peer->to_tell, struct np_pgrant,
 					      wait);
 		if (!pg && again) {
-			pg = list_first_entry_or_null(&peer->told,
+			pg = list_first_entry_or_null(&peer->tell_again,
 						      struct np_pgrant, wait);
 			again--;
 		}
-		if (!pg || peer->dead || peer->nr_gone >= NP_MAX_GONE) {
+		if (!pg || peer->dead || peer->telling >= NP_MAX_TELLING) {
 			spin_unlock(&peer->lock);
 			return;
 		}
 		list_del_init(&pg->wait);
-		peer->nr_gone++;
-		np_trans_list(&pg->gone);
-		kref_get(&pg->gone.ref);
+		peer->telling++;
+		np_trans_list(&pg->tell);
+		kref_get(&pg->tell.ref);
 		spin_unlock(&peer->lock);
 
 		trace_np_gone_send(peer->hca->ibdev, peer->qpn, pg->id, RDMA_NP_OK);
-		np_trans_send(&pg->gone);
-		np_trans_put(&pg->gone);
+		np_trans_send(&pg->tell);
+		np_trans_put(&pg->tell);
 	}
 }
 
@@ -87,7 +92,7 @@ static void np_gone_progress(struct np_peer *peer)
 	if (!peer->gone_pause)
 		return;
 	peer->gone_pause = 0;
-	if (!peer->dead && !list_empty(&peer->told) &&
+	if (!peer->dead && !list_empty(&peer->tell_again) &&
 	    !mod_delayed_work(np_wq, &peer->gone_again, np_gone_pause(peer)))
 		kref_get(&peer->ref);
 }
@@ -101,11 +106,11 @@ static void np_gone_again(struct work_struct *work)
 	spin_lock(&peer->lock);
 	peer->gone_pause = min(2 * np_gone_pause(peer),
 			       msecs_to_jiffies(NP_GONE_MAX_MS));
-	if (!peer->dead && !list_empty(&peer->told) &&
+	if (!peer->dead && !list_empty(&peer->tell_again) &&
 	    queue_delayed_work(np_wq, &peer->gone_again, peer->gone_pause))
 		kref_get(&peer->ref);
 	spin_unlock(&peer->lock);
-	np_gone_next(peer, NP_MAX_GONE);
+	np_gone_next(peer, NP_MAX_TELLING);
 	np_peer_put(peer);
 }
 
@@ -113,19 +118,19 @@ static void np_gone_again(struct work_struct *work)
 static void np_gone_stop(struct np_pgrant *pg)
 {
 	struct np_peer *peer = pg->peer;
-	bool dead = pg->dead, cancelled;
+	bool gone = pg->gone, cancelled;
 
 	spin_lock(&peer->lock);
-	pg->dropped = true;
+	pg->ungranted = true;
 	list_del_init(&pg->wait);
-	peer->nr_dead -= dead;
+	peer->nr_gone -= gone;
 	spin_unlock(&peer->lock);
-	cancelled = np_trans_cancel(&pg->gone);
-	np_trans_put(&pg->gone);
-	if (!dead)
+	cancelled = np_trans_cancel(&pg->tell);
+	np_trans_put(&pg->tell);
+	if (!gone)
 		return;
 	spin_lock(&peer->lock);
-	peer->nr_gone -= cancelled;
+	peer->telling -= cancelled;
 	np_gone_progress(peer);
 	spin_unlock(&peer->lock);
 	np_gone_next(peer, 1);
@@ -145,10 +150,12 @@ void np_pgrant_drop(struct np_pgrant *pg)
 	xa_erase(&peer->grants, pg->id);
 	peer->nr_grants--;
 	trace_np_ungrant(peer->hca->ibdev, peer->qpn, pg->id, RDMA_NP_OK);
-	/* After this np_peer_region_gone() is not called for it any more */
+	/* After this np_pgrant_gone() is not called for it any more */
 	np_region_ungrant(&pg->grant);
+	np_owner_ungrant(pg->owner);
 	np_gone_stop(pg);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_pgrant_drop);
 
 static void np_pgrant_drop_work(struct work_struct *work)
 {
@@ -160,7 +167,7 @@ static void np_pgrant_drop_work(struct work_struct *work)
 	if (xa_load(&peer->grants, pg->id) == pg)
 		np_pgrant_drop(pg);
 	mutex_unlock(&peer->ctl);
-	np_trans_put(&pg->gone);
+	np_trans_put(&pg->tell);
 	np_peer_put(peer);
 }
 
@@ -168,70 +175,63 @@ static void np_pgrant_drop_work(struct work_struct *work)
  * The other end does not use the keys (OK), or does not know the QP; or else it has its
  * turn again.
  */
-static void np_gone_done(struct np_trans *gone, u32 status,
+static void np_gone_done(struct np_trans *tell, u32 status,
 			 const struct np_msg *answer)
 {
-	struct np_pgrant *pg = container_of(gone, struct np_pgrant, gone);
+	struct np_pgrant *pg = container_of(tell, struct np_pgrant, tell);
 	struct np_peer *peer = pg->peer;
 	bool over = answer && status != RDMA_NP_BUSY;
 
 	spin_lock(&peer->lock);
-	peer->nr_gone--;
+	peer->telling--;
 	/* If it is our QP that died, who kills the peer drops the grant */
-	if (!over && !peer->dead && !pg->dropped) {
-		list_add_tail(&pg->wait, &peer->told);
+	if (!over && !peer->dead && !pg->ungranted) {
+		list_add_tail(&pg->wait, &peer->tell_again);
 		if (queue_delayed_work(np_wq, &peer->gone_again,
 				       np_gone_pause(peer)))
 			kref_get(&peer->ref);
 	}
 	spin_unlock(&peer->lock);
 	if (over) {
-		kref_get(&gone->ref);
+		kref_get(&tell->ref);
 		kref_get(&peer->ref);
 		queue_work(np_wq, &pg->drop);
 	}
 	np_gone_next(peer, over);
 }
 
-/* np_peer.overdue, with a reference. */
-static void np_grant_overdue(struct work_struct *work)
+/* np_peer.too_many_gone, with a reference. */
+static void np_grant_too_many(struct work_struct *work)
 {
-	struct np_peer *peer = container_of(work, struct np_peer, overdue);
+	struct np_peer *peer = container_of(work, struct np_peer, too_many_gone);
 
 	ibdev_warn_ratelimited(peer->hca->ibdev,
 			       "nprdma: QP %u kept the keys of more than %u dead regions: ending it\n",
-			       peer->qpn, NP_MAX_DEAD);
+			       peer->qpn, NP_MAX_GONE);
 	np_peer_fail(peer);
 	np_peer_put(peer);
 }
 
-/**
- * np_peer_region_gone - A region died whose keys a peer knows
- * @grant: the peer's grant
- *
- * Context: process context, under the region's lock, so @grant stays
- */
-void np_peer_region_gone(struct np_grant *grant)
+/* np_grant.gone: under the region's lock, so @grant stays. */
+static void np_pgrant_gone(struct np_grant *grant)
 {
 	struct np_pgrant *pg = container_of(grant, struct np_pgrant, grant);
 	struct np_peer *peer = pg->peer;
-	bool overdue;
+	bool too_many;
 
 	spin_lock(&peer->lock);
-	pg->dead = true;
-	list_add_tail(&pg->wait, &peer->untold);
-	overdue = ++peer->nr_dead > NP_MAX_DEAD;
+	pg->gone = true;
+	list_add_tail(&pg->wait, &peer->to_tell);
+	too_many = ++peer->nr_gone > NP_MAX_GONE;
 	spin_unlock(&peer->lock);
 	np_gone_next(peer, 0);
-	if (!overdue)
+	if (!too_many)
 		return;
 	/* The QP goes to the error state, and then the keys go */
 	kref_get(&peer->ref);
-	if (!np_peer_queue_kill(&peer->overdue))
+	if (!np_peer_queue_kill(&peer->too_many_gone))
 		np_peer_put(peer);
 }
-EXPORT_SYMBOL_IF_KUNIT(np_peer_region_gone);
-
 /**
  * np_pgrant_find - The grant of a region's keys to a peer
  * @peer: the peer
@@ -277,18 +277,28 @@ struct np_pgrant *np_pgrant_make(struct np_peer *peer, struct np_region *region)
 	pg = kzalloc(sizeof(*pg), GFP_KERNEL_ACCOUNT);
 	if (!pg)
 		return ERR_PTR(-ENOMEM);
+	pg->owner = np_owner_get(peer->hca, np_region_mm(region));
+	if (!pg->owner) {
+		kfree(pg);
+		return ERR_PTR(-ENOMEM);
+	}
 	pg->peer = peer;
 	pg->id = np_region_id(region);
 	INIT_LIST_HEAD(&pg->wait);
 	INIT_WORK(&pg->drop, np_pgrant_drop_work);
-	np_trans_init(&pg->gone, peer, NP_MSG_GONE, np_gone_done,
+	np_trans_init(&pg->tell, peer, NP_MSG_GONE, np_gone_done,
 		      np_pgrant_free);
-	pg->gone.msg.forget.region_id = pg->id;
+	pg->tell.msg.forget.region_id = pg->id;
 
+	if (!np_owner_grant(pg->owner)) {
+		err = -EBUSY;
+		goto err_free;
+	}
 	/* From here on it may be told that the region is gone */
+	pg->grant.gone = np_pgrant_gone;
 	err = np_region_grant(region, &pg->grant);
 	if (err)
-		goto err_free;
+		goto err_owner;
 	err = xa_err(xa_store(&peer->grants, pg->id, pg, GFP_KERNEL_ACCOUNT));
 	if (err)
 		goto err_ungrant;
@@ -297,31 +307,46 @@ struct np_pgrant *np_pgrant_make(struct np_peer *peer, struct np_region *region)
 
 err_ungrant:
 	np_region_ungrant(&pg->grant);
+	np_owner_ungrant(pg->owner);
 	np_gone_stop(pg);
 	return ERR_PTR(err);
+err_owner:
+	np_owner_ungrant(pg->owner);
 err_free:
-	np_trans_put(&pg->gone);
+	np_trans_put(&pg->tell);
 	return ERR_PTR(err);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_pgrant_make);
 
 /**
- * np_grant_region - A region whose keys a peer was given
+ * np_grant_begin - Count a FAULT of a region whose keys a peer was given
  * @peer: the peer
  * @id: of the region
+ * @depth: FAULTs of the peer that are under way, with this one
+ * @owner: set to the owner of the region's memory, with a reference; then
+ *	   np_owner_serve() and np_owner_end() must follow
  *
- * Return: the region with a reference, or NULL
+ * No reference is taken that would be given back here: the last one of a region
+ * unmaps its windows, which sleeps.
+ *
+ * Context: completion handler
+ * Return: the region with a reference; -ENXIO: there is none; -EBUSY: over a bound
  */
-struct np_region *np_grant_region(struct np_peer *peer, u64 id)
+struct np_region *np_grant_begin(struct np_peer *peer, u64 id, unsigned int depth,
+				 struct np_owner **owner)
 {
-	struct np_region *region = NULL;
+	struct np_region *region = ERR_PTR(-ENXIO);
 	struct np_pgrant *pg;
 
 	xa_lock(&peer->grants);
 	pg = xa_load(&peer->grants, id);
-	if (pg) {
+	if (pg && np_owner_begin(pg->owner, depth)) {
+		kref_get(&pg->owner->ref);
+		*owner = pg->owner;
 		region = pg->grant.region;
 		np_region_get(region);
+	} else if (pg) {
+		region = ERR_PTR(-EBUSY);
 	}
 	xa_unlock(&peer->grants);
 	return region;
@@ -349,12 +374,10 @@ void np_grant_forget(struct np_peer *peer, const struct np_msg *msg)
  */
 void np_grant_init(struct np_peer *peer)
 {
-	INIT_LIST_HEAD(&peer->untold);
-	INIT_LIST_HEAD(&peer->told);
-	mutex_init(&peer->ctl);
-	xa_init(&peer->grants);
+	INIT_LIST_HEAD(&peer->to_tell);
+	INIT_LIST_HEAD(&peer->tell_again);
 	INIT_DELAYED_WORK(&peer->gone_again, np_gone_again);
-	INIT_WORK(&peer->overdue, np_grant_overdue);
+	INIT_WORK(&peer->too_many_gone, np_grant_too_many);
 }
 
 /**

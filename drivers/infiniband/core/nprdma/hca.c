@@ -6,7 +6,7 @@
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
-#include "np_proto.h"
+#include "np_hca.h"
 
 static u64 np_boot;
 
@@ -35,6 +35,22 @@ u64 np_incarnation(void)
 {
 	return np_boot;
 }
+
+/**
+ * np_hca_init - Prepare the protocol's part of a device
+ * @hca: zeroed; the caller has its first reference
+ * @ibdev: the device
+ */
+void np_hca_init(struct np_hca *hca, struct ib_device *ibdev)
+{
+	hca->ibdev = ibdev;
+	kref_init(&hca->ref);
+	xa_init_flags(&hca->peers, XA_FLAGS_LOCK_IRQ);
+	init_waitqueue_head(&hca->idle);
+	mutex_init(&hca->owners_lock);
+	INIT_LIST_HEAD(&hca->owners);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_hca_init);
 
 static void np_hca_release(struct kref *ref)
 {
@@ -94,10 +110,11 @@ bool np_hca_begin(struct np_hca *hca, bool stranger)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_hca_begin);
 
-/* Under the lock of @hca->peers */
+/* Under the lock of @hca->peers. Who waits for the device does not wait for FAULTs. */
 static void np_hca_served(struct np_hca *hca)
 {
-	if (!--hca->serving)
+	hca->serving--;
+	if (!hca->asked && !hca->refusing)
 		wake_up_all(&hca->idle);
 }
 
@@ -147,36 +164,3 @@ void np_hca_end_refusal(struct np_hca *hca)
 	xa_unlock_irq(&hca->peers);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_hca_end_refusal);
-
-/**
- * np_hca_begin_fault - Count a FAULT that is to be served
- * @hca: the device
- * @region: whose
- * @depth: FAULTs of its QP that are under way, with this one
- *
- * Return: false if it is over a bound, or the device is going; else
- * np_region_served() and np_hca_end_fault() must follow
- */
-bool np_hca_begin_fault(struct np_hca *hca, struct np_region *region,
-			unsigned int depth)
-{
-	bool ok;
-
-	xa_lock_irq(&hca->peers);
-	ok = !hca->dying && hca->serving < NP_SERVE_DEVICE &&
-	     np_region_may_serve(region, NP_SERVE_DEVICE - hca->serving, depth);
-	hca->serving += ok;
-	xa_unlock_irq(&hca->peers);
-	return ok;
-}
-
-/**
- * np_hca_end_fault - End what np_hca_begin_fault() began
- * @hca: the device
- */
-void np_hca_end_fault(struct np_hca *hca)
-{
-	xa_lock_irq(&hca->peers);
-	np_hca_served(hca);
-	xa_unlock_irq(&hca->peers);
-}

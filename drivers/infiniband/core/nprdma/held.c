@@ -8,92 +8,15 @@
 #include <kunit/visibility.h>
 
 #include "np_proto.h"
-#include "np_region.h"
-#include "trace.h"
+#include "peer_trace.h"
 
 VISIBLE_IF_KUNIT unsigned int np_hold_ms = 5000;
 EXPORT_SYMBOL_IF_KUNIT(np_hold_ms);
-module_param_named(nprdma_hold_ms, np_hold_ms, uint, 0644);
-MODULE_PARM_DESC(nprdma_hold_ms,
+module_param_named(hold_ms, np_hold_ms, uint, 0644);
+MODULE_PARM_DESC(hold_ms,
 		 "Time after which a hold not given back ends its QP, in ms");
 
-/**
- * struct np_holder - pages under hold for peers, of one owner of regions
- * @entry: in np_hca.holders
- * @owner: compare only; one who comes to the place of one who has gone counts with
- *	   what that one is just giving back
- * @pages: their number
- */
-struct np_holder {
-	struct hlist_node entry;
-	const void *owner;
-	unsigned long pages;
-};
-
-/* Under the lock of np_hca.peers. */
-static struct np_holder *np_holder_find(struct np_hca *hca, const void *owner)
-{
-	struct np_holder *holder;
-
-	hash_for_each_possible(hca->holders, holder, entry,
-			       (unsigned long)owner) {
-		if (holder->owner == owner)
-			return holder;
-	}
-	return NULL;
-}
-
-/*
- * An owner may have as much as it leaves free, as with FAULTs: so those that pin as
- * much as they can, without end, leave something to the others.
- */
-static int np_holder_take(struct np_hca *hca, const void *owner,
-			  unsigned int pages)
-{
-	struct np_holder *spare, *holder;
-	int err = -EBUSY;
-
-	spare = kzalloc(sizeof(*spare), GFP_KERNEL);
-	if (!spare)
-		return -ENOMEM;
-	spare->owner = owner;
-
-	xa_lock_irq(&hca->peers);
-	holder = np_holder_find(hca, owner) ?: spare;
-	if (holder->pages + pages + hca->held_pages <= NP_HELD_DEVICE) {
-		if (holder == spare) {
-			hash_add(hca->holders, &spare->entry,
-				 (unsigned long)owner);
-			spare = NULL;
-		}
-		holder->pages += pages;
-		hca->held_pages += pages;
-		err = 0;
-	}
-	xa_unlock_irq(&hca->peers);
-	kfree(spare);
-	return err;
-}
-
-static void np_holder_give(struct np_hca *hca, const void *owner,
-			   unsigned int pages)
-{
-	struct np_holder *holder;
-
-	xa_lock_irq(&hca->peers);
-	holder = np_holder_find(hca, owner);
-	holder->pages -= pages;
-	hca->held_pages -= pages;
-	if (holder->pages)
-		holder = NULL;
-	else
-		hash_del(&holder->entry);
-	xa_unlock_irq(&hca->peers);
-	kfree(holder);
-}
-
-/* @owner: whose memory it is. */
-VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, const void *owner,
+VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, struct np_owner *owner,
 				     unsigned int pages)
 {
 	bool ok;
@@ -106,7 +29,7 @@ VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, const void *owner,
 	spin_unlock(&peer->lock);
 	if (!ok)
 		return -EBUSY;
-	err = np_holder_take(peer->hca, owner, pages);
+	err = np_owner_hold(owner, pages);
 	if (err) {
 		spin_lock(&peer->lock);
 		peer->held_pages -= pages;
@@ -116,10 +39,10 @@ VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, const void *owner,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_held_reserve);
 
-VISIBLE_IF_KUNIT void np_held_unreserve(struct np_peer *peer,
-					const void *owner, unsigned int pages)
+VISIBLE_IF_KUNIT void np_held_unreserve(struct np_peer *peer, struct np_owner *owner,
+					unsigned int pages)
 {
-	np_holder_give(peer->hca, owner, pages);
+	np_owner_unhold(owner, pages);
 	spin_lock(&peer->lock);
 	peer->held_pages -= pages;
 	spin_unlock(&peer->lock);
@@ -127,16 +50,15 @@ VISIBLE_IF_KUNIT void np_held_unreserve(struct np_peer *peer,
 EXPORT_SYMBOL_IF_KUNIT(np_held_unreserve);
 
 /**
- * np_held_drop - A hold was not granted
+ * np_held_drop - A hold was not granted, or ends
  * @peer: for whom it was made
- * @held: of np_held_make()
+ * @held: of np_held_make(); freed
  */
 void np_held_drop(struct np_peer *peer, struct np_held *held)
 {
-	const void *owner = held->hold->region->owner;
-
 	np_hold_release(held->hold);
-	np_held_unreserve(peer, owner, held->pages);
+	np_held_unreserve(peer, held->owner, held->pages);
+	np_owner_put(held->owner);
 	kfree(held);
 }
 
@@ -173,22 +95,22 @@ static bool np_held_less(struct rb_node *held, const struct rb_node *other)
  * np_held_make - Prepare a hold for a peer
  * @peer: for whom
  * @region: of which
+ * @owner: of that, who pays
  * @pages: what it counts in the bounds
  * @write: pages will be pinned for writing
- *
- * The owner of @region pays.
  *
  * Context: process context
  * Return: the hold, for np_held_add() or np_held_drop(); -EBUSY: over a bound; -ENOMEM
  */
 struct np_held *np_held_make(struct np_peer *peer, struct np_region *region,
-			     unsigned int pages, unsigned int write)
+			     struct np_owner *owner, unsigned int pages,
+			     unsigned int write)
 {
 	struct np_charge charge;
 	struct np_held *held;
 	int err;
 
-	err = np_held_reserve(peer, region->owner, pages);
+	err = np_held_reserve(peer, owner, pages);
 	if (err)
 		return ERR_PTR(err);
 	np_region_charge(region, &charge);
@@ -198,11 +120,13 @@ struct np_held *np_held_make(struct np_peer *peer, struct np_region *region,
 	np_region_uncharge(&charge);
 	if (!held || !held->hold) {
 		kfree(held);
-		np_held_unreserve(peer, region->owner, pages);
+		np_held_unreserve(peer, owner, pages);
 		return ERR_PTR(-ENOMEM);
 	}
 	INIT_WORK(&held->work, np_held_work);
 	held->pages = pages;
+	kref_get(&owner->ref);
+	held->owner = owner;
 	do
 		held->id = get_random_u64();
 	while (!held->id);

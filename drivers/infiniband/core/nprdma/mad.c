@@ -9,73 +9,37 @@
  * The agent's handlers run on the MAD layer's own work queue, with all the
  * port's other MADs behind them, so they neither wait nor fault.
  */
-#include <linux/fault-inject.h>
-#include <linux/random.h>
 #include <linux/slab.h>
-#include <kunit/visibility.h>
 
 #include "../mad_priv.h"
-#include "np_proto.h"
+#include "np_hca.h"
 
 #define NP_POOL_FIRST		64
 #define NP_POOL_MAX		512
 
 static const u8 np_oui[3] = NP_MAD_OUI;
 
-#ifdef CONFIG_FAULT_INJECTION_DEBUG_FS
-/* Loses messages, as a network may: debugfs directory "nprdma_lose" */
-static DECLARE_FAULT_ATTR(np_lose);
-
-static bool np_is_lost(void)
-{
-	return should_fail(&np_lose, 1);
-}
-
-/**
- * np_lose_init - Let messages be lost, if somebody wants them to
- */
-void np_lose_init(void)
-{
-	fault_create_debugfs_attr("nprdma_lose", NULL, &np_lose);
-}
-#else
-static bool np_is_lost(void)
-{
-	return false;
-}
-
-void np_lose_init(void)
-{
-}
-#endif
-
 /**
  * struct np_send - a send buffer and what it keeps alive until it was sent
  * @entry: in np_port.pool
- * @work: destroys @ah, which may sleep
  * @buf: the MAD layer's
  * @port: of the agent
- * @peer: reference, because of its address handle; or NULL
- * @ah: address handle of this message only; or NULL
+ * @path: reference, because of its address handle; NULL in the pool
  */
 struct np_send {
 	struct list_head entry;
-	struct work_struct work;
 	struct ib_mad_send_buf *buf;
 	struct np_port *port;
-	struct np_peer *peer;
-	struct ib_ah *ah;
+	struct np_path *path;
 };
 
-/* --- sending ---------------------------------------------------------------- */
+/* Sending */
 
 static void np_send_free(struct np_send *send)
 {
 	ib_free_send_mad(send->buf);
 	kfree(send);
 }
-
-static void np_send_work(struct work_struct *work);
 
 static struct np_send *np_send_alloc(struct np_port *port, gfp_t gfp)
 {
@@ -93,7 +57,6 @@ static struct np_send *np_send_alloc(struct np_port *port, gfp_t gfp)
 		return NULL;
 	}
 	send->port = port;
-	INIT_WORK(&send->work, np_send_work);
 	send->buf->context[0] = send;
 	mad = send->buf->mad;
 	mad->mad_hdr.base_version = IB_MGMT_BASE_VERSION;
@@ -122,14 +85,11 @@ static struct np_send *np_send_get(struct np_port *port)
 static void np_send_put(struct np_send *send)
 {
 	struct np_port *port = send->port;
-	struct np_peer *peer = send->peer;
+	struct np_path *path = send->path;
 	unsigned long flags;
 	bool keep;
 
-	if (send->ah)
-		rdma_destroy_ah(send->ah, RDMA_DESTROY_AH_SLEEPABLE);
-	send->ah = NULL;
-	send->peer = NULL;
+	send->path = NULL;
 
 	spin_lock_irqsave(&port->lock, flags);
 	keep = !port->closing && port->pooled < NP_POOL_MAX;
@@ -142,30 +102,20 @@ static void np_send_put(struct np_send *send)
 	if (!keep)
 		np_send_free(send);
 	/* Last: the device, and so @port, may go with it */
-	if (peer)
-		np_peer_put(peer);
-}
-
-static void np_send_work(struct work_struct *work)
-{
-	np_send_put(container_of(work, struct np_send, work));
+	if (path)
+		np_path_put(path);
 }
 
 static void np_mad_sent(struct ib_mad_agent *agent,
 			struct ib_mad_send_wc *wc)
 {
-	struct np_send *send = wc->send_buf->context[0];
-
-	if (send->ah)
-		queue_work(np_wq, &send->work);
-	else
-		np_send_put(send);
+	np_send_put(wc->send_buf->context[0]);
 }
 
 /* np_port.send */
-static int np_mad_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
-		       struct np_peer *peer, const struct np_msg *msg)
+static int np_mad_send(struct np_path *path, const struct np_msg *msg)
 {
+	struct np_port *port = path->port;
 	struct ib_mad_send_wr_private *wr;
 	struct ib_vendor_mad *mad;
 	struct np_wire *wire;
@@ -173,11 +123,8 @@ static int np_mad_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
 	int err;
 
 	send = np_send_get(port);
-	if (!send) {
-		if (!peer)
-			rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
+	if (!send)
 		return -ENOMEM;
-	}
 
 	mad = send->buf->mad;
 	wire = (struct np_wire *)mad->data;
@@ -186,18 +133,13 @@ static int np_mad_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
 	mad->mad_hdr.tid = wire->hdr.tid;
 	mad->mad_hdr.attr_id = cpu_to_be16(msg->type);
 
-	if (peer) {
-		kref_get(&peer->ref);
-		send->peer = peer;
-	} else {
-		send->ah = ah;
-	}
-	send->buf->ah = ah;
+	send->path = np_path_get(path);
+	send->buf->ah = path->ah;
 	send->buf->next = NULL;
 	send->buf->timeout_ms = 0;
 	send->buf->retries = 0;
 	wr = container_of(send->buf, struct ib_mad_send_wr_private, send_buf);
-	wr->send_wr.pkey_index = pkey_index;
+	wr->send_wr.pkey_index = path->pkey_index;
 
 	err = ib_post_send_mad(send->buf, NULL);
 	if (err)
@@ -205,43 +147,7 @@ static int np_mad_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
 	return err;
 }
 
-/**
- * np_wire_stamp - Fill in what each message tells of its sender
- * @wire: encoded
- * @port: of the sender
- */
-void np_wire_stamp(struct np_wire *wire, const struct np_port *port)
-{
-	wire->hdr.incarnation = cpu_to_be64(np_incarnation());
-	wire->hdr.ud_qpn = cpu_to_be32(np_ud_qpn(port));
-	wire->hdr.ud_pkey = cpu_to_be16(np_ud_pkey(port));
-}
-
-/**
- * np_send - Send one message, once
- * @port: from here
- * @ah: to there; consumed, even on error, if @peer is NULL
- * @pkey_index: in this partition
- * @peer: whose @ah it is, or NULL
- * @msg: the message; what each message tells of its sender is filled in
- *
- * Context: process context; allocates, if at all, without waiting
- * Return: 0 if it is on its way, which says nothing about its arrival
- */
-int np_send(struct np_port *port, struct ib_ah *ah, u16 pkey_index,
-	    struct np_peer *peer, const struct np_msg *msg)
-{
-	if (np_is_lost()) {
-		if (!peer)
-			rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
-		return 0;
-	}
-	if (peer && msg->quick && !np_ud_send(peer, msg))
-		return 0;
-	return port->send(port, ah, pkey_index, peer, msg);
-}
-
-/* --- receiving ---------------------------------------------------------------- */
+/* Receiving */
 
 static int np_wc_addr(struct np_port *port, struct ib_mad_recv_wc *recv,
 		      struct np_addr *addr)
@@ -284,12 +190,12 @@ static void np_mad_received(struct ib_mad_agent *agent,
 	if (err == -EINVAL || (err && msg.answer) ||
 	    np_wc_addr(port, recv, &from))
 		goto out;
-	np_receive(port, &msg, err, &from, recv);
+	port->receive(port, &msg, err, &from, recv);
 out:
 	ib_free_recv_mad(recv);
 }
 
-/* --- devices -------------------------------------------------------------------- */
+/* Devices */
 
 /**
  * np_port_close - End a port
@@ -312,6 +218,8 @@ void np_port_close(struct np_port *port)
 	/* Waits for the handlers, and for buffers not yet sent */
 	ib_unregister_mad_agent(port->agent);
 	port->agent = NULL;
+	/* Their address handles are of the agent's protection domain, which stays */
+	wait_event(port->idle, !atomic_read(&port->paths));
 	/*
 	 * Only now: handlers answer strangers up to the end, and tell them of the UD QP.
 	 * Its own answer peers only, of which there are none any more.
@@ -324,11 +232,15 @@ void np_port_close(struct np_port *port)
  * @port: zeroed
  * @hca: the device
  * @port_num: number of the port
+ * @receive: takes what arrives
  */
-void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num)
+void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num,
+		  np_receive_fn *receive)
 {
 	port->hca = hca;
 	port->port_num = port_num;
+	port->receive = receive;
+	init_waitqueue_head(&port->idle);
 	port->send = np_mad_send;
 	spin_lock_init(&port->lock);
 	INIT_LIST_HEAD(&port->pool);

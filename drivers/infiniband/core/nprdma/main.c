@@ -2,6 +2,7 @@
 /*
  * The protocol as a client of the RDMA core: the life of its part of a device.
  */
+#include <linux/module.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
@@ -11,6 +12,24 @@ struct workqueue_struct *np_wq;
 EXPORT_SYMBOL_IF_KUNIT(np_wq);
 
 struct workqueue_struct *np_kill_wq;
+
+/*
+ * When it returns nobody uses the device but FAULTs that wait for memory of its owner,
+ * who may take as long as he likes: they look at the region, which knows that its device
+ * is gone, and at the memory of their peer.
+ */
+static void np_hca_close(struct np_hca *hca, u32 nr_ports)
+{
+	u32 i;
+
+	np_peer_kill_device(hca);
+	for (i = 0; i < nr_ports; i++)
+		np_port_close(&hca->ports[i]);
+	/* Works that found their peer dead, and still name the device */
+	flush_workqueue(np_kill_wq);
+	flush_workqueue(np_wq);
+	np_hca_put(hca);
+}
 
 static int np_client_add(struct ib_device *ibdev)
 {
@@ -23,13 +42,10 @@ static int np_client_add(struct ib_device *ibdev)
 	if (!hca)
 		return -ENOMEM;
 	hca->nr_ports = ibdev->phys_port_cnt;
-	hca->ibdev = ibdev;
-	kref_init(&hca->ref);
-	xa_init_flags(&hca->peers, XA_FLAGS_LOCK_IRQ);
-	init_waitqueue_head(&hca->idle);
+	np_hca_init(hca, ibdev);
 
 	for (i = 0; i < hca->nr_ports; i++)
-		np_port_init(&hca->ports[i], hca, i + 1);
+		np_port_init(&hca->ports[i], hca, i + 1, np_receive);
 	/*
 	 * A handler finds its peers through the port alone, but user space
 	 * finds the device by its client data: last.
@@ -46,32 +62,27 @@ static int np_client_add(struct ib_device *ibdev)
 	return 0;
 
 err_close:
-	np_peer_kill_device(hca);
-	while (i--)
-		np_port_close(&hca->ports[i]);
-	np_hca_put(hca);
+	np_hca_close(hca, i);
 	return err;
 }
 
 static void np_client_remove(struct ib_device *ibdev, void *client_data)
 {
 	struct np_hca *hca = client_data;
-	u32 i;
 
 	ib_set_client_data(ibdev, &np_client, NULL);
 	/* User QPs went with uverbs, which is a younger client than we are */
-	np_peer_kill_device(hca);
-	for (i = 0; i < hca->nr_ports; i++)
-		np_port_close(&hca->ports[i]);
-	np_hca_put(hca);
+	np_hca_close(hca, hca->nr_ports);
 }
 
-/**
- * np_peer_init - Begin to talk to peers
- *
- * Return: 0 or a negative errno
- */
-int np_peer_init(void)
+static const struct np_peer_ops np_ops_of_peers = {
+	.init = np_serve_init,
+	.end_asking = np_ask_kill,
+	.end_serving = np_serve_kill,
+	.leave = np_ask_leave,
+};
+
+static int __init np_module_init(void)
 {
 	int err;
 
@@ -106,27 +117,34 @@ int np_peer_init(void)
 	np_tid_init();
 	np_incarnation_init();
 	np_lose_init();
+	np_peer_init(&np_ops_of_peers);
 	np_client.add = np_client_add;
 	np_client.remove = np_client_remove;
 	err = ib_register_client(&np_client);
 	if (err)
-		goto err_kill_wq;
+		goto err_listen;
 	return 0;
 
-err_kill_wq:
+err_listen:
+	np_peer_exit();
 	destroy_workqueue(np_kill_wq);
 err_wq:
 	destroy_workqueue(np_wq);
 	return err;
 }
 
-/**
- * np_peer_exit - End what np_peer_init() began
- */
-void np_peer_exit(void)
+static void __exit np_module_exit(void)
 {
 	ib_unregister_client(&np_client);
+	np_peer_exit();
 	/* No peers are left, but works that are about to return; these use np_wq */
 	destroy_workqueue(np_kill_wq);
 	destroy_workqueue(np_wq);
 }
+
+/* Before uverbs, whose objects go before our client does */
+fs_initcall(np_module_init);
+module_exit(np_module_exit);
+
+MODULE_DESCRIPTION("Access to memory of peers that is not pinned");
+MODULE_LICENSE("GPL");

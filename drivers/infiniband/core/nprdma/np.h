@@ -2,10 +2,9 @@
 /*
  * nprdma: memory regions that RDMA reaches without pinning them.
  *
- * What the files of this directory share: the boundary between the regions
- * (region.c, fault.c, window.c, umem.c, age.c, local.c) and the protocol
- * (np_proto.h).  The regions' own structures are in np_region.h, what the rest of
- * drivers/infiniband/core calls is in np_hooks.h.
+ * The boundary between the regions, which are a part of ib_core (np_region.h), and the
+ * protocol by which kernels speak of them, a module of its own (np_proto.h).  What the
+ * rest of drivers/infiniband/core calls is in np_hooks.h.
  *
  * Vocabulary: "addr" is in the space of the application's remote addresses
  * (the hca_va it registered), "va" is the owner's virtual address, "iova" an
@@ -13,6 +12,45 @@
  * 2 MiB of va, aligned; it is one 2 MiB slot of each window and one page of
  * the residency table.  A "chunk" is what one lock and one interval notifier
  * cover: NP_CHUNK_SLOTS slots.
+ *
+ * Ends: a region is "gone" once its public MR is destroyed, which closes it; a grant
+ * of its keys to a peer is then still there, until it is "ungranted".  A hold is
+ * "released".  A peer is "killed" and from then on "dead".  A request is "finished",
+ * whatever the answer was, or "cancelled".  Ports, channels and chunks are "closed".
+ * What only has memory is "freed".
+ *
+ * Lock order, outer first.  What is indented is taken under what it is indented under;
+ * locks of the same depth are not taken under each other, unless it is said:
+ *
+ *   ib_qp_np.modify		while the device modifies a QP
+ *   np_device.lock		the PD of public keys, scratch pages
+ *   np_peer.ctl		RESOLVE, FORGET and ungranting of one peer
+ *     np_hca.owners_lock
+ *     np_region.lock		keys, grants, "gone"; held across calls of the driver, and of
+ *				np_grant.gone()
+ *       np_region.chunk_lock	which chunks exist; held across notifier insertion
+ *         mmap_lock
+ *         np_aging.lock	regions of an owner; held while pages are aged, and under
+ *				np_region.table_lock
+ *       np_region.pin_lock	shared by holds that pin; alone: pages have to move first
+ *         mmap_lock
+ *       np_region.table_lock	pages of the residency table; held across iommu_split()
+ *       np_chunk.lock		residency: words and leaves.  Taken by the notifier,
+ *				so nothing that may enter reclaim runs under it;
+ *				lockdep is told so in np_chunk_alloc().
+ *         np_region.hold_lock	lists of holds
+ *
+ * and, spinlocks:
+ *
+ *   ib_qp_np.lock		who a QP is connected to
+ *     np_hca.peers		peers of a device, and its bounds; interrupts are off
+ *   np_peer.grants
+ *     np_hca.peers
+ *   np_peer.lock
+ *     np_channel.lock
+ *   np_owner.lock
+ *   np_port.lock		interrupts are off
+ *   np_ud.lock
  */
 #ifndef NP_H
 #define NP_H
@@ -94,14 +132,17 @@ struct np_resolve {
  * struct np_grant - one peer QP that was given a region's keys
  * @node: in the region's list, NULL list when not granted
  * @region: holds a reference while granted
- * @told: np_peer_region_gone() was called for it
+ * @gone: the region is gone.  Called once for each grant, in process context, under the
+ *	  region's mutex, under which np_region_resolve(), np_region_grant() and
+ *	  np_region_ungrant() work too: so it queues the work, and takes no lock under which
+ *	  one of these is called.
  *
  * Embedded in the protocol's object for (QP pair, region).
  */
 struct np_grant {
 	struct list_head node;
 	struct np_region *region;
-	bool told;
+	void (*gone)(struct np_grant *grant);
 };
 
 /**
@@ -138,23 +179,47 @@ struct np_stats {
 	u64 table_pages;
 };
 
-/* --- regions, for the protocol ------------------------------------------ */
+/* Regions, for the protocol */
 
+#ifdef CONFIG_INFINIBAND_NPRDMA_REGIONS
 /* 0, or -EOPNOTSUPP with the reason in the log: can the device have regions? */
 int np_device_check(struct ib_device *ibdev);
+/* Without a reference; NULL: the MR is a pinned one */
+struct np_region *np_mr_region(struct ib_mr *mr);
+bool np_local_is_needed(struct np_local *local);
+void np_local_release(struct np_local *local);
+#else
+static inline int np_device_check(struct ib_device *ibdev)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline struct np_region *np_mr_region(struct ib_mr *mr)
+{
+	return NULL;
+}
+
+static inline bool np_local_is_needed(struct np_local *local)
+{
+	return false;
+}
+
+static inline void np_local_release(struct np_local *local)
+{
+}
+#endif
 
 /*
  * A lookup takes a reference.  A reference keeps the struct and its windows,
  * nothing of the application's; drop it soon, device removal waits for it.
  */
 struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey);
-/* Without a reference; NULL: the MR is a pinned one */
-struct np_region *np_mr_region(struct ib_mr *mr);
 void np_region_get(struct np_region *region);
 void np_region_put(struct np_region *region);
 bool np_region_is_gone(struct np_region *region);
 u64 np_region_id(struct np_region *region);
 struct ib_pd *np_region_pd(struct np_region *region);	/* compare only; the application's */
+struct mm_struct *np_region_mm(struct np_region *region);	/* the owner's; stays, its maps may not */
 void np_region_stats(struct np_region *region, struct np_stats *stats);
 /* np_region_resolve() without keys, bounds and order */
 void np_region_describe(struct np_region *region, struct np_resolve *out);
@@ -181,28 +246,6 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold,
 		    u64 *words, unsigned int nr_words);
 
-/**
- * struct np_job - a FAULT of a peer that waits for its turn
- * @entry: in the queue of the region's owner
- * @serve: serves it
- */
-struct np_job {
-	struct list_head entry;
-	void (*serve)(struct np_job *job);
-};
-
-/*
- * A peer's FAULT of the region is to be served, of which @free more may be under
- * way on the device, and @depth of the same QP are, with this one: false if there is
- * no room for it.  Then @job waits with what waits for the same owner's memory, and
- * np_region_served() follows.
- */
-bool np_region_may_serve(struct np_region *region, unsigned int free,
-			 unsigned int depth);
-void np_region_serve(struct np_region *region, struct np_job *job,
-		     unsigned int depth);
-void np_region_served(struct np_region *region);
-
 /*
  * A hold pins pages of one region.  After an error of np_region_fault() it may
  * keep a part of the range; release it.  Releasing never fails.  Pages whose
@@ -219,8 +262,6 @@ unsigned long np_hold_pages(const struct np_hold *hold);
  */
 struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 			       unsigned int flags, u64 *key_addr, u32 *lkey);
-bool np_local_is_needed(struct np_local *local);
-void np_local_release(struct np_local *local);
 
 /**
  * struct np_charge - who pays for what is allocated meanwhile
@@ -240,8 +281,7 @@ void np_region_charge(struct np_region *region, struct np_charge *charge);
 void np_region_uncharge(struct np_charge *charge);
 
 /*
- * -ENXIO when the region is gone, -EBUSY when its owner's peers have too many keys.
- * np_region_ungrant() of the last grant of a
+ * -ENXIO when the region is gone.  np_region_ungrant() of the last grant of a
  * region that is gone destroys its keys before it returns.  It is a no-op on a
  * grant that is not granted (zeroed struct).
  */
@@ -268,21 +308,26 @@ struct np_told_user {
 int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
 		    struct np_told_user *user);
 
-/* --- the protocol, for the regions --------------------------------------- */
+/* Queue pairs, for the protocol (qp.c) */
 
-/*
- * The grant's region died.  Called once for each grant, in process context,
- * under the region's mutex, under which np_region_resolve(), np_region_grant() and
- * np_region_ungrant() work too: so queue the work, and take no lock under which
- * you call one of these.
+/**
+ * struct np_qp_ops - what the protocol wants to hear of RC QPs
+ * @left: the QP was modified, so that what was known of its other end is not true any
+ *	  more; @left is ib_qp_np.left.  Process context, may sleep.
+ * @destroyed: the device has destroyed it; no lookup finds it.  Process context, may sleep.
+ * @failed: the device says that it has failed.  Any context.
  */
-void np_peer_region_gone(struct np_grant *grant);
+struct np_qp_ops {
+	void (*left)(struct ib_qp *qp, u32 left);
+	void (*destroyed)(struct ib_qp *qp);
+	void (*failed)(struct ib_qp *qp);
+};
 
-/* Work that waits neither for user memory nor for a peer; ended by np_peer_exit() */
-void np_peer_queue(struct work_struct *work);
+void np_qp_listen(const struct np_qp_ops *ops);
 
-/* Module init and exit, from np_init() and np_exit(); register your client here */
-int np_peer_init(void);
-void np_peer_exit(void);
+static inline bool np_state_connected(enum ib_qp_state state)
+{
+	return state == IB_QPS_RTR || state == IB_QPS_RTS || state == IB_QPS_SQD;
+}
 
 #endif /* NP_H */

@@ -3,8 +3,9 @@
  * nprdma: what the rest of drivers/infiniband/core calls.
  *
  * Each hook is one line where it is called, and nothing at all in a kernel
- * without CONFIG_INFINIBAND_NPRDMA, where IB_UVERBS_ACCESS_UNPINNED stays an
- * unknown flag.
+ * without CONFIG_INFINIBAND_NPRDMA_REGIONS, where IB_UVERBS_ACCESS_UNPINNED stays an
+ * unknown flag, or, for those of queue pairs and of uverbs, without
+ * CONFIG_INFINIBAND_NPRDMA.
  */
 #ifndef NP_HOOKS_H
 #define NP_HOOKS_H
@@ -14,7 +15,7 @@
 
 struct np_region;
 
-#ifdef CONFIG_INFINIBAND_NPRDMA
+#ifdef CONFIG_INFINIBAND_NPRDMA_REGIONS
 
 int np_init(void);
 void np_exit(void);
@@ -34,15 +35,10 @@ void np_umem_release(struct ib_umem *umem);
 int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
 int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr);
 
-void np_device_leaves(struct ib_device *ibdev);
-void np_qp_init(struct ib_qp *qp);
-void np_qp_modify_begin(struct ib_qp *qp);
-void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
-		      int attr_mask, int ret);
-void np_qp_destroyed(struct ib_qp *qp);
-void np_qp_event(struct ib_qp *qp, enum ib_event_type event);
+void np_device_enable(struct ib_device *ibdev);
+void np_device_disable(struct ib_device *ibdev);
 
-#else /* CONFIG_INFINIBAND_NPRDMA */
+#else /* CONFIG_INFINIBAND_NPRDMA_REGIONS */
 
 static inline int np_init(void)
 {
@@ -98,7 +94,29 @@ static inline int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 	return 0;
 }
 
-static inline void np_device_leaves(struct ib_device *ibdev)
+static inline void np_device_enable(struct ib_device *ibdev)
+{
+}
+
+static inline void np_device_disable(struct ib_device *ibdev)
+{
+}
+
+#endif /* CONFIG_INFINIBAND_NPRDMA_REGIONS */
+
+#ifdef CONFIG_INFINIBAND_NPRDMA
+
+void np_device_leaves(struct ib_device *ibdev, bool leaves);
+void np_qp_init(struct ib_qp *qp);
+void np_qp_modify_begin(struct ib_qp *qp);
+void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
+		      int attr_mask, int ret);
+void np_qp_destroyed(struct ib_qp *qp);
+void np_qp_event(struct ib_qp *qp, enum ib_event_type event);
+
+#else /* CONFIG_INFINIBAND_NPRDMA */
+
+static inline void np_device_leaves(struct ib_device *ibdev, bool leaves)
 {
 }
 

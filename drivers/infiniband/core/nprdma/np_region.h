@@ -42,7 +42,6 @@
 #include "np.h"
 
 struct hmm_range;
-struct np_owner;
 struct np_told;
 
 #define NP_SLOT_SHIFT		21
@@ -257,7 +256,6 @@ struct np_counters {
  * @mm: of the owner, mmgrab()ed
  * @cg: RDMA cgroup of the owner when it registered: all keys but the public one,
  *	which is charged as any MR, are charged to it
- * @owner: of @mm; NULL until the first grant, then for good
  * @start: first va
  * @length: bytes
  * @base: the application's remote address of @start
@@ -298,7 +296,6 @@ struct np_region {
 	struct ib_pd *pd;
 	struct mm_struct *mm;
 	struct ib_rdmacg_object cg;
-	struct np_owner *owner;
 	unsigned long start;
 	size_t length;
 	u64 base;
@@ -416,9 +413,6 @@ static inline dma_addr_t np_window_table_iova(const struct np_window *win,
 }
 
 /* region.c */
-#if IS_ENABLED(CONFIG_KUNIT)
-extern unsigned int np_owner_max_grants;
-#endif
 int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
 		 u32 access);
 struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,

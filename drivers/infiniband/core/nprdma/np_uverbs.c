@@ -146,7 +146,7 @@ static void np_channel_destroy(struct ib_uobject *uobj,
 	np_channel_put(np_uobj_channel(uobj));
 }
 
-/* --- methods ------------------------------------------------------------------- */
+/* Methods */
 
 static struct np_channel *np_attr_channel(struct uverbs_attr_bundle *attrs,
 					  u16 id)

@@ -30,28 +30,23 @@
 #include "../restrack.h"
 #include "np_hooks.h"
 #include "np_proto.h"
-#include "trace.h"
+#include "peer_trace.h"
 
-bool np_state_connected(enum ib_qp_state state)
-{
-	return state == IB_QPS_RTR || state == IB_QPS_RTS || state == IB_QPS_SQD;
-}
+/* What the layers above make of a peer, given at init */
+static const struct np_peer_ops *np_peer_ops;
 
 static void np_peer_free(struct work_struct *work)
 {
 	struct np_peer *peer = container_of(work, struct np_peer, free);
 	struct np_hca *hca = peer->hca;
 
-	rdma_destroy_ah(peer->ah, RDMA_DESTROY_AH_SLEEPABLE);
 	xa_destroy(&peer->grants);
 	kvfree(peer->serve);
 	kfree_rcu(peer, rcu);
-	if (atomic_dec_and_test(&hca->nr_peers))
-		wake_up_all(&hca->idle);
 	np_hca_put(hca);
 }
 
-/* To destroy its address handle may sleep. */
+/* To free its lanes may sleep. */
 static void np_peer_release_ref(struct kref *ref)
 {
 	queue_work(np_wq, &container_of(ref, struct np_peer, ref)->free);
@@ -129,6 +124,7 @@ static int np_peer_query(struct np_peer *peer, struct ib_qp *qp)
 {
 	struct ib_qp_init_attr init = {};
 	struct ib_qp_attr attr = {};
+	struct ib_ah *ah;
 	u32 port_num;
 	int err;
 
@@ -148,13 +144,14 @@ static int np_peer_query(struct np_peer *peer, struct ib_qp *qp)
 		return -EOPNOTSUPP;
 
 	peer->remote_qpn = attr.dest_qp_num;
-	peer->pkey_index = attr.pkey_index;
 	rdma_ah_set_port_num(&attr.ah_attr, port_num);
 	np_peer_addr(peer, &attr.ah_attr);
 	/* The flavour for user space resolves a RoCE peer's MAC address, too */
-	peer->ah = rdma_create_user_ah(peer->port->agent->qp->pd, &attr.ah_attr,
-				       NULL);
-	return PTR_ERR_OR_ZERO(peer->ah);
+	ah = rdma_create_user_ah(peer->port->agent->qp->pd, &attr.ah_attr, NULL);
+	if (IS_ERR(ah))
+		return PTR_ERR(ah);
+	peer->path = np_path_make(peer->port, ah, attr.pkey_index);
+	return PTR_ERR_OR_ZERO(peer->path);
 }
 
 /**
@@ -181,7 +178,9 @@ VISIBLE_IF_KUNIT void np_peer_prepare(struct np_peer *peer)
 	do
 		peer->our_secret = get_random_u64();
 	while (!peer->our_secret);
-	np_serve_init(peer);
+	xa_init(&peer->grants);
+	mutex_init(&peer->ctl);
+	np_peer_ops->init(peer);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_prepare);
 
@@ -206,7 +205,6 @@ static struct np_peer *np_peer_alloc(struct np_hca *hca, struct ib_qp *qp)
 		return ERR_PTR(err);
 	}
 	kref_get(&hca->ref);
-	atomic_inc(&hca->nr_peers);
 	return peer;
 }
 
@@ -242,16 +240,18 @@ struct np_peer *np_peer_make(struct ib_qp *qp)
 		if (peer)
 			np_peer_put(peer);
 
-		xa_lock_irq(&hca->peers);
+		spin_lock_irq(&qp->np.lock);
 		changed = qp->np.changed;
 		left = qp->np.left;
-		xa_unlock_irq(&hca->peers);
+		spin_unlock_irq(&qp->np.lock);
 		peer = np_peer_alloc(hca, qp);
 		if (IS_ERR(peer))
 			goto out;
 		peer->left = left;
 
-		xa_lock_irq(&hca->peers);
+		/* Who changes it looks for a peer after that */
+		spin_lock_irq(&qp->np.lock);
+		xa_lock(&hca->peers);
 		if (hca->dying)
 			err = -ENODEV;
 		else if (changed != qp->np.changed)
@@ -262,12 +262,14 @@ struct np_peer *np_peer_make(struct ib_qp *qp)
 		/* The table's reference is the first one */
 		if (!err)
 			kref_get(&peer->ref);
-		xa_unlock_irq(&hca->peers);
+		xa_unlock(&hca->peers);
+		spin_unlock_irq(&qp->np.lock);
 		if (!err)
 			goto out;
 
 		old = peer;
 		peer = ERR_PTR(err);
+		np_path_put(old->path);
 		np_peer_put(old);
 		if (err != -EBUSY)
 			break;
@@ -317,16 +319,11 @@ static bool np_peer_is_idle(struct np_peer *peer)
 	return idle;
 }
 
-/**
- * np_peer_kill - End a peer
- * @peer: the peer
- *
- * When it returns, nothing is left of @peer but references to its memory.
- *
- * Context: process context, not while serving the peer
- */
-void np_peer_kill(struct np_peer *peer)
+/* When it returns, nothing is left of @peer but references to its memory. */
+static void np_peer_kill(struct np_peer *peer)
 {
+	struct np_path *path;
+
 	spin_lock(&peer->lock);
 	if (peer->dead) {
 		spin_unlock(&peer->lock);
@@ -339,9 +336,16 @@ void np_peer_kill(struct np_peer *peer)
 	xa_cmpxchg_irq(&peer->hca->peers, peer->qpn, peer, NULL, 0);
 	if (cancel_delayed_work(&peer->fail_again))
 		np_peer_put(peer);
-	np_ask_kill(peer);
+	np_peer_ops->end_asking(peer);
 	wait_event(peer->idle, np_peer_is_idle(peer));
-	np_serve_kill(peer);
+	np_peer_ops->end_serving(peer);
+
+	/* FAULTs at work, which may stay for long, keep only the memory of the peer */
+	spin_lock(&peer->lock);
+	path = peer->path;
+	peer->path = NULL;
+	spin_unlock(&peer->lock);
+	np_path_put(path);
 	complete_all(&peer->gone);
 	np_peer_put(peer);
 }
@@ -408,7 +412,7 @@ void np_peer_fail(struct np_peer *peer)
 		spin_unlock(&peer->lock);
 		return;
 	}
-	mutex_lock(&qp->np.lock);
+	mutex_lock(&qp->np.modify);
 	/*
 	 * Else it was modified meanwhile, and who did that ends the peer. The QP may be
 	 * connected to somebody else by now.
@@ -419,7 +423,7 @@ void np_peer_fail(struct np_peer *peer)
 		err = ib_modify_qp(qp, &attr, IB_QP_STATE);
 		WRITE_ONCE(qp->np.holder, NULL);
 	}
-	mutex_unlock(&qp->np.lock);
+	mutex_unlock(&qp->np.modify);
 	if (err)
 		ibdev_warn_ratelimited(peer->hca->ibdev,
 				       "nprdma: QP %u to error: %d\n",
@@ -441,11 +445,21 @@ static void np_peer_fail_again(struct work_struct *work)
 	np_peer_put(peer);
 }
 
+static bool np_hca_is_idle(struct np_hca *hca)
+{
+	bool idle;
+
+	xa_lock_irq(&hca->peers);
+	idle = !hca->asked && !hca->refusing;
+	xa_unlock_irq(&hca->peers);
+	return idle;
+}
+
 /**
  * np_peer_kill_device - End all peers of a device
  * @hca: the device
  *
- * Returns when the last reference is gone and nobody serves anything.
+ * When it returns nobody serves anything but FAULTs, which do not need the device.
  */
 void np_peer_kill_device(struct np_hca *hca)
 {
@@ -463,18 +477,18 @@ void np_peer_kill_device(struct np_hca *hca)
 		np_peer_kill(peer);
 		np_peer_put(peer);
 	}
-	wait_event(hca->idle,
-		   !atomic_read(&hca->nr_peers) && !READ_ONCE(hca->serving));
+	wait_event(hca->idle, np_hca_is_idle(hca));
 }
 
 /**
- * np_device_leaves - User space is about to lose a device
+ * np_device_leaves - User space is about to lose a device, or has got it
  * @ibdev: the device
+ * @leaves: which of the two
  *
  * uverbs waits for its system calls to return, before it destroys QPs: those that wait
  * for a peer do so now.
  */
-void np_device_leaves(struct ib_device *ibdev)
+void np_device_leaves(struct ib_device *ibdev, bool leaves)
 {
 	struct np_hca *hca = np_hca_get(ibdev);
 	struct np_peer *peer;
@@ -484,14 +498,16 @@ void np_device_leaves(struct ib_device *ibdev)
 		return;
 	/* A peer that is made later is made under the same lock */
 	xa_lock_irq(&hca->peers);
-	WRITE_ONCE(hca->leaving, true);
+	WRITE_ONCE(hca->leaving, leaves);
 	xa_unlock_irq(&hca->peers);
-	xa_for_each(&hca->peers, qpn, peer) {
-		peer = np_peer_find(hca, qpn);
-		if (!peer)
-			continue;
-		np_ask_leave(peer);
-		np_peer_put(peer);
+	if (leaves) {
+		xa_for_each(&hca->peers, qpn, peer) {
+			peer = np_peer_find(hca, qpn);
+			if (!peer)
+				continue;
+			np_peer_ops->leave(peer);
+			np_peer_put(peer);
+		}
 	}
 	np_hca_put(hca);
 }
@@ -511,10 +527,197 @@ bool np_peer_queue_kill(struct work_struct *work)
 EXPORT_SYMBOL_IF_KUNIT(np_peer_queue_kill);
 
 /**
- * np_peer_queue - Queue work
- * @work: waits neither for user memory nor for a peer
+ * np_peer_path - The way to a peer
+ * @peer: the peer
+ *
+ * Return: with a reference; NULL: the peer has ended
  */
-void np_peer_queue(struct work_struct *work)
+struct np_path *np_peer_path(struct np_peer *peer)
 {
-	queue_work(np_wq, work);
+	struct np_path *path;
+
+	spin_lock(&peer->lock);
+	path = peer->path;
+	if (path)
+		np_path_get(path);
+	spin_unlock(&peer->lock);
+	return path;
+}
+
+/**
+ * np_peer_send - Send one message to a peer, once
+ * @peer: the peer; nothing is sent if it has ended
+ * @msg: the message
+ *
+ * Context: process context, without locks; does not wait
+ */
+void np_peer_send(struct np_peer *peer, const struct np_msg *msg)
+{
+	struct np_path *path = np_peer_path(peer);
+
+	if (!path)
+		return;
+	np_send(path, msg);
+	np_path_put(path);
+}
+
+/**
+ * np_answer_init - Begin an answer
+ * @answer: filled in
+ * @msg: the request
+ * @status: enum rdma_np_status
+ */
+void np_answer_init(struct np_msg *answer, const struct np_msg *msg, u32 status)
+{
+	memset(answer, 0, sizeof(*answer));
+	answer->type = msg->type;
+	answer->answer = true;
+	answer->status = status;
+	answer->quick = msg->quick;
+	answer->src_qpn = msg->dst_qpn;
+	answer->dst_qpn = msg->src_qpn;
+	answer->tid = msg->tid;
+	/* Also by who does not know it: so the asker knows that its request was seen */
+	answer->secret = msg->secret;
+	answer->nonce = msg->nonce;
+}
+
+/**
+ * np_answer_peer - Send an answer to a peer, once
+ * @peer: the peer
+ * @answer: the answer
+ */
+void np_answer_peer(struct np_peer *peer, const struct np_msg *answer)
+{
+	np_peer_send(peer, answer);
+}
+
+/**
+ * np_answer_status - Answer a request of a peer with a status only
+ * @peer: the peer
+ * @msg: the request
+ * @status: enum rdma_np_status
+ */
+void np_answer_status(struct np_peer *peer, const struct np_msg *msg, u32 status)
+{
+	struct np_msg answer;
+
+	np_answer_init(&answer, msg, status);
+	np_answer_peer(peer, &answer);
+}
+
+/* Only RC QPs have peers. */
+static bool np_qp_has_peers(const struct ib_qp *qp)
+{
+	return qp->qp_type == IB_QPT_RC;
+}
+
+/**
+ * np_qp_may_be_connected - Is a QP connected to somebody, as far as it was told
+ * @qp: the QP
+ * @qpn: somebody's
+ * @from: somebody's
+ *
+ * Asks the core and not the device, which has to answer others, too.
+ *
+ * Return: false if it certainly is not
+ */
+bool np_qp_may_be_connected(struct ib_qp *qp, u32 qpn, const struct np_addr *from)
+{
+	struct np_addr addr = { .roce = from->roce };
+	bool may;
+
+	if (!np_qp_has_peers(qp))
+		return false;
+	spin_lock_irq(&qp->np.lock);
+	addr.grh = qp->np.grh;
+	addr.lid = qp->np.dlid;
+	addr.gid = qp->np.dgid;
+	may = qp->np.connected && qp->np.dest_qpn == qpn &&
+	      (qp->np.migrates || np_addr_match(&addr, from));
+	spin_unlock_irq(&qp->np.lock);
+	return may;
+}
+
+/*
+ * An RC QP that @lives has the number for itself: a peer of another one is of one whose
+ * destroyer has not come here yet. Its own peer may have been made since ib_qp_np.left
+ * became @left: that one is of the connection that it has now, and stays.
+ */
+static void np_qp_end_peer(struct ib_qp *qp, bool lives, u32 left)
+{
+	struct np_hca *hca = np_hca_get(qp->device);
+	struct np_peer *peer;
+	bool ends;
+
+	if (!hca)
+		return;
+	peer = np_peer_find(hca, qp->qp_num);
+	np_hca_put(hca);
+	if (!peer)
+		return;
+	if (peer->qp != qp)
+		ends = lives;
+	else
+		ends = !lives || (s32)(peer->left - left) < 0;
+	if (ends)
+		np_peer_kill(peer);
+	np_peer_put(peer);
+}
+
+/* np_qp_ops.left */
+static void np_peer_qp_left(struct ib_qp *qp, u32 left)
+{
+	np_qp_end_peer(qp, true, left);
+}
+
+/* np_qp_ops.destroyed */
+static void np_peer_qp_destroyed(struct ib_qp *qp)
+{
+	np_qp_end_peer(qp, false, 0);
+}
+
+/* np_qp_ops.failed: in any context, so the peer's end is left to a worker. */
+static void np_peer_qp_failed(struct ib_qp *qp)
+{
+	struct np_hca *hca = np_hca_get(qp->device);
+	struct np_peer *peer;
+	unsigned long flags;
+
+	if (!hca)
+		return;
+	xa_lock_irqsave(&hca->peers, flags);
+	peer = xa_load(&hca->peers, qp->qp_num);
+	/* While it is in the table, under its lock, the table's reference stays */
+	if (peer && peer->qp == qp) {
+		kref_get(&peer->ref);
+		if (!np_peer_queue_kill(&peer->failed))
+			np_peer_put(peer);
+	}
+	xa_unlock_irqrestore(&hca->peers, flags);
+	np_hca_put(hca);
+}
+
+static const struct np_qp_ops np_qp_ops = {
+	.left = np_peer_qp_left,
+	.destroyed = np_peer_qp_destroyed,
+	.failed = np_peer_qp_failed,
+};
+
+/**
+ * np_peer_init - Begin to hear of QPs
+ * @ops: what the layers above make of a peer
+ */
+void np_peer_init(const struct np_peer_ops *ops)
+{
+	np_peer_ops = ops;
+	np_qp_listen(&np_qp_ops);
+}
+
+/**
+ * np_peer_exit - End it; no device has peers any more
+ */
+void np_peer_exit(void)
+{
+	np_qp_listen(NULL);
 }

@@ -1,9 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Hooks of the core where QPs change.
+ * What the core knows of queue pairs for the protocol.
+ *
+ * What is kept for the other end of an RC QP must be given up when the QP leaves the
+ * connected states, gets another address, or is destroyed.  The core calls here after
+ * the device did it, and the protocol, if there is one, hears of it.  The core also
+ * remembers in the QP who that is connected to, so that the claim of a stranger to be
+ * that needs no query of the device.
+ *
+ * The protocol's part of a QP that is made from attributes which were read before a
+ * concurrent modification must not come to life after it: ib_qp_np.changed orders the two.
  */
+#include <linux/export.h>
+#include <linux/srcu.h>
+#include <kunit/visibility.h>
+
+#include "np.h"
 #include "np_hooks.h"
-#include "np_proto.h"
+
+/* Who listens may be a module that goes */
+DEFINE_STATIC_SRCU(np_qp_srcu);
+static const struct np_qp_ops __rcu *np_qp_listener;
+
+/**
+ * np_qp_listen - Hear of QPs, or hear no more of them
+ * @ops: what to call; NULL: nothing any more
+ *
+ * Context: process context; when it returns nothing is called that was set before
+ */
+void np_qp_listen(const struct np_qp_ops *ops)
+{
+	rcu_assign_pointer(np_qp_listener, ops);
+	synchronize_srcu(&np_qp_srcu);
+}
+EXPORT_SYMBOL_GPL(np_qp_listen);
 
 /* Only RC QPs have peers. */
 static bool np_qp_has_peers(const struct ib_qp *qp)
@@ -17,8 +47,10 @@ static bool np_qp_has_peers(const struct ib_qp *qp)
  */
 void np_qp_init(struct ib_qp *qp)
 {
-	mutex_init(&qp->np.lock);
+	mutex_init(&qp->np.modify);
+	spin_lock_init(&qp->np.lock);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_qp_init);
 
 /**
  * np_qp_modify_begin - A QP is about to be modified
@@ -28,12 +60,12 @@ void np_qp_init(struct ib_qp *qp)
  */
 void np_qp_modify_begin(struct ib_qp *qp)
 {
-	/* Else np_peer_fail() has it, which is who modifies the QP */
+	/* Else the protocol has it, which is who modifies the QP */
 	if (np_qp_has_peers(qp) && READ_ONCE(qp->np.holder) != current)
-		mutex_lock(&qp->np.lock);
+		mutex_lock(&qp->np.modify);
 }
 
-static bool np_still_connected(const struct ib_qp_attr *attr, int attr_mask)
+static bool np_qp_still_connected(const struct ib_qp_attr *attr, int attr_mask)
 {
 	if (attr_mask & (IB_QP_AV | IB_QP_DEST_QPN | IB_QP_PKEY_INDEX |
 			 IB_QP_PORT | IB_QP_PATH_MIG_STATE))
@@ -43,10 +75,10 @@ static bool np_still_connected(const struct ib_qp_attr *attr, int attr_mask)
 	return np_state_connected(attr->qp_state);
 }
 
-/* Under the lock of np_hca.peers. */
 static void np_qp_remember(struct ib_qp_np *np, const struct ib_qp_attr *attr,
 			   int attr_mask)
 {
+	lockdep_assert_held(&np->lock);
 	if (attr_mask & IB_QP_STATE) {
 		np->connected = np_state_connected(attr->qp_state);
 		np->migrates = np->migrates && np->connected;
@@ -63,28 +95,6 @@ static void np_qp_remember(struct ib_qp_np *np, const struct ib_qp_attr *attr,
 	}
 }
 
-/*
- * An RC QP that @lives has the number for itself: a peer of another one is of one whose
- * destroyer has not come here yet. Its own peer may have been made since ib_qp_np.left
- * became @left: that one is of the connection that it has now, and stays.
- */
-static void np_qp_end_peer(struct np_hca *hca, struct ib_qp *qp, bool lives,
-			   u32 left)
-{
-	struct np_peer *peer = np_peer_find(hca, qp->qp_num);
-	bool ends;
-
-	if (!peer)
-		return;
-	if (peer->qp != qp)
-		ends = lives;
-	else
-		ends = !lives || (s32)(peer->left - left) < 0;
-	if (ends)
-		np_peer_kill(peer);
-	np_peer_put(peer);
-}
-
 /**
  * np_qp_modify_end - A QP was modified, or could not be
  * @qp: the QP
@@ -97,59 +107,34 @@ static void np_qp_end_peer(struct np_hca *hca, struct ib_qp *qp, bool lives,
 void np_qp_modify_end(struct ib_qp *qp, const struct ib_qp_attr *attr,
 		      int attr_mask, int ret)
 {
-	bool left = !ret && !np_still_connected(attr, attr_mask);
+	bool left = !ret && !np_qp_still_connected(attr, attr_mask);
 	bool failing = READ_ONCE(qp->np.holder) == current;
-	struct np_hca *hca;
+	const struct np_qp_ops *ops;
 	u32 count = 0;
+	int idx;
 
 	if (!np_qp_has_peers(qp))
 		return;
-	hca = ret ? NULL : np_hca_get(qp->device);
-	if (hca) {
-		xa_lock_irq(&hca->peers);
+	if (!ret) {
+		spin_lock_irq(&qp->np.lock);
 		np_qp_remember(&qp->np, attr, attr_mask);
 		qp->np.changed += left;
 		qp->np.left += left;
 		count = qp->np.left;
-		xa_unlock_irq(&hca->peers);
+		spin_unlock_irq(&qp->np.lock);
 	}
-	if (!failing) {
-		mutex_unlock(&qp->np.lock);
-		if (hca && left)
-			np_qp_end_peer(hca, qp, true, count);
-	}
-	if (hca)
-		np_hca_put(hca);
+	if (failing)
+		return;
+	mutex_unlock(&qp->np.modify);
+	if (!left)
+		return;
+	idx = srcu_read_lock(&np_qp_srcu);
+	ops = srcu_dereference(np_qp_listener, &np_qp_srcu);
+	if (ops)
+		ops->left(qp, count);
+	srcu_read_unlock(&np_qp_srcu, idx);
 }
-
-/**
- * np_qp_may_be_connected - Is a QP connected to somebody, as far as it was told
- * @hca: the device
- * @qp: the QP
- * @qpn: somebody's
- * @from: somebody's
- *
- * Asks the core and not the device, which has to answer others, too.
- *
- * Return: false if it certainly is not
- */
-bool np_qp_may_be_connected(struct np_hca *hca, struct ib_qp *qp, u32 qpn,
-			    const struct np_addr *from)
-{
-	struct np_addr addr = { .roce = from->roce };
-	bool may;
-
-	if (!np_qp_has_peers(qp))
-		return false;
-	xa_lock_irq(&hca->peers);
-	addr.grh = qp->np.grh;
-	addr.lid = qp->np.dlid;
-	addr.gid = qp->np.dgid;
-	may = qp->np.connected && qp->np.dest_qpn == qpn &&
-	      (qp->np.migrates || np_addr_match(&addr, from));
-	xa_unlock_irq(&hca->peers);
-	return may;
-}
+EXPORT_SYMBOL_IF_KUNIT(np_qp_modify_end);
 
 /**
  * np_qp_destroyed - The device has destroyed a QP
@@ -159,15 +144,16 @@ bool np_qp_may_be_connected(struct np_hca *hca, struct ib_qp *qp, u32 qpn,
  */
 void np_qp_destroyed(struct ib_qp *qp)
 {
-	struct np_hca *hca;
+	const struct np_qp_ops *ops;
+	int idx;
 
 	if (!np_qp_has_peers(qp))
 		return;
-	hca = np_hca_get(qp->device);
-	if (!hca)
-		return;
-	np_qp_end_peer(hca, qp, false, 0);
-	np_hca_put(hca);
+	idx = srcu_read_lock(&np_qp_srcu);
+	ops = srcu_dereference(np_qp_listener, &np_qp_srcu);
+	if (ops)
+		ops->destroyed(qp);
+	srcu_read_unlock(&np_qp_srcu, idx);
 }
 
 /* Of these events the architecture says that the QP is in the error state. */
@@ -182,29 +168,24 @@ static bool np_qp_has_failed(enum ib_event_type event)
  * @qp: the QP; exists until this returns
  * @event: the event
  *
- * Context: any, so the peer's end is left to a worker
+ * Context: any
  */
 void np_qp_event(struct ib_qp *qp, enum ib_event_type event)
 {
-	struct np_peer *peer;
+	const struct np_qp_ops *ops;
 	unsigned long flags;
-	struct np_hca *hca;
+	int idx;
 
 	if (!np_qp_has_peers(qp) || !np_qp_has_failed(event))
 		return;
-	hca = np_hca_get(qp->device);
-	if (!hca)
-		return;
-
-	xa_lock_irqsave(&hca->peers, flags);
+	spin_lock_irqsave(&qp->np.lock, flags);
 	qp->np.changed++;
-	peer = xa_load(&hca->peers, qp->qp_num);
-	/* While it is in the table, under its lock, the table's reference stays */
-	if (peer && peer->qp == qp) {
-		kref_get(&peer->ref);
-		if (!np_peer_queue_kill(&peer->failed))
-			np_peer_put(peer);
-	}
-	xa_unlock_irqrestore(&hca->peers, flags);
-	np_hca_put(hca);
+	spin_unlock_irqrestore(&qp->np.lock, flags);
+
+	idx = srcu_read_lock(&np_qp_srcu);
+	ops = srcu_dereference(np_qp_listener, &np_qp_srcu);
+	if (ops)
+		ops->failed(qp);
+	srcu_read_unlock(&np_qp_srcu, idx);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_qp_event);

@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Arrivals: who is believed, and where a message goes.
+ *
+ * A request is obeyed if it comes from a kernel, the QP it names is ours, is connected
+ * to the QP it claims to come from at the address it came from, the request carries the
+ * secret that this address was told (but RESOLVE, whose answer tells it), and the region
+ * belongs to that QP's PD: exactly those who could have used the rkey of a pinned region.
+ *
+ * np_receive() runs in the handler of a completion, with all the port's other MADs
+ * behind it, so it never sleeps.  It answers peers where that needs no waiting; FAULTs go
+ * to a queue of the memory's owner, who may keep them waiting, and the rest to one of
+ * ours.  So do answers to those who are no peers: to make an address handle may take a
+ * second, in which a neighbour is looked for.  Everything that is queued is counted; over
+ * a bound the answer is BUSY, or there is none, and no memory is spent.
  */
 #include <linux/slab.h>
 #include <kunit/visibility.h>
@@ -8,7 +20,7 @@
 #include "../core_priv.h"
 #include "../restrack.h"
 #include "np_proto.h"
-#include "trace.h"
+#include "peer_trace.h"
 
 /**
  * struct np_mad_from - what it takes to answer a MAD
@@ -63,13 +75,17 @@ static void np_refusal_work(struct work_struct *work)
 {
 	struct np_refusal *refusal = container_of(work, struct np_refusal, work);
 	struct np_port *port = refusal->mad.port;
+	struct np_path *path = NULL;
 	struct ib_ah *ah;
 
 	ah = ib_create_ah_from_wc(port->agent->qp->pd, &refusal->mad.wc,
 				  &refusal->mad.grh, port->port_num);
 	if (!IS_ERR(ah))
-		np_send(port, ah, refusal->mad.wc.pkey_index, NULL,
-			&refusal->answer);
+		path = np_path_make(port, ah, refusal->mad.wc.pkey_index);
+	if (!IS_ERR_OR_NULL(path)) {
+		np_send(path, &refusal->answer);
+		np_path_put(path);
+	}
 	kfree(refusal);
 	np_hca_end_refusal(port->hca);
 }
@@ -116,7 +132,7 @@ static struct np_peer *np_stranger_peer(struct np_asked *asked)
 		return ERR_CAST(res);
 	qp = container_of(res, struct ib_qp, res);
 	/* Each peer that is made costs a command of the device */
-	if (np_qp_may_be_connected(hca, qp, asked->msg.src_qpn, &asked->from))
+	if (np_qp_may_be_connected(qp, asked->msg.src_qpn, &asked->from))
 		peer = np_peer_make(qp);
 	rdma_restrack_put(res);
 	if (IS_ERR(peer))
@@ -155,7 +171,7 @@ static void np_asked_work(struct work_struct *work)
 	if (asked->msg.type == NP_MSG_RESOLVE)
 		err = np_serve_resolve(peer, &asked->msg, &answer.region);
 	else
-		np_grant_forget(peer, &asked->msg);
+		np_serve_forget(peer, &asked->msg);
 	mutex_unlock(&peer->ctl);
 
 	answer.status = np_errno_to_status(err);
@@ -225,7 +241,7 @@ err_peer:
 	return false;
 }
 
-/* --- arrivals --------------------------------------------------------------------------------- */
+/* Arrivals */
 
 static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
 				const struct np_addr *from,
@@ -250,13 +266,14 @@ static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
  * the answer goes to the peer, where the nonce tells whether it was asked for.
  */
 static bool np_peer_believes(const struct np_peer *peer,
+			     const struct np_path *path,
 			     const struct np_msg *msg,
 			     const struct np_addr *from)
 {
 	/* GONE is about the memory of who sends it, the others of who is asked */
 	bool ours = (msg->type == NP_MSG_GONE) == msg->answer;
 
-	if (msg->quick && from->qpn != READ_ONCE(peer->ud_qpn))
+	if (msg->quick && from->qpn != READ_ONCE(path->ud_qpn))
 		return false;
 	if (msg->type == NP_MSG_RESOLVE)
 		return !msg->quick;
@@ -284,11 +301,11 @@ static void np_answer_disbelieved(struct np_peer *peer, const struct np_msg *msg
 }
 
 static void np_receive_peer(struct np_port *port, struct np_peer *peer,
-			    const struct np_msg *msg,
+			    struct np_path *path, const struct np_msg *msg,
 			    const struct np_addr *from,
 			    struct ib_mad_recv_wc *recv)
 {
-	if (!np_peer_believes(peer, msg, from)) {
+	if (!np_peer_believes(peer, path, msg, from)) {
 		trace_np_disbelieve(peer->hca->ibdev, peer->qpn, msg->type,
 				    msg->answer, from->qpn);
 		if (!msg->answer && recv)
@@ -296,9 +313,9 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 		return;
 	}
 	if (msg->quick)
-		WRITE_ONCE(peer->ud_known, true);
+		WRITE_ONCE(path->ud_known, true);
 	else if (msg->type != NP_MSG_RESOLVE)
-		np_ud_learn(peer, msg);
+		np_ud_learn(path, msg);
 	if (msg->answer) {
 		np_peer_answered(peer, msg);
 		return;
@@ -309,8 +326,7 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 		np_serve_fault(peer, msg);
 		return;
 	case NP_MSG_RELEASE:
-		np_held_release(peer, msg->hold_id);
-		np_answer_status(peer, msg, RDMA_NP_OK);
+		np_serve_release(peer, msg);
 		return;
 	case NP_MSG_GONE:
 		np_answer_status(peer, msg,
@@ -340,6 +356,7 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 		const struct np_addr *from, struct ib_mad_recv_wc *recv)
 {
+	struct np_path *path = NULL;
 	struct np_peer *peer;
 
 	if (recv && from->qpn != 1) {
@@ -355,9 +372,13 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 	peer = np_peer_find(port->hca, msg->dst_qpn);
 	if (peer && peer->port == port && peer->remote_qpn == msg->src_qpn &&
 	    np_addr_match(&peer->addr, from))
-		np_receive_peer(port, peer, msg, from, recv);
+		path = np_peer_path(peer);
+	if (path)
+		np_receive_peer(port, peer, path, msg, from, recv);
 	else if (!msg->answer && recv)
 		np_receive_stranger(port, msg, from, recv);
+	if (path)
+		np_path_put(path);
 	if (peer)
 		np_peer_put(peer);
 }

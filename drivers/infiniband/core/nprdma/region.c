@@ -38,249 +38,6 @@ static atomic64_t np_region_last_id;
  */
 #define NP_NAME_TRIES		(4 * NP_TOLD_MAX)
 
-/* --- owners ---------------------------------------------------------------- */
-
-/* FAULTs of one owner's regions that may be at work at once */
-#define NP_OWNER_ACTIVE		128
-/* Classes of FAULTs that wait: 1 of a QP under way, 2 to 3, 4 to 7, ..., 32 */
-#define NP_OWNER_DEPTHS		6
-/* What is left for QPs that have nothing else under way */
-#define NP_OWNER_SPARSE		32
-
-/* So many (region, peer) may know keys of one owner's regions: half a KiB each */
-VISIBLE_IF_KUNIT unsigned int np_owner_max_grants = 1 << 20;
-EXPORT_SYMBOL_IF_KUNIT(np_owner_max_grants);
-
-/**
- * struct np_server - serves the FAULTs of an owner, one at a time
- * @work: serves one, whichever is next by then
- * @owner: the owner
- */
-struct np_server {
-	struct work_struct work;
-	struct np_owner *owner;
-};
-
-/**
- * struct np_owner - an address space, for what its regions may take of the host
- * @node: in the list of all
- * @refs: its regions', under the lock of that list
- * @mm: compare only; the regions keep it
- * @wq: serves the FAULTs of peers on its regions
- * @serving: these, queued or at work
- * @grants: of all its regions
- * @free: ends @wq, which its last work cannot do
- * @lock: protects what follows
- * @waiting: struct np_job by class
- * @nr_waiting: their number
- * @turn: counts FAULTs that were taken from @waiting
- * @starting: a server is queued and has not taken its FAULT
- * @busy: servers that are queued or at work
- * @servers: the servers
- *
- * Memory can make a fault wait for as long as somebody likes who is neither we nor
- * the peer: a file system in user space, a server that does not answer.  So each
- * owner's faults have a queue of their own, where they keep nobody else's waiting.
- *
- * There, who asks for little is served before who asks for much.  A QP that has
- * nothing else under way waits for at most one FAULT of those that have more, and
- * so gets at least half of what is served, whatever the others do; those with few
- * under way get a quarter, and so on.  Whatever a class leaves goes to the first.
- *
- * Which FAULT is next is decided when a CPU is there for it, and only one server
- * at a time waits for that: what is queued in workqueues is served in its order.
- * A server that has begun may sleep, so it is then that the next one is started.
- */
-struct np_owner {
-	struct list_head node;
-	unsigned int refs;
-	struct mm_struct *mm;
-	struct workqueue_struct *wq;
-	atomic_t serving;
-	atomic_t grants;
-	struct work_struct free;
-
-	spinlock_t lock; /* of what follows */
-	struct list_head waiting[NP_OWNER_DEPTHS];
-	unsigned int nr_waiting;
-	unsigned int turn;
-	bool starting;
-	DECLARE_BITMAP(busy, NP_OWNER_ACTIVE);
-	struct np_server servers[NP_OWNER_ACTIVE];
-};
-
-static LIST_HEAD(np_owners);
-static DEFINE_MUTEX(np_owners_lock);
-
-/* Under the owner's lock, with something waiting: of each two, one of the first class. */
-static struct np_job *np_owner_next(struct np_owner *owner)
-{
-	unsigned int class = __ffs(++owner->turn | BIT(NP_OWNER_DEPTHS - 1));
-	struct np_job *job;
-
-	lockdep_assert_held(&owner->lock);
-	if (list_empty(&owner->waiting[class]))
-		for (class = 0; list_empty(&owner->waiting[class]); class++)
-			;
-	job = list_first_entry(&owner->waiting[class], struct np_job, entry);
-	list_del(&job->entry);
-	owner->nr_waiting--;
-	return job;
-}
-
-/* Under the owner's lock. */
-static void np_owner_start(struct np_owner *owner)
-{
-	unsigned int nr = find_first_zero_bit(owner->busy, NP_OWNER_ACTIVE);
-
-	lockdep_assert_held(&owner->lock);
-	if (owner->starting || !owner->nr_waiting || nr == NP_OWNER_ACTIVE)
-		return;
-	owner->starting = true;
-	__set_bit(nr, owner->busy);
-	queue_work(owner->wq, &owner->servers[nr].work);
-}
-
-static void np_server_work(struct work_struct *work)
-{
-	struct np_server *server = container_of(work, struct np_server, work);
-	struct np_owner *owner = server->owner;
-	struct np_job *job;
-
-	spin_lock(&owner->lock);
-	job = np_owner_next(owner);
-	owner->starting = false;
-	np_owner_start(owner);
-	spin_unlock(&owner->lock);
-
-	job->serve(job);
-
-	spin_lock(&owner->lock);
-	__clear_bit(server - owner->servers, owner->busy);
-	np_owner_start(owner);
-	spin_unlock(&owner->lock);
-}
-
-static void np_owner_free(struct work_struct *work)
-{
-	struct np_owner *owner = container_of(work, struct np_owner, free);
-
-	destroy_workqueue(owner->wq);
-	kfree(owner);
-}
-
-static struct np_owner *np_owner_get(struct mm_struct *mm)
-{
-	struct np_owner *owner;
-	unsigned int i;
-
-	guard(mutex)(&np_owners_lock);
-	list_for_each_entry(owner, &np_owners, node) {
-		if (owner->mm == mm) {
-			owner->refs++;
-			return owner;
-		}
-	}
-	owner = kzalloc(sizeof(*owner), GFP_KERNEL_ACCOUNT);
-	if (!owner)
-		return NULL;
-	/*
-	 * Unbound, so that a fault that waits for a disk delays no other; not
-	 * dependent on new workers, because the peer's memory pressure may wait
-	 * for us.  The queue's own bound is divided among the NUMA nodes, and all
-	 * FAULTs may come by a CPU of one of them.  A server that it keeps inactive
-	 * would keep the others from being started, so it is the number of servers
-	 * that bounds it.
-	 */
-	owner->wq = alloc_workqueue("nprdma-fault",
-				    WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM,
-				    WQ_MAX_ACTIVE);
-	if (!owner->wq) {
-		kfree(owner);
-		return NULL;
-	}
-	owner->refs = 1;
-	owner->mm = mm;
-	INIT_WORK(&owner->free, np_owner_free);
-	spin_lock_init(&owner->lock);
-	for (i = 0; i < NP_OWNER_DEPTHS; i++)
-		INIT_LIST_HEAD(&owner->waiting[i]);
-	for (i = 0; i < NP_OWNER_ACTIVE; i++) {
-		INIT_WORK(&owner->servers[i].work, np_server_work);
-		owner->servers[i].owner = owner;
-	}
-	list_add(&owner->node, &np_owners);
-	return owner;
-}
-
-static void np_owner_put(struct np_owner *owner)
-{
-	if (!owner)
-		return;
-	scoped_guard(mutex, &np_owners_lock) {
-		if (--owner->refs)
-			return;
-		list_del(&owner->node);
-	}
-	/* Its own last work may be the caller */
-	np_peer_queue(&owner->free);
-}
-
-/**
- * np_region_may_serve() - admit a FAULT of a peer
- * @region: region that was granted
- * @free: how many more FAULTs may be under way on the device
- * @depth: how many of the same QP are under way, with this one
- *
- * An owner may have as many under way as it leaves free for others. So one whose
- * memory hangs takes half of what there is, a second one half of the rest, and there is
- * always something left; an owner that is alone has enough. The last ones are for QPs
- * that have no other, so that those that have many do not keep them out.
- *
- * Context: any, that is not an interrupt.
- * Return: true, then np_region_serve() and np_region_served() follow; false if it
- * is over its share.
- */
-bool np_region_may_serve(struct np_region *region, unsigned int free,
-			 unsigned int depth)
-{
-	struct np_owner *owner = region->owner;
-	int most = depth > 1 ? (int)free - NP_OWNER_SPARSE : free;
-
-	if (atomic_inc_return(&owner->serving) <= most)
-		return true;
-	atomic_dec(&owner->serving);
-	return false;
-}
-
-/**
- * np_region_serve() - serve a FAULT that was admitted, in its turn
- * @region: region
- * @job: has a reference to @region
- * @depth: as it was admitted with
- */
-void np_region_serve(struct np_region *region, struct np_job *job,
-		     unsigned int depth)
-{
-	unsigned int class = min(ilog2(depth), NP_OWNER_DEPTHS - 1);
-	struct np_owner *owner = region->owner;
-
-	spin_lock(&owner->lock);
-	list_add_tail(&job->entry, &owner->waiting[class]);
-	owner->nr_waiting++;
-	np_owner_start(owner);
-	spin_unlock(&owner->lock);
-}
-
-/**
- * np_region_served() - a FAULT that was admitted is done
- * @region: region
- */
-void np_region_served(struct np_region *region)
-{
-	atomic_dec(&region->owner->serving);
-}
-
 /**
  * np_region_charge() - from now on the region's owner pays
  * @region: region
@@ -293,6 +50,7 @@ void np_region_charge(struct np_region *region, struct np_charge *charge)
 	charge->memcg = get_mem_cgroup_from_mm(region->mm);
 	charge->other = set_active_memcg(charge->memcg);
 }
+EXPORT_SYMBOL_GPL(np_region_charge);
 
 /**
  * np_region_uncharge() - pays who paid before
@@ -303,6 +61,7 @@ void np_region_uncharge(struct np_charge *charge)
 	set_active_memcg(charge->other);
 	mem_cgroup_put(charge->memcg);
 }
+EXPORT_SYMBOL_GPL(np_region_uncharge);
 
 /* --- references and lookup ----------------------------------------------- */
 
@@ -336,7 +95,6 @@ static void np_region_free(struct kref *ref)
 			np_scratch_put(region->scratch);
 		np_device_put(region->npdev);
 	}
-	np_owner_put(region->owner);
 	ib_rdmacg_put(&region->cg);
 	mmdrop(region->mm);
 	kfree(region);
@@ -350,6 +108,7 @@ void np_region_get(struct np_region *region)
 {
 	kref_get(&region->ref);
 }
+EXPORT_SYMBOL_GPL(np_region_get);
 
 /**
  * np_region_put() - drop a reference
@@ -435,6 +194,18 @@ struct ib_pd *np_region_pd(struct np_region *region)
 	return region->pd;
 }
 EXPORT_SYMBOL_GPL(np_region_pd);
+
+/**
+ * np_region_mm() - the owner's address space
+ * @region: region
+ *
+ * Return: the address space, for as long as the caller keeps the region.
+ */
+struct mm_struct *np_region_mm(struct np_region *region)
+{
+	return region->mm;
+}
+EXPORT_SYMBOL_GPL(np_region_mm);
 
 /**
  * np_region_describe() - what a region is, without making keys
@@ -1092,27 +863,17 @@ EXPORT_SYMBOL_IF_KUNIT(np_region_local_key);
 /**
  * np_region_grant() - a peer will be told the keys
  * @region: region
- * @grant: zeroed; the caller's, until np_region_ungrant()
+ * @grant: zeroed, or with @gone; the caller's, until np_region_ungrant()
  *
  * Context: process context.
- * Return: 0; -ENXIO if the region is gone: then tell the peer nothing; -EBUSY: there are
- * too many of the owner's regions; -ENOMEM.
+ * Return: 0; -ENXIO if the region is gone: then tell the peer nothing.
  */
 int np_region_grant(struct np_region *region, struct np_grant *grant)
 {
 	guard(mutex)(&region->lock);
 	if (region->gone)
 		return -ENXIO;
-	if (!region->owner)
-		region->owner = np_owner_get(region->mm);
-	if (!region->owner)
-		return -ENOMEM;
-	if (atomic_inc_return(&region->owner->grants) > np_owner_max_grants) {
-		atomic_dec(&region->owner->grants);
-		return -EBUSY;
-	}
 	grant->region = region;
-	grant->told = false;
 	np_region_get(region);
 	list_add_tail(&grant->node, &region->grants);
 	return 0;
@@ -1126,7 +887,7 @@ EXPORT_SYMBOL_GPL(np_region_grant);
  * The last grant of a region that is gone ends the quarantine: when this returns,
  * its keys do not exist any more.
  *
- * Context: process context, not in np_peer_region_gone().
+ * Context: process context, not in np_grant.gone().
  */
 void np_region_ungrant(struct np_grant *grant)
 {
@@ -1136,7 +897,6 @@ void np_region_ungrant(struct np_grant *grant)
 		return;
 	mutex_lock(&region->lock);
 	list_del(&grant->node);
-	atomic_dec(&region->owner->grants);
 	grant->region = NULL;
 	if (region->gone && list_empty(&region->grants))
 		np_region_free_keys(region);
@@ -1177,8 +937,8 @@ void np_region_close(struct np_region *region)
 	if (list_empty(&region->grants))
 		np_region_free_keys(region);
 	list_for_each_entry(grant, &region->grants, node) {
-		grant->told = true;
-		np_peer_region_gone(grant);
+		if (grant->gone)
+			grant->gone(grant);
 	}
 	mutex_unlock(&region->lock);
 }

@@ -1,35 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Serving a peer: what arrives, and what we do about it.
+ * Serving a peer: what we do for it with our memory.
  *
- * A request is obeyed if it comes from a kernel, the QP it names is ours, is connected
- * to the QP it claims to come from at the address it came from, the request carries the
- * secret that this address was told (but RESOLVE, whose answer tells it), and the region
- * belongs to that QP's PD: exactly those who could have used the rkey of a pinned region.
- *
- * np_receive() runs in the handler of a completion, with all the port's other MADs
- * behind it, so it never sleeps.  It answers peers where that needs no waiting; FAULTs go
- * to a queue of the memory's owner, who may keep them waiting, and the rest to one of
- * ours.  So do answers to those who are no peers: to make an address handle may take a
- * second, in which a neighbour is looked for.  Everything that is queued is counted; over
- * a bound the answer is BUSY, or there is none, and no memory is spent.
- *
- * A FAULT is executed once, however often it arrives: see struct np_lane.
+ * A FAULT is executed once, however often it arrives: see struct np_lane.  It waits for
+ * its turn among those of the memory's owner, and then for the memory, for as long as the
+ * owner likes.  Nothing waits for it, neither the end of its peer nor that of the device:
+ * it keeps only the memory of its peer, and finds the peer dead when it is done.
  */
 #include <linux/moduleparam.h>
-#include <linux/random.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
-#include "../core_priv.h"
-#include "../restrack.h"
 #include "np_proto.h"
-#include "np_region.h"
-#include "trace.h"
+#include "peer_trace.h"
 
 static unsigned int np_fault_around = 16;
-module_param_named(nprdma_fault_around, np_fault_around, uint, 0644);
-MODULE_PARM_DESC(nprdma_fault_around,
+module_param_named(fault_around, np_fault_around, uint, 0644);
+MODULE_PARM_DESC(fault_around,
 		 "Pages of an aligned block that come with a fault for reading if the owner has them, at most 512; 1: none");
 
 /**
@@ -38,6 +25,7 @@ MODULE_PARM_DESC(nprdma_fault_around,
  * @job: serves the FAULT
  * @peer: reference while it is served
  * @region: reference while it is served
+ * @owner: of that; reference while it is served
  * @msg: the FAULT
  */
 struct np_serve_lane {
@@ -45,59 +33,13 @@ struct np_serve_lane {
 	struct np_job job;
 	struct np_peer *peer;
 	struct np_region *region;
+	struct np_owner *owner;
 	struct np_msg msg;
 };
 
 struct np_serve {
 	struct np_serve_lane lanes[NP_LANES];
 };
-
-/* --- answers -------------------------------------------------------------------- */
-
-/**
- * np_answer_init - Begin an answer
- * @answer: filled in
- * @msg: the request
- * @status: enum rdma_np_status
- */
-void np_answer_init(struct np_msg *answer, const struct np_msg *msg, u32 status)
-{
-	memset(answer, 0, sizeof(*answer));
-	answer->type = msg->type;
-	answer->answer = true;
-	answer->status = status;
-	answer->quick = msg->quick;
-	answer->src_qpn = msg->dst_qpn;
-	answer->dst_qpn = msg->src_qpn;
-	answer->tid = msg->tid;
-	/* Also by who does not know it: so the asker knows that its request was seen */
-	answer->secret = msg->secret;
-	answer->nonce = msg->nonce;
-}
-
-/**
- * np_answer_peer - Send an answer to a peer, once
- * @peer: the peer
- * @answer: the answer
- */
-void np_answer_peer(struct np_peer *peer, const struct np_msg *answer)
-{
-	np_send(peer->port, peer->ah, peer->pkey_index, peer, answer);
-}
-
-/**
- * np_answer_status - Answer a request of a peer with a status only
- * @peer: the peer
- * @msg: the request
- * @status: enum rdma_np_status
- */
-void np_answer_status(struct np_peer *peer, const struct np_msg *msg, u32 status)
-{
-	struct np_msg answer;
-
-	np_answer_init(&answer, msg, status);
-	np_answer_peer(peer, &answer);
-}
 
 static unsigned int np_range_pages(const struct rdma_np_range *range)
 {
@@ -142,7 +84,7 @@ static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 	struct np_held *held;
 	int err;
 
-	held = np_held_make(peer, sl->region, pages,
+	held = np_held_make(peer, sl->region, sl->owner, pages,
 			    sl->msg.fault.flags & RDMA_NP_FAULT_WRITE);
 	if (IS_ERR(held))
 		return PTR_ERR(held);
@@ -161,15 +103,22 @@ static void np_fault_served(struct np_serve_lane *sl, struct np_msg *answer,
 			    bool queued)
 {
 	struct np_peer *peer = sl->peer;
+	bool alive = np_peer_begin(peer);
 
-	trace_np_fault_serve(peer->hca->ibdev, peer->qpn, sl->msg.tid,
-			     sl->msg.fault.region_id, queued, answer->status);
+	/* Else the device may be gone by now */
+	if (alive)
+		trace_np_fault_serve(peer->hca->ibdev, peer->qpn, sl->msg.tid,
+				     sl->msg.fault.region_id, queued,
+				     answer->status);
 	spin_lock(&peer->lock);
 	np_lane_answer(&sl->lane, answer);
 	peer->faulting--;
 	spin_unlock(&peer->lock);
 	/* The lane may be used again from here on */
-	np_answer_peer(peer, answer);
+	if (alive) {
+		np_answer_peer(peer, answer);
+		np_peer_end(peer);
+	}
 	np_peer_put(peer);
 }
 
@@ -201,8 +150,8 @@ static void np_fault_neighbours(struct np_region *region,
 static void np_fault_job(struct np_job *job)
 {
 	struct np_serve_lane *sl = container_of(job, struct np_serve_lane, job);
-	struct np_hca *hca = sl->peer->hca;
 	struct np_region *region = sl->region;
+	struct np_owner *owner = sl->owner;
 	struct rdma_np_range ranges[RDMA_NP_MAX_RANGES];
 	unsigned int i, nr_ranges = 0;
 	struct np_msg answer;
@@ -231,10 +180,9 @@ static void np_fault_job(struct np_job *job)
 	/* The peer does not wait for these, and the lane is not ours any more */
 	for (i = 0; i < nr_ranges; i++)
 		np_fault_neighbours(region, &ranges[i]);
-	np_region_served(region);
 	np_region_put(region);
-	/* The device stays until then, because it waits for us */
-	np_hca_end_fault(hca);
+	np_owner_end(owner);
+	np_owner_put(owner);
 }
 
 /**
@@ -286,14 +234,13 @@ void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	kref_get(&peer->ref);
 	sl->peer = peer;
 	sl->msg = *msg;
-	sl->region = np_grant_region(peer, msg->fault.region_id);
-	if (sl->region && np_hca_begin_fault(peer->hca, sl->region, depth)) {
-		np_region_serve(sl->region, &sl->job, depth);
+	sl->region = np_grant_begin(peer, msg->fault.region_id, depth, &sl->owner);
+	if (!IS_ERR(sl->region)) {
+		np_owner_serve(sl->owner, &sl->job, depth);
 		return;
 	}
-	np_answer_init(&answer, msg, sl->region ? NP_WIRE_FULL : RDMA_NP_GONE);
-	if (sl->region)
-		np_region_put(sl->region);
+	np_answer_init(&answer, msg, PTR_ERR(sl->region) == -EBUSY ?
+				     NP_WIRE_FULL : RDMA_NP_GONE);
 	np_fault_served(sl, &answer, false);
 }
 
@@ -371,6 +318,31 @@ out:
 				      &peer->promised);
 	np_region_put(region);
 	return err;
+}
+
+/**
+ * np_serve_release - Serve a RELEASE
+ * @peer: of whom
+ * @msg: the request
+ *
+ * Context: completion handler: process context, does not sleep
+ */
+void np_serve_release(struct np_peer *peer, const struct np_msg *msg)
+{
+	np_held_release(peer, msg->hold_id);
+	np_answer_status(peer, msg, RDMA_NP_OK);
+}
+
+/**
+ * np_serve_forget - Serve a FORGET
+ * @peer: of whom; np_peer.ctl is held
+ * @msg: the request
+ *
+ * Context: process context, may sleep
+ */
+void np_serve_forget(struct np_peer *peer, const struct np_msg *msg)
+{
+	np_grant_forget(peer, msg);
 }
 
 /**

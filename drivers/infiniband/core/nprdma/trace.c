@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Where the trace points of nprdma are instantiated.
+ * Where the trace points of regions are instantiated.
  */
-#include "np_proto.h"
+#include <linux/types.h>
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"

@@ -78,10 +78,8 @@ static unsigned long np_trans_delay(struct np_trans *trans)
  */
 void np_trans_send(struct np_trans *trans)
 {
-	struct np_peer *peer = trans->peer;
-
 	/* What does not get away now gets away next time, by MAD */
-	np_send(peer->port, peer->ah, peer->pkey_index, peer, &trans->msg);
+	np_peer_send(trans->peer, &trans->msg);
 }
 
 /* The list's and the timer's references to the peer and to @trans. */
@@ -302,7 +300,7 @@ void np_trans_list(struct np_trans *trans)
 	trans->msg.tid = np_tid_next();
 	trans->msg.secret = np_trans_secret(trans);
 	trans->msg.quick = trans->msg.quick && np_quick_is_used(peer);
-	trans->quick = trans->msg.quick && np_ud_reaches(peer);
+	trans->quick = trans->msg.quick && np_ud_reaches(peer->path);
 	trans->sent = ktime_get_ns();
 	trans->deadline = jiffies + msecs_to_jiffies(NP_WORKING_MS);
 	trans->tries = 1;
@@ -400,9 +398,9 @@ bool np_trans_heard(struct np_trans *trans, const struct np_msg *msg)
 	if (msg->type == NP_MSG_RESOLVE && !msg->status)
 		WRITE_ONCE(peer->their_secret, msg->given);
 	if (msg->type == NP_MSG_RESOLVE)
-		np_ud_learn(peer, msg);
+		np_ud_learn(peer->path, msg);
 	else if (!msg->quick)
-		WRITE_ONCE(peer->ud_known, true);
+		WRITE_ONCE(peer->path->ud_known, true);
 	if (trans->quick)
 		np_quick_judge(trans, msg);
 	if (msg->status == NP_WIRE_WORKING) {

@@ -13,13 +13,13 @@
  * CAP_NET_RAW may send with it. A message counts only if it comes from the address of a
  * peer and from the UD QP that the peer's kernel has named in a MAD with the secret of
  * the pair; see np_receive(). Until the peer's kernel knows ours in the same way, it
- * would not believe what we send here: see np_peer.ud_known.
+ * would not believe what we send here: see np_path.ud_known.
  */
 #include <linux/dma-mapping.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
-#include "np_proto.h"
+#include "np_hca.h"
 
 #define NP_UD_QKEY	0x804e5031	/* bit 31: privileged */
 
@@ -93,33 +93,62 @@ static void np_ud_sent(struct ib_cq *cq, struct ib_wc *wc)
 	spin_unlock(&ud->lock);
 }
 
-/**
- * np_ud_reaches - Does a request go by the quick transport
- * @peer: to whom
- *
- * Return: false: np_ud_send() sends none
- */
-bool np_ud_reaches(const struct np_peer *peer)
+/* What to tell peers: the number of the port's UD QP; 0: none. */
+static u32 np_ud_qpn(const struct np_port *port)
 {
-	struct np_ud *ud = READ_ONCE(peer->port->ud);
+	/* Pairs with the release in np_ud_open() */
+	struct np_ud *ud = READ_ONCE(port->ud);
 
-	/* The QP is in the default partition, as nearly all are */
-	return ud && READ_ONCE(peer->ud_qpn) && !peer->pkey_index &&
-	       !READ_ONCE(ud->broken) && READ_ONCE(peer->ud_known);
+	return ud && !READ_ONCE(ud->broken) ? ud->qp->qp_num : 0;
+}
+
+/* Likewise: its partition. */
+static u16 np_ud_pkey(const struct np_port *port)
+{
+	struct np_ud *ud = READ_ONCE(port->ud);
+
+	return ud ? ud->pkey : 0;
 }
 
 /**
- * np_ud_send - Send a message to a peer, once
- * @peer: the peer
+ * np_wire_stamp - Fill in what each message tells of its sender
+ * @wire: encoded
+ * @port: of the sender
+ */
+void np_wire_stamp(struct np_wire *wire, const struct np_port *port)
+{
+	wire->hdr.incarnation = cpu_to_be64(np_incarnation());
+	wire->hdr.ud_qpn = cpu_to_be32(np_ud_qpn(port));
+	wire->hdr.ud_pkey = cpu_to_be16(np_ud_pkey(port));
+}
+
+/**
+ * np_ud_reaches - Does a request go by the quick transport
+ * @path: the way to the other kernel
+ *
+ * Return: false: np_ud_send() sends none
+ */
+bool np_ud_reaches(const struct np_path *path)
+{
+	struct np_ud *ud = READ_ONCE(path->port->ud);
+
+	/* The QP is in the default partition, as nearly all are */
+	return ud && READ_ONCE(path->ud_qpn) && !path->pkey_index &&
+	       !READ_ONCE(ud->broken) && READ_ONCE(path->ud_known);
+}
+
+/**
+ * np_ud_send - Send a message, once
+ * @path: the way to the other kernel
  * @msg: the message
  *
  * Context: process context, does not wait
  * Return: 0 if it is on its way; else it must go by MAD
  */
-int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
+int np_ud_send(struct np_path *path, const struct np_msg *msg)
 {
-	struct np_ud *ud = READ_ONCE(peer->port->ud);
-	u32 remote = READ_ONCE(peer->ud_qpn);
+	struct np_ud *ud = READ_ONCE(path->port->ud);
+	u32 remote = READ_ONCE(path->ud_qpn);
 	struct np_wire wire;
 	struct ib_sge sge = {
 		.addr = (uintptr_t)&wire,
@@ -129,23 +158,23 @@ int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
 		.wr.num_sge = 1,
 		.wr.opcode = IB_WR_SEND,
 		.wr.send_flags = IB_SEND_INLINE,
-		.ah = peer->ah,
+		.ah = path->ah,
 		.remote_qpn = remote,
 		.remote_qkey = NP_UD_QKEY,
-		.port_num = peer->port->port_num,
+		.port_num = path->port->port_num,
 	};
 	int err = -EAGAIN;
 
 	/* The QP is in the default partition, as nearly all are */
-	if (!ud || !remote || peer->pkey_index || READ_ONCE(ud->broken))
+	if (!ud || !remote || path->pkey_index || READ_ONCE(ud->broken))
 		return -EOPNOTSUPP;
 	/* An answer goes to whom we believed, who knows us */
-	if (!msg->answer && !READ_ONCE(peer->ud_known))
+	if (!msg->answer && !READ_ONCE(path->ud_known))
 		return -EOPNOTSUPP;
 
 	wr.wr.wr_cqe = &ud->sent;
 	np_msg_encode(msg, &wire);
-	np_wire_stamp(&wire, peer->port);
+	np_wire_stamp(&wire, path->port);
 	sge.length = sizeof(wire.hdr) + be16_to_cpu(wire.hdr.length);
 
 	spin_lock(&ud->lock);
@@ -162,33 +191,6 @@ int np_ud_send(struct np_peer *peer, const struct np_msg *msg)
 	return err;
 }
 
-/**
- * np_ud_qpn - What to tell peers
- * @port: the port
- *
- * Return: number of the port's UD QP; 0: none
- */
-u32 np_ud_qpn(const struct np_port *port)
-{
-	/* Pairs with the release in np_ud_open() */
-	struct np_ud *ud = READ_ONCE(port->ud);
-
-	return ud && !READ_ONCE(ud->broken) ? ud->qp->qp_num : 0;
-}
-
-/**
- * np_ud_pkey - What to tell peers beside np_ud_qpn()
- * @port: the port
- *
- * Return: partition of the port's UD QP
- */
-u16 np_ud_pkey(const struct np_port *port)
-{
-	struct np_ud *ud = READ_ONCE(port->ud);
-
-	return ud ? ud->pkey : 0;
-}
-
 /* In one partition, and not both limited members of it. */
 static bool np_ud_pkey_match(u16 a, u16 b)
 {
@@ -196,15 +198,15 @@ static bool np_ud_pkey_match(u16 a, u16 b)
 }
 
 /**
- * np_ud_learn - A MAD of the peer's kernel told of its UD QP
- * @peer: the peer
+ * np_ud_learn - A MAD of another kernel told of its UD QP
+ * @path: the way to it
  * @msg: that, and it has proven whose it is
  */
-void np_ud_learn(struct np_peer *peer, const struct np_msg *msg)
+void np_ud_learn(struct np_path *path, const struct np_msg *msg)
 {
-	bool match = np_ud_pkey_match(msg->ud_pkey, np_ud_pkey(peer->port));
+	bool match = np_ud_pkey_match(msg->ud_pkey, np_ud_pkey(path->port));
 
-	WRITE_ONCE(peer->ud_qpn, match ? msg->ud_qpn : 0);
+	WRITE_ONCE(path->ud_qpn, match ? msg->ud_qpn : 0);
 }
 
 static int np_ud_post(struct np_ud_recv *recv)
@@ -263,7 +265,7 @@ static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 		from.gid = ((struct ib_grh *)recv->buf)->sgid;
 	if (np_ud_decode(recv->buf, wc->byte_len, &msg)) {
 		msg.quick = true;
-		np_receive(ud->port, &msg, false, &from, NULL);
+		ud->port->receive(ud->port, &msg, false, &from, NULL);
 	}
 	if (np_ud_post(recv))
 		WRITE_ONCE(ud->broken, true);

@@ -33,10 +33,8 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
-		if (msg->status != RDMA_NP_OK) {
-			wire->refused.nonce = cpu_to_be64(msg->nonce);
-			return sizeof(wire->refused);
-		}
+		if (msg->status != RDMA_NP_OK)
+			return 0;
 		wire->region = (struct np_wire_region) {
 			.id = cpu_to_be64(msg->region.id),
 			.base = cpu_to_be64(msg->region.base),
@@ -50,7 +48,6 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 			.read_key = cpu_to_be32(msg->region.read_key),
 			.write_key = cpu_to_be32(msg->region.write_key),
 			.secret = cpu_to_be64(msg->given),
-			.nonce = cpu_to_be64(msg->nonce),
 			.page_shift = msg->region.page_shift,
 			.unit_shift = msg->region.unit_shift,
 			.read_order = msg->region.read_order,
@@ -80,7 +77,6 @@ static u16 np_encode_request(const struct np_msg *msg, struct np_wire *wire)
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
 		wire->resolve.rkey = cpu_to_be32(msg->rkey);
-		wire->resolve.nonce = cpu_to_be64(msg->nonce);
 		return sizeof(wire->resolve);
 	case NP_MSG_FAULT:
 		wire->fault.region_id = cpu_to_be64(msg->fault.region_id);
@@ -128,7 +124,8 @@ void np_msg_encode(const struct np_msg *msg, struct np_wire *wire)
 		.dst_qpn = cpu_to_be32(msg->dst_qpn),
 		.incarnation = cpu_to_be64(msg->incarnation),
 		.tid = cpu_to_be64(msg->tid),
-		.secret = cpu_to_be64(msg->secret),
+		.secret = cpu_to_be64(msg->type == NP_MSG_RESOLVE ? msg->nonce :
+								    msg->secret),
 	};
 }
 EXPORT_SYMBOL_IF_KUNIT(np_msg_encode);
@@ -138,12 +135,6 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 {
 	unsigned int i, nr;
 
-	if (msg->type == NP_MSG_RESOLVE && msg->status != RDMA_NP_OK) {
-		if (length != sizeof(wire->refused))
-			return -EBADMSG;
-		msg->nonce = be64_to_cpu(wire->refused.nonce);
-		return 0;
-	}
 	/* Only success says more than a status */
 	if (msg->status != RDMA_NP_OK ||
 	    (msg->type != NP_MSG_RESOLVE && msg->type != NP_MSG_FAULT))
@@ -177,7 +168,6 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 			.lanes = be16_to_cpu(wire->region.lanes),
 		};
 		msg->given = be64_to_cpu(wire->region.secret);
-		msg->nonce = be64_to_cpu(wire->region.nonce);
 		if (!msg->region.length || !msg->given ||
 		    check_add_overflow(msg->region.base,
 				       msg->region.length - 1, &end))
@@ -210,7 +200,6 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
 		if (length != sizeof(wire->resolve) || wire->resolve.reserved)
 			return -EBADMSG;
 		msg->rkey = be32_to_cpu(wire->resolve.rkey);
-		msg->nonce = be64_to_cpu(wire->resolve.nonce);
 		return 0;
 	case NP_MSG_FAULT:
 		if (length < np_fault_length(1))
@@ -253,8 +242,11 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
  * @msg: filled on success; for -EPROTO and -EBADMSG its header is valid and
  *       enough to answer RDMA_NP_PROTO
  *
- * Return: 0; -EPROTO: another version; -EBADMSG: malformed; -EINVAL: not even
- * the header makes sense, so there is nothing to answer
+ * An answer of another version is one with the status RDMA_NP_PROTO: so who asks hears at
+ * once that the two hosts do not understand each other.
+ *
+ * Return: 0; -EPROTO: a request of another version; -EBADMSG: malformed; -EINVAL: not
+ * even the header makes sense, so there is nothing to answer
  */
 int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 {
@@ -274,18 +266,23 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 	msg->secret = be64_to_cpu(hdr->secret);
 	msg->nonce = 0;
 	msg->given = 0;
+	if (msg->type == NP_MSG_RESOLVE)
+		swap(msg->secret, msg->nonce);
 
 	/* The header is the same in all versions */
 	if (msg->src_qpn >> 24 || msg->dst_qpn >> 24 || msg->ud_qpn >> 24 ||
 	    !msg->tid)
 		return -EINVAL;
+	if (hdr->version != NP_WIRE_VERSION && msg->answer) {
+		/* Whatever it says, it is no answer to what was asked here */
+		msg->status = RDMA_NP_PROTO;
+		return 0;
+	}
 	if (hdr->version != NP_WIRE_VERSION)
 		return -EPROTO;
 	if (!msg->type || msg->type > NP_MSG_LAST ||
 	    hdr->flags & ~NP_WIRE_ANSWER || hdr->reserved ||
 	    length > sizeof(wire->body))
-		return -EBADMSG;
-	if (msg->type == NP_MSG_RESOLVE && msg->secret)
 		return -EBADMSG;
 	if (msg->answer && msg->status > RDMA_NP_PROTO &&
 	    (msg->type != NP_MSG_FAULT || (msg->status != NP_WIRE_WORKING &&

@@ -637,7 +637,7 @@ static struct message flood_message(struct many *many, uint64_t tid)
 	case 1:
 		m.type = RESOLVE;
 		m.secret = 0;
-		m.length = htobe16(16);
+		m.length = htobe16(8);
 		m.resolve.rkey = htobe32(many->pair.mr->rkey);
 		break;
 	case 2:
@@ -650,7 +650,7 @@ static struct message flood_message(struct many *many, uint64_t tid)
 		/* As if from somebody new. */
 		m.type = RESOLVE;
 		m.secret = 0;
-		m.length = htobe16(16);
+		m.length = htobe16(8);
 		m.dst_qpn ^= htobe32(0x5a5a);
 		break;
 	default:

@@ -33,7 +33,7 @@ struct message {
 	uint32_t dst_qpn;
 	uint64_t incarnation;
 	uint64_t tid;
-	uint64_t secret;
+	uint64_t secret;	/* RESOLVE: a nonce */
 	union {
 		uint8_t body[BODY];
 		struct {
@@ -55,7 +55,6 @@ struct message {
 		struct {
 			uint32_t rkey;
 			uint32_t reserved;
-			uint64_t nonce;
 		} resolve;
 		uint64_t hold_id;
 		struct {

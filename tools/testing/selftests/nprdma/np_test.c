@@ -1250,17 +1250,17 @@ static int np_set_parameter(const char *name, unsigned int value)
 	char text[16];
 
 	snprintf(text, sizeof(text), "%u", value);
-	return np_write_file("/sys/module/ib_core/parameters", name, text);
+	return np_write_file("/sys/module/ib_nprdma/parameters", name, text);
 }
 
 int np_set_hold_ms(unsigned int ms)
 {
-	return np_set_parameter("nprdma_hold_ms", ms);
+	return np_set_parameter("hold_ms", ms);
 }
 
 int np_set_fault_around(unsigned int pages)
 {
-	return np_set_parameter("nprdma_fault_around", pages);
+	return np_set_parameter("fault_around", pages);
 }
 
 int np_usage_start(struct np_usage *usage)

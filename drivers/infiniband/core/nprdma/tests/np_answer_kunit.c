@@ -122,7 +122,7 @@ static void np_stranger_is_answered_the_same_whatever_the_reason(struct kunit *t
 	np_test_stranger(test, &t->other, qpn, remote, 0);
 	KUNIT_EXPECT_EQ(test, peer->nr_grants, 7);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0);
 	KUNIT_EXPECT_NULL(test, peer->serve);
 	/* Or it is not connected any more */
 	np_peer_fail(peer);

@@ -82,11 +82,8 @@ struct np_resolve np_ask_region(u64 id)
 	};
 }
 
-static void np_test_sent(struct np_ask_test *t, struct ib_ah *ah,
-			 struct np_peer *peer, const struct np_msg *msg)
+static void np_test_sent(struct np_ask_test *t, const struct np_msg *msg)
 {
-	if (!peer)
-		rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
 	spin_lock(&t->lock);
 	if (t->nr_sent < NP_TEST_SENT) {
 		t->sent[t->nr_sent] = *msg;
@@ -97,11 +94,9 @@ static void np_test_sent(struct np_ask_test *t, struct ib_ah *ah,
 	wake_up_all(&t->wait);
 }
 
-static int np_test_send(struct np_port *port, struct ib_ah *ah,
-			u16 pkey_index, struct np_peer *peer,
-			const struct np_msg *msg)
+static int np_test_send(struct np_path *path, const struct np_msg *msg)
 {
-	struct np_ask_test *t = container_of(port, struct np_ask_test,
+	struct np_ask_test *t = container_of(path->port, struct np_ask_test,
 					     fake.port);
 	struct np_msg answer = {
 		.type = NP_MSG_RESOLVE,
@@ -112,18 +107,15 @@ static int np_test_send(struct np_port *port, struct ib_ah *ah,
 		.region = t->resolves_to,
 	};
 
-	np_test_sent(t, ah, peer, msg);
+	np_test_sent(t, msg);
 	if (t->resolves_to.id && msg->type == NP_MSG_RESOLVE)
 		np_peer_answered(&t->fake.peer, &answer);
 	return 0;
 }
 
-static int np_test_send_other(struct np_port *port, struct ib_ah *ah,
-			      u16 pkey_index, struct np_peer *peer,
-			      const struct np_msg *msg)
+static int np_test_send_other(struct np_path *path, const struct np_msg *msg)
 {
-	np_test_sent(container_of(port, struct np_ask_test, other), ah, peer,
-		     msg);
+	np_test_sent(container_of(path->port, struct np_ask_test, other), msg);
 	return 0;
 }
 
@@ -144,6 +136,7 @@ int np_ask_init_test(struct kunit *test)
 	np_fake_peer_init(test, &t->fake);
 	t->fake.port.send = np_test_send;
 	t->other = t->fake.port;
+	init_waitqueue_head(&t->other.idle);
 	t->other.send = np_test_send_other;
 	return 0;
 }
@@ -251,6 +244,9 @@ void np_ask_resolve(struct work_struct *work)
 
 KUNIT_DEFINE_ACTION_WRAPPER(np_test_kvfree, kvfree, const void *);
 
+/* Of their owner, who is compared only */
+static struct mm_struct np_test_mm = { .mm_count = ATOMIC_INIT(1) };
+
 /* @nr regions whose keys the peer has, with ids from 1. */
 struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
 {
@@ -258,8 +254,7 @@ struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
 	struct np_region *regions;
 	unsigned int i;
 
-	/* Behind them their owner, who is compared, and counts grants */
-	regions = kvzalloc(nr * sizeof(*regions) + PAGE_SIZE, GFP_KERNEL);
+	regions = kvzalloc(nr * sizeof(*regions), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, regions);
 	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, np_test_kvfree,
 							regions), 0);
@@ -268,7 +263,7 @@ struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
 		regions[i].id = i + 1;
 		mutex_init(&regions[i].lock);
 		INIT_LIST_HEAD(&regions[i].grants);
-		regions[i].owner = (void *)&regions[nr];
+		regions[i].mm = &np_test_mm;
 		mutex_lock(&peer->ctl);
 		KUNIT_EXPECT_NOT_ERR_OR_NULL(test,
 					     np_pgrant_make(peer, &regions[i]));
@@ -284,10 +279,8 @@ void np_region_dies(struct np_region *region)
 
 	mutex_lock(&region->lock);
 	region->gone = true;
-	list_for_each_entry(grant, &region->grants, node) {
-		grant->told = true;
-		np_peer_region_gone(grant);
-	}
+	list_for_each_entry(grant, &region->grants, node)
+		grant->gone(grant);
 	mutex_unlock(&region->lock);
 }
 

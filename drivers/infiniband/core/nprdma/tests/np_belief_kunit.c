@@ -78,7 +78,7 @@ static void np_test_nothing_is_believed(struct kunit *test, u32 qpn, bool quick,
 	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
 	KUNIT_EXPECT_EQ(test, peer->nr_grants, 7);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
-	KUNIT_EXPECT_FALSE(test, peer->ud_known);
+	KUNIT_EXPECT_FALSE(test, peer->path->ud_known);
 }
 
 static void np_test_believes_init(struct kunit *test)
@@ -99,7 +99,7 @@ static void np_mad_is_believed_from_qp1_only(struct kunit *test)
 	np_test_believes_init(test);
 	np_test_nothing_is_believed(test, 0x99, false, 0);
 	np_test_nothing_is_believed(test, 0, false, 0);
-	KUNIT_EXPECT_EQ(test, t->fake.peer.ud_qpn, 0);
+	KUNIT_EXPECT_EQ(test, t->fake.path.ud_qpn, 0);
 	/* Nor is a stranger answered, or who sends nonsense */
 	msg = np_true_msg(&t->fake.peer, NP_MSG_RESOLVE, false);
 	msg.src_qpn++;
@@ -126,7 +126,7 @@ static void np_message_without_the_secret_is_not_obeyed(struct kunit *test)
 	/* That of the other one's memory */
 	np_test_nothing_is_believed(test, 1, false,
 				    peer->our_secret ^ peer->their_secret);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0);
 	/* Who was given none knows none */
 	peer->their_secret = 0;
 	np_test_nothing_is_believed(test, 1, false, peer->our_secret);
@@ -170,7 +170,7 @@ static void np_quick_message_is_believed_from_its_qp_only(struct kunit *test)
 	/* Nobody's, as long as no MAD has told */
 	np_test_nothing_is_believed(test, 0x515253, true, 0);
 	np_test_nothing_is_believed(test, 1, true, 0);
-	peer->ud_qpn = 0x515253;
+	peer->path->ud_qpn = 0x515253;
 	np_test_nothing_is_believed(test, 0x515252, true, 0);
 	np_test_nothing_is_believed(test, 1, true, 0);
 	np_test_nothing_is_believed(test, 0x515253, true, 1);
@@ -187,9 +187,9 @@ static void np_quick_message_is_believed_from_its_qp_only(struct kunit *test)
 	np_test_from(t, &msg, 0x515253);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
 	KUNIT_EXPECT_EQ(test, peer->nr_grants, 6);
-	KUNIT_EXPECT_TRUE(test, peer->ud_known);
+	KUNIT_EXPECT_TRUE(test, peer->path->ud_known);
 	/* And it tells of no other one */
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0x515253);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0x515253);
 }
 
 static void np_ud_qpn_is_learned_from_a_mad_with_the_secret(struct kunit *test)
@@ -202,22 +202,22 @@ static void np_ud_qpn_is_learned_from_a_mad_with_the_secret(struct kunit *test)
 	msg = np_true_msg(peer, NP_MSG_RESOLVE, false);
 	msg.ud_pkey = 0x8000;
 	np_test_from(t, &msg, 1);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0);
 	/* The port of the test has no UD QP, whose partition is taken for 0 */
 	msg = np_true_msg(peer, NP_MSG_RELEASE, false);
 	msg.ud_pkey = 0x8000;
 	np_test_from(t, &msg, 1);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, msg.ud_qpn);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, msg.ud_qpn);
 	/* Another partition, or limited members both of them */
 	msg.ud_pkey = 0x8001;
 	np_test_from(t, &msg, 1);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0);
 	msg.ud_pkey = 0x8000;
 	np_test_from(t, &msg, 1);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, msg.ud_qpn);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, msg.ud_qpn);
 	msg.ud_pkey = 0;
 	np_test_from(t, &msg, 1);
-	KUNIT_EXPECT_EQ(test, peer->ud_qpn, 0);
+	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0);
 }
 
 /* Whoever knows the pair, and even the transaction */

@@ -9,6 +9,7 @@
 #include <kunit/test.h>
 
 #include "../../restrack.h"
+#include "../np_hooks.h"
 #include "../np_proto.h"
 
 /**
@@ -23,6 +24,7 @@
  * @pd: of address handles
  * @gsi: has that
  * @agent: of @gsi
+ * @path: of @peer; has one reference more than that, the test's
  * @ah_lid: what the newest address handle leads to
  * @ah_task: who made it
  */
@@ -37,6 +39,7 @@ struct np_fake_peer {
 	struct ib_pd pd;
 	struct ib_qp gsi;
 	struct ib_mad_agent agent;
+	struct np_path path;
 	u16 ah_lid;
 	struct task_struct *ah_task;
 };
@@ -91,26 +94,29 @@ static inline void np_fake_peer_init(struct kunit *test,
 	qp->real_qp = qp;
 	qp->qp_num = 1;
 	qp->qp_type = IB_QPT_RC;
-	mutex_init(&qp->np.lock);
+	np_qp_init(qp);
 	qp->np.connected = true;
 	qp->np.dest_qpn = 2;
 	rdma_restrack_new(&qp->res, RDMA_RESTRACK_QP);
 	rdma_restrack_set_name(&qp->res, "kunit");
 	rdma_restrack_add(&qp->res);
 
-	fake->hca.ibdev = fake->ibdev;
-	kref_init(&fake->hca.ref);
-	xa_init_flags(&fake->hca.peers, XA_FLAGS_LOCK_IRQ);
-	init_waitqueue_head(&fake->hca.idle);
+	np_hca_init(&fake->hca, fake->ibdev);
 	fake->pd.device = fake->ibdev;
 	fake->gsi.pd = &fake->pd;
 	fake->agent.qp = &fake->gsi;
 	fake->port.hca = &fake->hca;
 	fake->port.port_num = 1;
 	fake->port.agent = &fake->agent;
+	fake->port.receive = np_receive;
+	init_waitqueue_head(&fake->port.idle);
+	fake->path.port = &fake->port;
+	kref_init(&fake->path.ref);
+	kref_get(&fake->path.ref);
 
 	peer->hca = &fake->hca;
 	peer->port = &fake->port;
+	peer->path = &fake->path;
 	peer->qp = qp;
 	peer->qpn = qp->qp_num;
 	peer->remote_qpn = qp->np.dest_qpn;
@@ -119,6 +125,25 @@ static inline void np_fake_peer_init(struct kunit *test,
 	KUNIT_ASSERT_EQ(test, 0, xa_err(xa_store_irq(&fake->hca.peers,
 						     peer->qpn, peer,
 						     GFP_KERNEL)));
+}
+
+/*
+ * All that was queued is done: a RESOLVE of a stranger, then the answer to it, and then
+ * the end of the path by which that went.
+ */
+static inline void np_fake_settle(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < 3; i++)
+		flush_workqueue(np_wq);
+}
+
+/* A FAULT is over a little later than its answer, and nobody waits for that but tests. */
+static inline void np_fake_served(struct np_hca *hca)
+{
+	while (READ_ONCE(hca->serving))
+		usleep_range(100, 1000);
 }
 
 /*
@@ -134,7 +159,7 @@ static inline void np_fake_arrives(struct np_port *port,
 	struct ib_mad_recv_wc recv = { .wc = &wc, .recv_buf.grh = &grh };
 
 	np_receive(port, msg, malformed, &from, &recv);
-	flush_workqueue(np_wq);
+	np_fake_settle();
 }
 
 /* The request was answered so, and with nothing else: not a byte more or different. */
@@ -166,15 +191,18 @@ static inline void np_fake_peer_exit(struct kunit *test,
 	struct np_peer *peer = &fake->peer;
 
 	np_peer_fail(peer);
-	flush_work(&peer->overdue);
+	flush_work(&peer->too_many_gone);
 	flush_delayed_work(&peer->expire);
-	flush_workqueue(np_wq);
+	np_fake_settle();
 	KUNIT_EXPECT_TRUE(test, peer->dead);
+	KUNIT_EXPECT_NULL(test, peer->path);
+	KUNIT_EXPECT_EQ(test, kref_read(&fake->path.ref), 1);
+	KUNIT_EXPECT_EQ(test, atomic_read(&fake->port.paths), 0);
 	KUNIT_EXPECT_TRUE(test, completion_done(&peer->gone));
 	KUNIT_EXPECT_TRUE(test, xa_empty(&peer->grants));
 	KUNIT_EXPECT_EQ(test, peer->nr_grants, 0);
-	KUNIT_EXPECT_EQ(test, peer->nr_dead, 0);
 	KUNIT_EXPECT_EQ(test, peer->nr_gone, 0);
+	KUNIT_EXPECT_EQ(test, peer->telling, 0);
 	KUNIT_EXPECT_EQ(test, peer->active, 0);
 	KUNIT_EXPECT_EQ(test, kref_read(&peer->ref), 1);
 	KUNIT_EXPECT_EQ(test, kref_read(&fake->hca.ref), 1);

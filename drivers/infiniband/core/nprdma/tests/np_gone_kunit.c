@@ -36,7 +36,7 @@ static unsigned int np_sent_gone(struct np_ask_test *t, u64 region_id,
 static void np_gone_is_told_of_each_region(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
-	const unsigned int nr = 5 * NP_MAX_GONE;
+	const unsigned int nr = 5 * NP_MAX_TELLING;
 	struct np_peer *peer = &t->fake.peer;
 	struct np_region *regions;
 	unsigned int i, at;
@@ -46,17 +46,17 @@ static void np_gone_is_told_of_each_region(struct kunit *test)
 	regions = np_granted_regions(test, nr);
 	for (i = 0; i < nr; i++)
 		np_region_dies(&regions[i]);
-	KUNIT_EXPECT_EQ(test, np_under_way(t), NP_MAX_GONE);
-	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_GONE + 1, 0), NP_TEST_SENT);
+	KUNIT_EXPECT_EQ(test, np_under_way(t), NP_MAX_TELLING);
+	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_TELLING + 1, 0), NP_TEST_SENT);
 
 	for (i = 0; i < nr; i++) {
 		at = np_sent_gone(t, i + 1, 0);
 		KUNIT_ASSERT_LT_MSG(test, at, NP_TEST_SENT, "region %u", i + 1);
 		np_answer_to(test, at, RDMA_NP_BUSY, 0);
 		KUNIT_ASSERT_LE(test, np_under_way(t),
-				NP_MAX_GONE);
+				NP_MAX_TELLING);
 	}
-	KUNIT_EXPECT_EQ(test, peer->nr_dead, nr);
+	KUNIT_EXPECT_EQ(test, peer->nr_gone, nr);
 	KUNIT_EXPECT_FALSE(test, xa_empty(&peer->grants));
 
 	/* Those come again in their turn: so each of them may end */
@@ -67,7 +67,7 @@ static void np_gone_is_told_of_each_region(struct kunit *test)
 		np_answer_to(test, at, RDMA_NP_OK, 0);
 	}
 	flush_workqueue(np_wq);
-	KUNIT_EXPECT_EQ(test, peer->nr_dead, 0);
+	KUNIT_EXPECT_EQ(test, peer->nr_gone, 0);
 	KUNIT_EXPECT_TRUE(test, xa_empty(&peer->grants));
 }
 
@@ -77,7 +77,7 @@ static void np_gone_is_seldom_repeated(struct kunit *test)
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_peer *peer = &t->fake.peer;
 	unsigned long begin = jiffies, due = 0, pause;
-	const unsigned int nr = 5 * NP_MAX_GONE;
+	const unsigned int nr = 5 * NP_MAX_TELLING;
 	struct np_region *regions;
 	unsigned int i;
 
@@ -85,13 +85,13 @@ static void np_gone_is_seldom_repeated(struct kunit *test)
 	regions = np_granted_regions(test, nr);
 	for (i = 0; i < nr; i++)
 		np_region_dies(&regions[i]);
-	for (i = 0; i < nr + 3 * NP_MAX_GONE; i++) {
+	for (i = 0; i < nr + 3 * NP_MAX_TELLING; i++) {
 		KUNIT_ASSERT_NE(test, 0, wait_event_timeout(t->wait,
 			READ_ONCE(t->nr_sent) > i, 30 * HZ));
 		np_answer_to(test, i, RDMA_NP_BUSY, 0);
 	}
 	pause = msecs_to_jiffies(NP_GONE_MIN_MS);
-	for (i = nr; i < nr + 3 * NP_MAX_GONE; i += NP_MAX_GONE) {
+	for (i = nr; i < nr + 3 * NP_MAX_TELLING; i += NP_MAX_TELLING) {
 		due += pause;
 		pause *= 2;
 		KUNIT_EXPECT_TRUE_MSG(test, time_after_eq(t->sent_at[i],
@@ -110,17 +110,17 @@ static void np_forgotten_region_makes_room_for_a_gone(struct kunit *test)
 	unsigned int i;
 
 	np_rtt_sample(&peer->rtt, NP_RTO_MAX_US);
-	regions = np_granted_regions(test, NP_MAX_GONE + 2);
-	for (i = 0; i < NP_MAX_GONE + 2; i++)
+	regions = np_granted_regions(test, NP_MAX_TELLING + 2);
+	for (i = 0; i < NP_MAX_TELLING + 2; i++)
 		np_region_dies(&regions[i]);
 	/* One under way, and one that waits */
 	np_test_forgets(t, 3);
-	KUNIT_EXPECT_LT(test, np_sent_gone(t, NP_MAX_GONE + 1, 0), NP_TEST_SENT);
-	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_GONE + 2, 0), NP_TEST_SENT);
-	np_test_forgets(t, NP_MAX_GONE + 2);
-	KUNIT_EXPECT_EQ(test, peer->nr_dead, NP_MAX_GONE);
-	KUNIT_EXPECT_EQ(test, np_under_way(t), NP_MAX_GONE);
-	KUNIT_EXPECT_TRUE(test, list_empty(&peer->untold));
+	KUNIT_EXPECT_LT(test, np_sent_gone(t, NP_MAX_TELLING + 1, 0), NP_TEST_SENT);
+	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_TELLING + 2, 0), NP_TEST_SENT);
+	np_test_forgets(t, NP_MAX_TELLING + 2);
+	KUNIT_EXPECT_EQ(test, peer->nr_gone, NP_MAX_TELLING);
+	KUNIT_EXPECT_EQ(test, np_under_way(t), NP_MAX_TELLING);
+	KUNIT_EXPECT_TRUE(test, list_empty(&peer->to_tell));
 }
 
 static void np_peer_that_answers_no_gone_hears_of_the_next(struct kunit *test)
@@ -130,12 +130,12 @@ static void np_peer_that_answers_no_gone_hears_of_the_next(struct kunit *test)
 	unsigned int i;
 
 	np_rtt_sample(&t->fake.peer.rtt, 1);
-	regions = np_granted_regions(test, NP_MAX_GONE + 1);
-	for (i = 0; i < NP_MAX_GONE + 1; i++)
+	regions = np_granted_regions(test, NP_MAX_TELLING + 1);
+	for (i = 0; i < NP_MAX_TELLING + 1; i++)
 		np_region_dies(&regions[i]);
-	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_GONE + 1, 0), NP_TEST_SENT);
+	KUNIT_EXPECT_EQ(test, np_sent_gone(t, NP_MAX_TELLING + 1, 0), NP_TEST_SENT);
 	KUNIT_EXPECT_NE(test, 0, wait_event_timeout(t->wait,
-		np_sent_gone(t, NP_MAX_GONE + 1, 0) < NP_TEST_SENT, 60 * HZ));
+		np_sent_gone(t, NP_MAX_TELLING + 1, 0) < NP_TEST_SENT, 60 * HZ));
 }
 
 static void np_dead_regions_are_bounded(struct kunit *test)
@@ -146,20 +146,20 @@ static void np_dead_regions_are_bounded(struct kunit *test)
 	unsigned int i;
 
 	t->fake.failed = np_keys_are_there;
-	regions = np_granted_regions(test, NP_MAX_DEAD + 2);
-	for (i = 0; i < NP_MAX_DEAD + 1; i++) {
+	regions = np_granted_regions(test, NP_MAX_GONE + 2);
+	for (i = 0; i < NP_MAX_GONE + 1; i++) {
 		np_region_dies(&regions[i]);
 		/* What was forgotten does not count */
 		if (!i)
 			np_test_forgets(t, 1);
 	}
-	flush_work(&peer->overdue);
-	KUNIT_EXPECT_EQ(test, peer->nr_dead, NP_MAX_DEAD);
+	flush_work(&peer->too_many_gone);
+	KUNIT_EXPECT_EQ(test, peer->nr_gone, NP_MAX_GONE);
 	KUNIT_EXPECT_EQ(test, t->failed, 0);
 	KUNIT_EXPECT_FALSE(test, peer->dead);
 
 	np_region_dies(&regions[i]);
-	flush_work(&peer->overdue);
+	flush_work(&peer->too_many_gone);
 	/* First the QP, then the keys */
 	KUNIT_EXPECT_EQ(test, t->failed, 1);
 	KUNIT_EXPECT_TRUE(test, t->had_keys);

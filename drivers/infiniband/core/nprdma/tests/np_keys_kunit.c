@@ -163,25 +163,32 @@ static void np_keys_that_nobody_was_granted_end_with_the_region(struct kunit *te
 /* Of all regions of an owner together, whose memory they take */
 static void np_grants_of_an_owner_are_bounded(struct kunit *test)
 {
-	struct np_region *region = np_test_region(test, 4), *more;
+	struct np_region *region = np_test_region(test, 4), *more[2];
 	unsigned int bound = np_owner_max_grants;
-	struct np_grant grant[3] = {};
 	struct np_test *t = test->priv;
+	struct np_test_peer *peer;
+	struct np_pgrant *pg;
 
-	more = np_test_more(test, &t->pd, NP_TEST_ACCESS);
-	KUNIT_ASSERT_EQ(test, np_region_grant(region, &grant[0]), 0);
+	more[0] = np_test_more(test, &t->pd, NP_TEST_ACCESS);
+	more[1] = np_test_more(test, &t->pd, NP_TEST_ACCESS);
+	peer = np_test_peer(test, &t->pd);
+	mutex_lock(&peer->fake.peer.ctl);
+	pg = np_pgrant_make(&peer->fake.peer, region);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, pg);
 	np_owner_max_grants = 2;
-	KUNIT_EXPECT_EQ(test, np_region_grant(more, &grant[1]), 0);
-	KUNIT_EXPECT_EQ(test, np_region_grant(more, &grant[2]), -EBUSY);
-	KUNIT_EXPECT_NULL(test, grant[2].region);
-	KUNIT_EXPECT_EQ(test, np_region_grant(region, &grant[2]), -EBUSY);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, np_pgrant_make(&peer->fake.peer, more[0]));
+	KUNIT_EXPECT_EQ(test, PTR_ERR_OR_ZERO(np_pgrant_make(&peer->fake.peer, more[1])),
+			-EBUSY);
+	KUNIT_EXPECT_TRUE(test, list_empty(&more[1]->grants));
 	/* One makes room, of whichever region */
-	np_region_ungrant(&grant[0]);
-	KUNIT_EXPECT_EQ(test, np_region_grant(more, &grant[2]), 0);
+	if (!IS_ERR(pg))
+		np_pgrant_drop(pg);
+	KUNIT_EXPECT_NOT_ERR_OR_NULL(test, np_pgrant_make(&peer->fake.peer, more[1]));
 	np_owner_max_grants = bound;
-	np_region_ungrant(&grant[1]);
-	np_region_ungrant(&grant[2]);
-	np_test_end(more);
+	mutex_unlock(&peer->fake.peer.ctl);
+	kunit_release_action(test, np_test_peer_exit, peer);
+	np_test_end(more[0]);
+	np_test_end(more[1]);
 }
 
 /* A region that is kept for good is freed all the same, so that nothing leaks here */
@@ -244,8 +251,8 @@ static void np_keys_of_a_dead_region_stay_for_who_has_them(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
 	np_region_close(region);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
-	KUNIT_EXPECT_EQ(test, a->fake.peer.nr_dead, 1);
-	KUNIT_EXPECT_EQ(test, b->fake.peer.nr_dead, 1);
+	KUNIT_EXPECT_EQ(test, a->fake.peer.nr_gone, 1);
+	KUNIT_EXPECT_EQ(test, b->fake.peer.nr_gone, 1);
 	/* Which are no use: the windows show stand-ins, and nothing comes back */
 	KUNIT_EXPECT_EQ(test, np_read_paddr(region, 0), region->read.absent);
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);

@@ -41,11 +41,10 @@ struct np_order {
 	struct np_asker askers[] __counted_by(nr_askers);
 };
 
-static int np_order_send(struct np_port *port, struct ib_ah *ah,
-			 u16 pkey_index, struct np_peer *peer,
-			 const struct np_msg *msg)
+static int np_order_send(struct np_path *path, const struct np_msg *msg)
 {
-	struct np_asker *asker = container_of(port, struct np_asker, fake.port);
+	struct np_asker *asker = container_of(path->port, struct np_asker,
+					      fake.port);
 	struct np_order *order = asker->order;
 	unsigned int nr = NP_TEST_ANSWERS;
 
@@ -88,17 +87,18 @@ static void np_asker_asks(struct np_asker *asker, unsigned int lane)
 static void np_order_end(void *data)
 {
 	struct np_order *order = data;
+	unsigned int i = order->nr_askers;
 	struct np_asker *asker;
-	unsigned int i;
 
 	WRITE_ONCE(order->over, true);
 	wake_up_all(&order->wait);
-	for (i = 0; i < order->nr_askers; i++) {
+	/* The first one's device last: it has the owner */
+	while (i--) {
 		asker = &order->askers[i];
 		if (!asker->order)
 			continue;
-		wait_event(asker->fake.hca.idle,
-			   !READ_ONCE(asker->fake.hca.serving));
+		np_fake_served(&order->askers[0].fake.hca);
+		asker->fake.peer.hca = &asker->fake.hca;
 		np_fake_peer_exit(order->test, &asker->fake);
 	}
 }
@@ -124,6 +124,8 @@ static struct np_order *np_order_make(struct kunit *test, unsigned int nr_askers
 		np_fake_peer_init(test, &asker->fake);
 		asker->order = order;
 		asker->fake.port.send = np_order_send;
+		/* They ask one owner, on one device */
+		asker->fake.peer.hca = &order->askers[0].fake.hca;
 		mutex_lock(&asker->fake.peer.ctl);
 		KUNIT_EXPECT_EQ(test, np_serve_alloc(&asker->fake.peer), 0);
 		KUNIT_EXPECT_NOT_ERR_OR_NULL(test,
@@ -225,7 +227,7 @@ static void np_qps_that_ask_in_the_same_way_take_turns(struct kunit *test)
 static bool np_asker_may(struct np_asker *asker, unsigned int lane, unsigned int free)
 {
 	unsigned int busy = asker->order->nr_busy;
-	struct np_hca *hca = &asker->fake.hca;
+	struct np_hca *hca = asker->fake.peer.hca;
 	unsigned int others = NP_SERVE_DEVICE - free - hca->serving;
 
 	hca->serving += others;

@@ -70,7 +70,7 @@ static void np_peer_is_not_that_of_a_former_qp(struct kunit *test)
 	KUNIT_EXPECT_PTR_EQ(test, peer, &t->fake.peer);
 	if (!IS_ERR(peer))
 		np_peer_put(peer);
-	mutex_init(&qp->np.lock);
+	np_qp_init(qp);
 	qp->device = t->fake.qp.device;
 	qp->real_qp = qp;
 	qp->qp_num = t->fake.qp.qp_num;

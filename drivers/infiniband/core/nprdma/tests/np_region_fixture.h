@@ -147,6 +147,7 @@ void np_test_age(struct kunit *test, struct np_region *region,
 struct np_hold *np_test_hold(struct kunit *test, struct np_region *region,
 			     unsigned int page, unsigned int npages,
 			     unsigned int flags);
+void np_test_peer_exit(void *data);
 struct np_test_peer *np_test_peer(struct kunit *test, struct ib_pd *pd);
 const struct np_msg *np_test_asks(struct kunit *test, struct np_test_peer *peer,
 				  struct np_msg *msg, u16 lid);

@@ -6,15 +6,11 @@
 
 #include "np_region_fixture.h"
 
-static int np_test_peer_send(struct np_port *port, struct ib_ah *ah,
-			     u16 pkey_index, struct np_peer *peer,
-			     const struct np_msg *msg)
+static int np_test_peer_send(struct np_path *path, const struct np_msg *msg)
 {
-	struct np_test_peer *t = container_of(port, struct np_test_peer,
+	struct np_test_peer *t = container_of(path->port, struct np_test_peer,
 					      fake.port);
 
-	if (!peer)
-		rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
 	if (!msg->answer)
 		return 0;
 	t->answer = *msg;
@@ -22,20 +18,12 @@ static int np_test_peer_send(struct np_port *port, struct ib_ah *ah,
 	return 0;
 }
 
-/* The regions' client was registered just before the protocol's. */
-static struct ib_client np_regions_client(void)
+void np_test_peer_exit(void *data)
 {
-	return (struct ib_client){ .client_id = np_client.client_id - 1 };
-}
-
-static void np_test_peer_exit(void *data)
-{
-	struct ib_client client = np_regions_client();
 	struct np_test_peer *peer = data;
 
-	/* A FAULT is over a little later than its answer */
-	wait_event(peer->fake.hca.idle, !READ_ONCE(peer->fake.hca.serving));
-	xa_erase(&peer->fake.ibdev->client_data, client.client_id);
+	np_fake_served(&peer->fake.hca);
+	peer->fake.ibdev->np = NULL;
 	peer->t->npdev.ibdev = peer->t->ibdev;
 	np_fake_peer_exit(peer->t->fake.test, &peer->fake);
 }
@@ -43,7 +31,6 @@ static void np_test_peer_exit(void *data)
 /* A peer with a QP in @pd, on the device of the regions */
 struct np_test_peer *np_test_peer(struct kunit *test, struct ib_pd *pd)
 {
-	struct ib_client client = np_regions_client();
 	struct np_test *t = test->priv;
 	struct np_test_peer *peer;
 
@@ -55,7 +42,7 @@ struct np_test_peer *np_test_peer(struct kunit *test, struct ib_pd *pd)
 	peer->fake.port.send = np_test_peer_send;
 	peer->fake.peer.pd = pd;
 	t->npdev.ibdev = peer->fake.ibdev;
-	ib_set_client_data(peer->fake.ibdev, &client, &t->npdev);
+	peer->fake.ibdev->np = &t->npdev;
 	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, np_test_peer_exit,
 							   peer));
 	return peer;

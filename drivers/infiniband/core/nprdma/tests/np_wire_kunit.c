@@ -135,20 +135,37 @@ static void np_msg_header_is_checked(struct kunit *test)
 	/* Whether they can be used from here is not the decoder's to say */
 	NP_EXPECT_BAD(0, wire.region.page_shift = 16);
 	NP_EXPECT_BAD(-EBADMSG, wire.region.secret = 0);
-	NP_EXPECT_BAD(-EBADMSG, wire.hdr.secret = cpu_to_be64(1));
-	/* A refusal has the nonce only */
+	/* A refusal has its header only */
 	NP_EXPECT_BAD(-EBADMSG, wire.hdr.status = RDMA_NP_ACCESS);
 	NP_EXPECT_BAD(-EBADMSG, (wire.hdr.status = NP_WIRE_WORKING,
-				 wire.hdr.length = cpu_to_be16(8)));
+				 wire.hdr.length = 0));
 	NP_EXPECT_BAD(0, (wire.hdr.status = RDMA_NP_ACCESS,
-			  wire.hdr.length = cpu_to_be16(8)));
+			  wire.hdr.length = 0));
 
 	msg = np_sample(NP_MSG_RESOLVE, false);
 	np_msg_encode(&msg, &good);
 	NP_EXPECT_BAD(0, ({}));
-	NP_EXPECT_BAD(-EBADMSG, wire.hdr.secret = cpu_to_be64(1));
 	NP_EXPECT_BAD(-EBADMSG, wire.resolve.reserved = cpu_to_be32(1));
 #undef NP_EXPECT_BAD
+}
+
+/* Who asks hears it at once, and not that nobody is there */
+static void np_answer_of_another_version_is_heard(struct kunit *test)
+{
+	struct np_msg msg = np_sample(NP_MSG_RESOLVE, true), heard;
+	struct np_wire wire;
+
+	np_msg_encode(&msg, &wire);
+	wire.hdr.version = NP_WIRE_VERSION + 1;
+	wire.hdr.status = 0xff;
+	wire.hdr.length = cpu_to_be16(U16_MAX);
+	KUNIT_ASSERT_EQ(test, np_msg_decode(&wire, &heard), 0);
+	KUNIT_EXPECT_EQ(test, heard.status, RDMA_NP_PROTO);
+	KUNIT_EXPECT_EQ(test, heard.tid, msg.tid);
+	/* By which it is known to be of who was asked */
+	KUNIT_EXPECT_EQ(test, heard.nonce, msg.nonce);
+	wire.hdr.flags = 0;
+	KUNIT_EXPECT_EQ(test, np_msg_decode(&wire, &heard), -EPROTO);
 }
 
 /* Byte for byte, so that it does not follow from the order of the CPU that ran it */
@@ -165,11 +182,11 @@ static void np_msg_bytes_are_of_no_cpu(struct kunit *test)
 		0, 0, 4, 0x0f,					/* access */
 		0, 0, 0x33, 0x33, 0, 0, 0x11, 0x11, 0, 0, 0x22, 0x22, /* keys */
 		0xfe, 0xdc, 0xba, 0x98, 0x76, 0x54, 0x32, 0x10,	/* secret */
-		0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef,	/* nonce */
 		12, 6, 1, 0,			/* shifts, read_order */
 		0, 0x12, 0x34, 0x56,		/* max_pages */
 		0x12, 0x34, 0x43, 0x21,		/* max_ranges, lanes */
 		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+		0, 0, 0, 0, 0, 0, 0, 0,
 	};
 	struct np_msg msg = np_sample(NP_MSG_RESOLVE, true);
 	struct np_wire wire;
@@ -241,6 +258,12 @@ static void np_msg_garbage_is_refused_or_sane(struct kunit *test)
 		if (np_msg_decode(&wire, &msg))
 			continue;
 		accepted++;
+		if (wire.hdr.version != NP_WIRE_VERSION) {
+			/* An answer of whom we do not understand: what it says is not read */
+			KUNIT_ASSERT_TRUE(test, msg.answer);
+			KUNIT_ASSERT_EQ(test, msg.status, RDMA_NP_PROTO);
+			continue;
+		}
 		if (msg.type == NP_MSG_FAULT && !msg.answer) {
 			KUNIT_ASSERT_LT(test, msg.fault.lane, NP_LANES);
 			KUNIT_ASSERT_EQ(test, 0,
@@ -489,6 +512,7 @@ static void np_addr_only_the_other_end(struct kunit *test)
 static struct kunit_case np_wire_cases[] = {
 	KUNIT_CASE(np_msg_length_must_fit_the_type),
 	KUNIT_CASE(np_msg_header_is_checked),
+	KUNIT_CASE(np_answer_of_another_version_is_heard),
 	KUNIT_CASE(np_msg_bytes_are_of_no_cpu),
 	KUNIT_CASE(np_region_of_another_kind_is_refused),
 	KUNIT_CASE(np_msg_garbage_is_refused_or_sane),
