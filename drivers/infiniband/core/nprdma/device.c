@@ -489,6 +489,7 @@ void np_device_enable(struct ib_device *ibdev)
 	npdev->ibdev = ibdev;
 	mutex_init(&npdev->lock);
 	xa_init(&npdev->rkeys);
+	INIT_LIST_HEAD(&npdev->regions);
 	refcount_set(&npdev->users, 1);
 	init_completion(&npdev->idle);
 	WRITE_ONCE(ibdev->np, npdev);
@@ -500,7 +501,8 @@ EXPORT_SYMBOL_IF_KUNIT(np_device_enable);
  * @ibdev: device; its clients were removed, uverbs among them, which has destroyed its
  *	objects, and the protocol, with which the quarantine has ended
  *
- * What may be left are references of requests that are just running.
+ * What may be left are references of requests that are just running, and regions whose
+ * memory keeps a fault waiting.
  *
  * Context: process context.
  */
@@ -517,6 +519,7 @@ void np_device_disable(struct ib_device *ibdev)
 		xa_erase(&npdev->rkeys, rkey);
 		np_region_orphan(region);
 	}
+	np_regions_detach(npdev);
 	np_device_put(npdev);
 	wait_for_completion(&npdev->idle);
 	WRITE_ONCE(ibdev->np, NULL);

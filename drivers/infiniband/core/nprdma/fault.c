@@ -623,7 +623,7 @@ static void np_region_drop_words(struct np_region *region)
 	/* No word becomes readable any more, in no chunk */
 	xa_for_each(&region->chunks, index, chunk) {
 		mutex_lock(&chunk->lock);
-		chunk->dead = true;
+		chunk->closed = true;
 		mutex_unlock(&chunk->lock);
 	}
 	guard(mutex)(&region->table_lock);
@@ -659,7 +659,7 @@ void np_region_absent(struct np_region *region)
 		cond_resched();
 	}
 
-	/* No pin is added any more: that needs a chunk that is not dead */
+	/* No pin is added any more: that needs a chunk that is not closed */
 	spin_lock(&region->hold_lock);
 	list_for_each_entry(hold, &region->holds, node)
 		list_splice_init(&hold->pins,
@@ -700,6 +700,11 @@ void np_region_age(struct np_region *region, unsigned long va,
 	slot = np_chunk_slot(chunk, va);
 
 	mutex_lock(&chunk->lock);
+	/* Then there may be no windows any more */
+	if (chunk->closed) {
+		mutex_unlock(&chunk->lock);
+		return;
+	}
 	iommu_inval_init(&inval);
 	for_each_set_bit(i, pages, NP_SLOT_PAGES) {
 		if (np_slot_is_held(slot, i))
@@ -821,6 +826,9 @@ static int np_slot_prepare(struct np_fault *f)
 	}
 	f->split_write = np_window_exists(&region->write) &&
 			 (f->flags & RDMA_NP_FAULT_WRITE || READ_ONCE(slot->huge));
+	guard(rwsem_read)(&region->window_sem);
+	if (READ_ONCE(region->closed))
+		return -ENXIO;
 	if (f->split_write) {
 		ret = np_window_split(&region->write, f->va);
 		if (ret)
@@ -1510,7 +1518,7 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 
 	mutex_lock(&f->chunk->lock);
 	f->changed = mmu_interval_read_retry(&f->chunk->notifier, seq);
-	if (f->chunk->dead)
+	if (f->chunk->closed)
 		ret = -ENXIO;
 	else if (f->changed)
 		ret = -EBUSY;

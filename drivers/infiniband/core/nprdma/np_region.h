@@ -91,6 +91,7 @@ struct np_host {
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
  * @rkeys: regions by public rkey, as long as the public MR lives
  * @told: keys that no region may have, under the lock of @rkeys; NULL: none yet
+ * @regions: those whose windows are mapped
  * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
  * @told_relaxed: the log says that PCIe relaxed ordering is enabled
@@ -101,6 +102,7 @@ struct np_device {
 	struct ib_pd *pd;
 	struct xarray rkeys;
 	struct np_told *told;
+	struct list_head regions;
 	refcount_t users;
 	struct completion idle;
 	bool told_relaxed;
@@ -213,7 +215,7 @@ struct np_slot {
  * @region: no reference: the region frees its chunks, see np_region.users
  * @lock: see above
  * @va: of the first slot
- * @dead: the region is gone; nothing becomes resident any more
+ * @closed: the region is gone; nothing becomes resident any more
  * @slots: those behind the region's end are never used
  */
 struct np_chunk {
@@ -221,7 +223,7 @@ struct np_chunk {
 	struct np_region *region;
 	struct mutex lock;
 	unsigned long va;
-	bool dead;
+	bool closed;
 	struct np_slot slots[NP_CHUNK_SLOTS];
 };
 
@@ -251,7 +253,8 @@ struct np_counters {
  * @users: 1 while the public MR lives, and 1 for each that has entered; then the
  *	chunks go, and @aging
  * @id: never used again on this host
- * @npdev: the device
+ * @npdev: the device; NULL: it has gone, or may not wait for the region
+ * @device_node: in its list
  * @pd: the application's; valid while the region is not gone or has keys
  * @mm: of the owner, mmgrab()ed
  * @cg: RDMA cgroup of the owner when it registered: all keys but the public one,
@@ -266,7 +269,6 @@ struct np_counters {
  * @write: write window; no slots: nobody may write
  * @lock: protects @gone, @grants, and the keys
  * @gone: the public MR is dead
- * @leaked: the driver could not destroy a key: keep the windows, without @npdev
  * @public_rkey: key of np_device.rkeys
  * @ending: the public MR is being destroyed: nobody finds the region by @public_rkey,
  *	which is kept for it all the same; under the lock of np_device.rkeys
@@ -279,7 +281,9 @@ struct np_counters {
  * @grants: peers that know the keys
  * @chunk_lock: protects changes of @chunks, and @closed
  * @chunks: struct np_chunk by number, made by the first fault
- * @closed: no chunk may be made any more
+ * @closed: no chunk may be made any more, and no leaf be split
+ * @window_sem: shared by who splits leaves, which may have to wait for memory: alone by
+ *	who unmaps the windows of a region that somebody still uses
  * @aging: of @mm
  * @aging_node: in its list
  * @table_lock: serialises changes of the residency table's leaves
@@ -293,6 +297,7 @@ struct np_region {
 	refcount_t users;
 	u64 id;
 	struct np_device *npdev;
+	struct list_head device_node;
 	struct ib_pd *pd;
 	struct mm_struct *mm;
 	struct ib_rdmacg_object cg;
@@ -307,7 +312,6 @@ struct np_region {
 
 	struct mutex lock;
 	bool gone;
-	bool leaked;
 	u32 public_rkey;
 	bool ending;
 	struct ib_mr *table_mr;
@@ -320,6 +324,7 @@ struct np_region {
 	struct mutex chunk_lock;
 	struct xarray chunks;
 	bool closed;
+	struct rw_semaphore window_sem;
 	struct np_aging *aging;
 	struct list_head aging_node;
 
@@ -423,6 +428,7 @@ int np_region_local_key(struct np_region *region, bool write, u64 addr,
 			u64 *key_addr, u32 *lkey);
 void np_region_close(struct np_region *region);
 void np_region_orphan(struct np_region *region);
+void np_regions_detach(struct np_device *npdev);
 
 /* fault.c */
 #if IS_ENABLED(CONFIG_KUNIT)

@@ -65,6 +65,25 @@ EXPORT_SYMBOL_GPL(np_region_uncharge);
 
 /* --- references and lookup ----------------------------------------------- */
 
+/* Protects np_device.regions, and np_region.npdev of those in it */
+static DEFINE_MUTEX(np_regions_lock);
+
+/*
+ * From now on the region has no device. Who is told which one it was does with the
+ * windows what has to be done, before he gives back the device. NULL: somebody else does.
+ */
+static struct np_device *np_region_take_device(struct np_region *region)
+{
+	struct np_device *npdev;
+
+	guard(mutex)(&np_regions_lock);
+	npdev = region->npdev;
+	if (npdev)
+		list_del(&region->device_node);
+	region->npdev = NULL;
+	return npdev;
+}
+
 /*
  * The driver could not destroy a key, and may still use its umem: better to lose
  * memory than to free it. As the region is never freed, its device does not wait;
@@ -72,33 +91,81 @@ EXPORT_SYMBOL_GPL(np_region_uncharge);
  */
 static void np_region_leak(struct np_region *region)
 {
+	struct np_device *npdev;
+
 	lockdep_assert_held(&region->lock);
-	if (region->leaked)
+	npdev = np_region_take_device(region);
+	if (!npdev)
 		return;
-	region->leaked = true;
 	__module_get(THIS_MODULE);
-	np_device_put(region->npdev);
+	np_device_put(npdev);
+}
+
+static void np_region_unmap(struct np_region *region, struct np_device *npdev)
+{
+	np_window_unmap(&region->write);
+	np_window_unmap(&region->read);
+	np_device_give_iova(region->read.domain, region->iova_size);
+	if (region->scratch)
+		np_scratch_put(region->scratch);
+	np_device_put(npdev);
 }
 
 static void np_region_free(struct kref *ref)
 {
 	struct np_region *region = container_of(ref, struct np_region, ref);
+	struct np_device *npdev = np_region_take_device(region);
 
 	WARN_ON(!list_empty(&region->grants));
 	WARN_ON(!list_empty(&region->holds));
 	WARN_ON(refcount_read(&region->users));
-	if (!region->leaked) {
-		np_window_unmap(&region->write);
-		np_window_unmap(&region->read);
-		np_device_give_iova(region->read.domain, region->iova_size);
-		if (region->scratch)
-			np_scratch_put(region->scratch);
-		np_device_put(region->npdev);
-	}
+	if (npdev)
+		np_region_unmap(region, npdev);
 	ib_rdmacg_put(&region->cg);
 	mmdrop(region->mm);
 	kfree(region);
 }
+
+/*
+ * A region of the device of which somebody else still has a reference, and that is freed
+ * by whoever gives that back.
+ */
+static struct np_region *np_region_of_device(struct np_device *npdev)
+{
+	struct np_region *region;
+
+	guard(mutex)(&np_regions_lock);
+	list_for_each_entry(region, &npdev->regions, device_node) {
+		if (kref_get_unless_zero(&region->ref))
+			return region;
+	}
+	return NULL;
+}
+
+/**
+ * np_regions_detach() - regions that are gone end without their device
+ * @npdev: device that goes: none of its regions has an MR, keys or grants any more
+ *
+ * A fault that waits for memory of the owner keeps a region, and the owner may keep it
+ * waiting for as long as he likes. When it goes on it finds the region closed, and looks
+ * at no window: see np_region.window_sem and np_chunk.closed.
+ *
+ * Context: process context.
+ */
+void np_regions_detach(struct np_device *npdev)
+{
+	struct np_region *region;
+
+	while ((region = np_region_of_device(npdev))) {
+		/* Who makes room for leaves now is done; who comes later does not */
+		down_write(&region->window_sem);
+		up_write(&region->window_sem);
+		if (np_region_take_device(region))
+			np_region_unmap(region, npdev);
+		np_region_put(region);
+	}
+}
+EXPORT_SYMBOL_IF_KUNIT(np_regions_detach);
 
 /**
  * np_region_get() - take a reference
@@ -301,6 +368,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	xa_init(&region->chunks);
 	mutex_init(&region->table_lock);
 	init_rwsem(&region->pin_lock);
+	init_rwsem(&region->window_sem);
 	spin_lock_init(&region->hold_lock);
 	INIT_LIST_HEAD(&region->holds);
 
@@ -325,6 +393,8 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	if (ret)
 		goto unmap_read;
 	region->npdev = npdev;
+	scoped_guard(mutex, &np_regions_lock)
+		list_add(&region->device_node, &npdev->regions);
 	mmgrab(region->mm);
 	return region;
 

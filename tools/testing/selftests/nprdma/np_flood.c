@@ -5,7 +5,6 @@
  */
 #include <endian.h>
 #include <fcntl.h>
-#include <linux/fuse.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -21,123 +20,7 @@
 
 #include "np_harness.h"
 #include "np_message.h"
-
-/* --- memory that does not come --------------------------------------------------------- */
-
-#define FUSE_BUF	(1 << 18)
-
-/*
- * A file whose pages are brought by a thread here, which lets readers wait. Nobody but
- * who serves it can end that, and all of it ends when the device file is closed.
- */
-struct stuck_file {
-	int dev;		/* of the file system */
-	int fd;			/* of its only file */
-	pthread_t server;
-	atomic_int waiting;	/* requests for pages, ever */
-	struct stuck_read {
-		uint64_t unique;
-		unsigned int page;
-		bool brought;
-	} reads[NP_DATA_PAGES];	/* these; none is asked for twice */
-};
-
-static void fuse_reply(int dev, uint64_t unique, const void *data, size_t len)
-{
-	struct fuse_out_header out = { .len = sizeof(out) + len, .unique = unique };
-	struct iovec iov[2] = { { &out, sizeof(out) }, { (void *)data, len } };
-
-	if (writev(dev, iov, 2) < 0 && errno != ENOENT)
-		perror("fuse");
-}
-
-static void *fuse_serve(void *arg)
-{
-	struct stuck_file *file = arg;
-	static uint8_t buf[FUSE_BUF];
-	const struct fuse_in_header *in = (void *)buf;
-
-	while (read(file->dev, buf, sizeof(buf)) > 0) {
-		struct fuse_attr_out attr = {
-			.attr = { .ino = 1, .size = NP_DATA_LEN, .mode = S_IFREG | 0600,
-				  .nlink = 1, .blksize = PAGE },
-		};
-		struct fuse_init_out init = {
-			.major = FUSE_KERNEL_VERSION, .minor = 31, .max_write = PAGE,
-			.max_background = 1024, .congestion_threshold = 1024,
-		};
-		/* Who closes it does not wait for us, who may be gone by then. */
-		struct fuse_open_out opened = { .open_flags = FOPEN_NOFLUSH };
-
-		switch (in->opcode) {
-		case FUSE_INIT:
-			fuse_reply(file->dev, in->unique, &init, sizeof(init));
-			break;
-		case FUSE_GETATTR:
-			fuse_reply(file->dev, in->unique, &attr, sizeof(attr));
-			break;
-		case FUSE_OPEN:
-			fuse_reply(file->dev, in->unique, &opened, sizeof(opened));
-			break;
-		case FUSE_READ: {
-			const struct fuse_read_in *want = (void *)(in + 1);
-			int nr = atomic_load(&file->waiting);
-
-			file->reads[nr % NP_DATA_PAGES].unique = in->unique;
-			file->reads[nr % NP_DATA_PAGES].page = want->offset / PAGE;
-			atomic_store(&file->waiting, nr + 1);
-			break;
-		}
-		default:
-			fuse_reply(file->dev, in->unique, NULL, 0);
-		}
-	}
-	return NULL;
-}
-
-/* The mapping, or NULL. */
-static uint8_t *stuck_map(struct stuck_file *file)
-{
-	char path[64], options[64];
-	struct stat st;
-	void *data;
-	int fd;
-
-	snprintf(path, sizeof(path), "/tmp/np-stuck-%d", getpid());
-	fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-	file->dev = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-	if (fd < 0 || file->dev < 0)
-		return NULL;
-	close(fd);
-	snprintf(options, sizeof(options), "fd=%d,rootmode=100000,user_id=0,group_id=0",
-		 file->dev);
-	if (mount("np-stuck", path, "fuse", MS_NOSUID | MS_NODEV, options) ||
-	    pthread_create(&file->server, NULL, fuse_serve, file))
-		return NULL;
-	file->fd = open(path, O_RDONLY | O_CLOEXEC);
-	/* What is open stays; nothing is left to be unmounted. */
-	umount2(path, MNT_DETACH);
-	unlink(path);
-	/* The length comes with the attributes. */
-	if (file->fd < 0 || fstat(file->fd, &st) || st.st_size != NP_DATA_LEN)
-		return NULL;
-	data = mmap(NULL, NP_DATA_LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE, file->fd, 0);
-	if (data == MAP_FAILED || madvise(data, NP_DATA_LEN, MADV_RANDOM))
-		return NULL;
-	return data;
-}
-
-/* Brings the page of the request number @nr, or of the oldest one from there on. */
-static void stuck_bring(struct stuck_file *file, int nr)
-{
-	static const uint8_t page[PAGE];
-	struct stuck_read *read = &file->reads[nr];
-
-	while (read->brought)
-		read++;
-	read->brought = true;
-	fuse_reply(file->dev, read->unique, page, PAGE);
-}
+#include "np_stuck.h"
 
 /* --- somebody with many QPs --------------------------------------------------------------- */
 
@@ -257,8 +140,8 @@ static void stuck_process(int sock, int share)
 {
 	static uint64_t asked[MANY * LANES];
 	static struct many many;
-	static struct stuck_file file;
-	uint8_t *data = stuck_map(&file), *other = np_map(PAGE);
+	static struct np_stuck_file file;
+	uint8_t *data = np_stuck_map(&file), *other = np_map(PAGE);
 	int busy = 0, sent = 0, under_way;
 	struct rdma_np_event event;
 	struct ibv_sge sge;
@@ -418,9 +301,9 @@ static int order_wait(struct many *many, unsigned int want, unsigned int first, 
 TEST_F(order, qp_that_waits_for_each_fault_gets_half_beside_many_that_do_not)
 {
 	unsigned int page = 0, between = 0;
-	static struct stuck_file file;
+	static struct np_stuck_file file;
 	static struct many many;
-	uint8_t *data = stuck_map(&file);
+	uint8_t *data = np_stuck_map(&file);
 	int at_work = OWNER_ACTIVE;
 
 	ASSERT_NE(NULL, data);
@@ -444,12 +327,12 @@ TEST_F(order, qp_that_waits_for_each_fault_gets_half_beside_many_that_do_not)
 		/* Each page that is brought ends one FAULT, and the next one begins. */
 		for (more = 2;; more++, between++) {
 			ASSERT_GE(TURNS, between) TH_LOG("in turn %u", turn);
-			stuck_bring(&file, 0);
+			np_stuck_bring(&file, 0);
 			ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) > at_work));
 			if (file.reads[at_work++].page == want)
 				break;
 		}
-		stuck_bring(&file, at_work - 1);
+		np_stuck_bring(&file, at_work - 1);
 		ASSERT_EQ(0, order_wait(&many, want, first, ~0U));
 		ASSERT_TRUE(np_wait_until(atomic_load(&file.waiting) > at_work));
 		at_work++;
@@ -467,9 +350,9 @@ TEST_F(order, qp_that_waits_for_each_fault_gets_half_beside_many_that_do_not)
 TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_fault)
 {
 	unsigned int owner[NP_DATA_PAGES], page = 0, deep = 0;
-	static struct stuck_file file;
+	static struct np_stuck_file file;
 	static struct many many;
-	uint8_t *data = stuck_map(&file);
+	uint8_t *data = np_stuck_map(&file);
 	bool ended[NP_DATA_PAGES] = {};
 	int at_work = OWNER_ACTIVE;
 	struct rdma_np_event event;
@@ -486,7 +369,7 @@ TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_faul
 		ASSERT_EQ(0, many_fault(&many, owner[page] = i, page, 1));
 
 	/* One place at work becomes free, and is then handed on from turn to turn. */
-	stuck_bring(&file, 0);
+	np_stuck_bring(&file, 0);
 	for (unsigned int turn = 0; turn < 8 * DEEPEST; turn++) {
 		unsigned int next;
 
@@ -494,7 +377,7 @@ TEST_F(order, qp_with_many_under_way_goes_on_beside_many_that_wait_for_each_faul
 		next = file.reads[at_work].page;
 		ASSERT_LE(OWNER_ACTIVE, next);
 		deep += owner[next] == FILLERS;
-		stuck_bring(&file, at_work++);
+		np_stuck_bring(&file, at_work++);
 		/* Who was served asks again. On a slow machine some have waited for too long. */
 		while (!ended[next]) {
 			ASSERT_EQ(1, np_next_event(&many.pair.peer, &event, NP_WAIT_MS));

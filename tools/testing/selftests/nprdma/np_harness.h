@@ -28,8 +28,6 @@
 			TH_LOG("after the test %s", differs_);		\
 	} while (0)
 
-#define NP_DATA_LEN	(2 * HUGE_PAGE)
-#define NP_DATA_PAGES	(NP_DATA_LEN / PAGE)
 #define NP_BUF_LEN	(NP_DATA_LEN + PAGE)
 
 /*

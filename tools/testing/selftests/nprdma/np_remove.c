@@ -11,9 +11,11 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "np_harness.h"
+#include "np_stuck.h"
 
 #define FAULTS	16
 
@@ -293,6 +295,68 @@ TEST_F(remove, device_is_not_kept_by_a_peer_that_does_not_answer)
 	/* Not -EHOSTUNREACH: it was the removal that ended it, before it gave up. */
 	EXPECT_EQ(-ENOTCONN, atomic_load(&asking.ret));
 	ASSERT_EQ(0, np_device_return(NP_PEER_DEV, variant->how, self->function));
+}
+
+/* Of the device that goes, on memory that comes when the parent says so. Never returns. */
+static void stuck_owner(int sock)
+{
+	static struct np_stuck_file file;
+	static struct np_pair pair;
+	struct rdma_np_range range = { .length = PAGE };
+	struct rdma_np_event event;
+	char c = 0;
+
+	pair.data = np_stuck_map(&file);
+	if (!pair.data || np_open(&pair.owner, NP_OWNER_DEV, PAGE) ||
+	    np_open(&pair.peer, NP_PEER_DEV, PAGE) || np_connect(&pair.owner, &pair.peer))
+		_exit(1);
+	pair.mr = ibv_reg_mr(pair.owner.pd, pair.data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED);
+	if (!pair.mr || np_resolve(&pair.peer, pair.mr->rkey, &pair.info))
+		_exit(2);
+	range.addr = pair.info.base;
+	if (np_fault_start(&pair.peer, pair.info.region_id, 0, 1, &range, 1) ||
+	    !np_wait_until(atomic_load(&file.waiting) == 1))
+		_exit(3);
+	if (write(sock, &c, 1) != 1 || read(sock, &c, 1) != 1)
+		_exit(4);
+	/* The owner's kernel is waiting still, for a device that is long gone. */
+	if (np_wait_event(&pair.peer, RDMA_NP_EVENT_FAULT, &event, NP_WAIT_MS) != 1 ||
+	    event.status == RDMA_NP_OK || atomic_load(&file.waiting) != 1)
+		_exit(5);
+	np_stuck_bring(&file, 0);
+	/* What has waited is over: memory of the process can be changed again. */
+	if (munmap(pair.data, NP_DATA_LEN))
+		_exit(6);
+	_exit(0);
+}
+
+/*
+ * Neither a peer nor a process that does not answer keeps the driver: here it is who
+ * serves the file of which a page is wanted.
+ */
+TEST_F(remove, device_does_not_wait_for_memory_that_never_comes)
+{
+	struct np_pair again = {};
+	int sock[2], status;
+	pid_t child;
+	char c = 0;
+
+	ASSERT_EQ(0, access("/dev/fuse", R_OK | W_OK)) TH_LOG("CONFIG_FUSE_FS is needed");
+	ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock));
+	child = np_fork();
+	ASSERT_LE(0, child);
+	if (!child)
+		stuck_owner(sock[1]);
+	close(sock[1]);
+	ASSERT_EQ(1, read(sock[0], &c, 1));
+	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, variant->how, self->function));
+	ASSERT_EQ(0, np_device_return(NP_OWNER_DEV, variant->how, self->function));
+	ASSERT_EQ(0, open_pair(&again));
+	ASSERT_EQ(0, np_read_proven(&again.peer, &again.info, 0, 0, HUGE_PAGE));
+
+	ASSERT_EQ(1, write(sock[0], &c, 1));
+	ASSERT_EQ(child, waitpid(child, &status, 0));
+	EXPECT_EQ(0, status);
 }
 
 TEST_F(remove, device_can_come_and_go)

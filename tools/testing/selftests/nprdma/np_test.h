@@ -27,6 +27,8 @@
 
 #define PAGE		4096UL
 #define HUGE_PAGE	(2UL << 20)
+#define NP_DATA_LEN	(2 * HUGE_PAGE)
+#define NP_DATA_PAGES	(NP_DATA_LEN / PAGE)
 #define UNIT		64		/* bytes that an access never tears */
 #define UNIT_WORDS	(UNIT / 8)
 #define PAGE_WORDS	(PAGE / 8)

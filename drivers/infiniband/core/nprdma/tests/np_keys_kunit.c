@@ -196,7 +196,8 @@ static void np_test_unleak(struct np_test *t, struct np_region *region)
 {
 	unsigned int i;
 
-	region->leaked = false;
+	region->npdev = &t->npdev;
+	list_add(&region->device_node, &t->npdev.regions);
 	refcount_inc(&t->npdev.users);
 	t->keep_keys = false;
 	for (i = 0; i < t->nr_keys; i++)

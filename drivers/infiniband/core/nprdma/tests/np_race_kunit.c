@@ -233,6 +233,41 @@ static void np_hold_asks_for_less_while_pages_are_replaced(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* Runs instead of the look at memory that may take for ever, and then ends after all */
+static int np_look_until_the_device_has_gone(struct hmm_range *range)
+{
+	struct kunit *test = kunit_get_current_test();
+	struct np_test *t = test->priv;
+	struct np_region *region = t->region;
+
+	kunit_deactivate_static_stub(test, np_hmm_range_fault);
+	np_region_close(region);
+	KUNIT_EXPECT_FALSE(test, xa_empty(&t->fake.slots));
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 2);
+	np_regions_detach(&t->npdev);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.slots));
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+	KUNIT_EXPECT_TRUE(test, list_empty(&t->npdev.regions));
+	t->fake.splits = 0;
+	return hmm_range_fault(range);
+}
+
+/* The owner's file system may keep it waiting for as long as it likes */
+static void np_device_does_not_wait_for_a_fault(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 4);
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	kunit_activate_static_stub(test, np_hmm_range_fault,
+				   np_look_until_the_device_has_gone);
+	KUNIT_EXPECT_EQ(test, np_test_fault(region, 1, 1, RDMA_NP_FAULT_WRITE), -ENXIO);
+	KUNIT_EXPECT_EQ(test, t->fake.splits, 0);
+	/* Nor does it touch windows later, or give the device back once more */
+	np_test_close(t);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+}
+
 static struct kunit_case np_race_cases[] = {
 	KUNIT_CASE(np_fault_notices_that_its_split_is_undone),
 	KUNIT_CASE(np_fault_looks_again_after_an_invalidation),
@@ -241,6 +276,7 @@ static struct kunit_case np_race_cases[] = {
 	KUNIT_CASE(np_hold_gets_its_pages_while_memory_changes),
 	KUNIT_CASE(np_hold_in_parts_pins_what_it_counts),
 	KUNIT_CASE(np_hold_asks_for_less_while_pages_are_replaced),
+	KUNIT_CASE(np_device_does_not_wait_for_a_fault),
 	{}
 };
 

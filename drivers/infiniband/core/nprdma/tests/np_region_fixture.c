@@ -457,6 +457,7 @@ int np_test_init(struct kunit *test)
 	t->npdev.ibdev = t->ibdev;
 	mutex_init(&t->npdev.lock);
 	xa_init(&t->npdev.rkeys);
+	INIT_LIST_HEAD(&t->npdev.regions);
 	refcount_set(&t->npdev.users, 1);
 	init_completion(&t->npdev.idle);
 	t->pd.device = t->ibdev;
