@@ -68,6 +68,7 @@ struct np_aging {
 };
 
 static struct workqueue_struct *np_aging_wq;
+static np_age_fn *np_aging_age;
 
 static struct np_aging *to_np_aging(struct mmu_notifier *notifier)
 {
@@ -154,8 +155,7 @@ static void np_aging_work(struct work_struct *work)
 		for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
 			pages[i] = xchg(&slot->aged[i], 0);
 		list_for_each_entry(region, &aging->regions, aging_node)
-			np_region_age(region, slot->index << NP_SLOT_SHIFT,
-				      pages);
+			np_aging_age(region, slot->index << NP_SLOT_SHIFT, pages);
 	}
 	mutex_unlock(&aging->lock);
 }
@@ -268,7 +268,7 @@ err:
 }
 
 /**
- * np_aging_leave() - the end of a region: np_region_age() is not called any more
+ * np_aging_leave() - the end of a region: its pages are not aged any more
  * @region: region; np_aging_put_slot() and np_aging_put() follow
  *
  * Context: process context.
@@ -393,11 +393,13 @@ bool np_aging_is_asked(struct np_region *region, unsigned long va,
 
 /**
  * np_aging_init() - start
+ * @age: makes pages absent
  *
  * Return: 0 or -ENOMEM.
  */
-int np_aging_init(void)
+int np_aging_init(np_age_fn *age)
 {
+	np_aging_age = age;
 	np_aging_wq = alloc_workqueue("nprdma_aging", WQ_UNBOUND, 0);
 	return np_aging_wq ? 0 : -ENOMEM;
 }

@@ -539,7 +539,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_device_disable);
  */
 int np_init(void)
 {
-	return np_aging_init();
+	return np_aging_init(np_region_age);
 }
 
 /**

@@ -353,6 +353,22 @@ struct np_hold {
 	struct list_head pins;
 };
 
+/**
+ * struct np_pin - pinned pages of one slot, on one hold
+ * @node: in np_hold.pins
+ * @chunk: of the slot
+ * @va: of the first page
+ * @npages: number of pages
+ * @pages: the pages
+ */
+struct np_pin {
+	struct list_head node;
+	struct np_chunk *chunk;
+	unsigned long va;
+	unsigned int npages;
+	struct page *pages[] __counted_by(npages);
+};
+
 /* device.c */
 extern struct np_host np_host;
 #if IS_ENABLED(CONFIG_KUNIT)
@@ -417,37 +433,16 @@ static inline dma_addr_t np_window_table_iova(const struct np_window *win,
 	       (((va - win->va) >> NP_SLOT_SHIFT) << PAGE_SHIFT);
 }
 
-/* region.c */
-int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
-		 u32 access);
-struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
-				   struct device *dev,
-				   struct iommu_domain *domain, u64 start,
-				   u64 length, u64 base, u32 access);
-int np_region_local_key(struct np_region *region, bool write, u64 addr,
-			u64 *key_addr, u32 *lkey);
-void np_region_close(struct np_region *region);
-void np_region_orphan(struct np_region *region);
-void np_regions_detach(struct np_device *npdev);
-
-/* fault.c */
-#if IS_ENABLED(CONFIG_KUNIT)
-int np_hmm_range_fault(struct hmm_range *range);
-#endif
-void np_region_absent(struct np_region *region);
-int np_region_check_range(struct np_region *region, u64 addr, u64 len,
-			  unsigned int flags);
-void np_region_age(struct np_region *region, unsigned long va,
-		   const unsigned long *pages);
-void np_region_leave(struct np_region *region);
-
-/* May residency be looked at? Then np_region_leave() follows; false if the region is gone */
-static inline bool np_region_enter(struct np_region *region)
-{
-	return refcount_inc_not_zero(&region->users);
-}
-
 /* age.c */
+/**
+ * typedef np_age_fn - pages of a slot become absent, to see whether peers still use them
+ * @region: region of the owner
+ * @va: slot in the owner's address space, which need not be one of the region's
+ * @pages: bitmap of its pages
+ */
+typedef void np_age_fn(struct np_region *region, unsigned long va,
+		       const unsigned long *pages);
+
 int np_aging_join(struct np_region *region);
 void np_aging_leave(struct np_region *region);
 void np_aging_put(struct np_region *region);
@@ -460,8 +455,115 @@ bool np_aging_is_asked(struct np_region *region, unsigned long va,
 bool np_aging_ask(struct np_aging *aging, unsigned long start,
 		  unsigned long end, bool clear);
 #endif
-int np_aging_init(void);
+int np_aging_init(np_age_fn *age);
 void np_aging_exit(void);
+
+/* slot.c */
+static inline struct np_slot *np_chunk_slot(struct np_chunk *chunk, unsigned long va)
+{
+	return &chunk->slots[(va - chunk->va) >> NP_SLOT_SHIFT];
+}
+
+static inline unsigned long np_slot_va(const struct np_chunk *chunk,
+				       const struct np_slot *slot)
+{
+	return chunk->va + ((slot - chunk->slots) << NP_SLOT_SHIFT);
+}
+
+/* What peers would read; without the lock only a hint */
+static inline u64 np_slot_word(const struct np_slot *slot, unsigned int i)
+{
+	return le64_to_cpu(READ_ONCE(slot->words[i]));
+}
+
+/* Is there something to do for this fault? Also without the lock, as a hint */
+static inline bool np_slot_lacks(const struct np_slot *slot, unsigned int i, bool write)
+{
+	u64 want = RDMA_NP_WORD_READABLE | (write ? RDMA_NP_WORD_WRITABLE : 0);
+
+	return (np_slot_word(slot, i) & want) != want;
+}
+
+static inline bool np_slot_is_held(const struct np_slot *slot, unsigned int i)
+{
+	return slot->held && slot->holds->count[i];
+}
+
+static inline bool np_slot_is_held_for_write(const struct np_slot *slot, unsigned int i)
+{
+	return slot->held && slot->holds->writers[i];
+}
+
+/* What np_slot_absent() does with pages under a hold, and with absent pages */
+enum np_absent {
+	NP_ABSENT_WRITE,	/* only the write window */
+	NP_ABSENT_UNHELD,	/* both, and leaves that holds need stay, and are stale */
+	NP_ABSENT_UNDO,		/* leaves of absent pages, too: a fault has failed */
+};
+
+void np_slot_word_set(struct np_slot *slot, unsigned int i, u64 rights);
+void np_slot_count(struct np_region *region, const struct np_slot *slot,
+		   int resident, int writable);
+void np_slot_fill_read(struct np_chunk *chunk, struct np_slot *slot,
+		       unsigned int first, unsigned int end,
+		       struct iommu_inval *inval);
+void np_slot_fill_write(struct np_chunk *chunk, struct np_slot *slot,
+			unsigned int first, unsigned int end,
+			struct iommu_inval *inval);
+void np_slot_set_huge(struct np_region *region, struct np_slot *slot,
+		      bool huge);
+void np_slot_merged(struct np_slot *slot);
+void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
+		   struct iommu_inval *inval);
+unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
+			    unsigned int first, unsigned int end,
+			    enum np_absent how, struct iommu_inval *inval);
+unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot,
+			     unsigned int first, unsigned int end,
+			     struct iommu_inval *inval);
+void np_slot_close(struct np_chunk *chunk, struct np_slot *slot,
+		   struct iommu_inval *inval);
+int np_slot_make_words(struct np_region *region, struct np_slot *slot,
+		       unsigned long va);
+int np_slot_make_holds(struct np_chunk *chunk, struct np_slot *slot);
+void np_slot_free(struct np_chunk *chunk, struct np_slot *slot);
+
+/* chunk.c */
+struct np_chunk *np_chunk_get(struct np_region *region, unsigned long va,
+			      struct mm_struct *mm);
+void np_chunks_close(struct np_region *region);
+np_age_fn np_region_age;
+void np_region_leave(struct np_region *region);
+
+/* May residency be looked at? Then np_region_leave() follows; false if the region is gone */
+static inline bool np_region_enter(struct np_region *region)
+{
+	return refcount_inc_not_zero(&region->users);
+}
+
+/* hold.c */
+void np_pin_release(struct np_pin *pin, bool write);
+void np_holds_unpin(struct np_region *region);
+
+/* fault.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+int np_hmm_range_fault(struct hmm_range *range);
+#endif
+int np_region_check_range(struct np_region *region, u64 addr, u64 len,
+			  unsigned int flags);
+
+/* region.c */
+int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
+		 u32 access);
+struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
+				   struct device *dev,
+				   struct iommu_domain *domain, u64 start,
+				   u64 length, u64 base, u32 access);
+int np_region_local_key(struct np_region *region, bool write, u64 addr,
+			u64 *key_addr, u32 *lkey);
+void np_region_close(struct np_region *region);
+void np_region_orphan(struct np_region *region);
+void np_regions_detach(struct np_device *npdev);
 
 /* told.c */
 int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region);

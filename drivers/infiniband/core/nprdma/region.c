@@ -1001,7 +1001,13 @@ void np_region_close(struct np_region *region)
 	mutex_unlock(&region->lock);
 
 	/* Pages first: peers that look again now read signatures, and ask us */
-	np_region_absent(region);
+	np_chunks_close(region);
+	np_holds_unpin(region);
+	/*
+	 * Words, chunks and the like are freed, however long peers keep the keys. If a
+	 * fault is just looking at them, that is when it ends.
+	 */
+	np_region_leave(region);
 
 	mutex_lock(&region->lock);
 	if (list_empty(&region->grants))

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: holds, which pin pages.
+ */
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "np_region.h"
+
+/**
+ * np_pin_release() - pages are not pinned any more
+ * @pin: pins of a hold; freed
+ * @write: they were for writing
+ *
+ * The leaves first, then the pages. Stale leaves were kept for the sake of holds.
+ *
+ * Context: process context.
+ */
+void np_pin_release(struct np_pin *pin, bool write)
+{
+	struct np_chunk *chunk = pin->chunk;
+	struct np_slot *slot = np_chunk_slot(chunk, pin->va);
+	unsigned int first = (pin->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	struct np_slot_holds *holds = slot->holds;
+	struct iommu_inval inval;
+	bool dropped = false;
+	unsigned int i;
+
+	mutex_lock(&chunk->lock);
+	iommu_inval_init(&inval);
+	for (i = first; i < first + pin->npages; i++) {
+		if (write && !--holds->writers[i] &&
+		    __test_and_clear_bit(i, holds->stale_write)) {
+			np_slot_fill_write(chunk, slot, i, i + 1, &inval);
+			dropped = true;
+		}
+		if (--holds->count[i])
+			continue;
+		slot->held--;
+		atomic64_dec(&chunk->region->count.held);
+		if (__test_and_clear_bit(i, holds->stale_read)) {
+			np_slot_fill_read(chunk, slot, i, i + 1, &inval);
+			dropped = true;
+		}
+	}
+	if (dropped && !slot->resident && !slot->held)
+		np_slot_merge(chunk, slot, &inval);
+	iommu_inval_sync(chunk->region->read.domain, &inval);
+	mutex_unlock(&chunk->lock);
+
+	unpin_user_pages_dirty_lock(pin->pages, pin->npages, write);
+	kvfree(pin);
+}
+
+/**
+ * np_hold_alloc() - a hold without pages
+ * @region: region
+ * @flags: RDMA_NP_FAULT_WRITE: pages will be pinned for write
+ *
+ * Context: process context.
+ * Return: the hold, to pass to np_region_fault(), or NULL.
+ */
+struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags)
+{
+	struct np_hold *hold;
+
+	hold = kzalloc(sizeof(*hold), GFP_KERNEL_ACCOUNT);
+	if (!hold)
+		return NULL;
+	hold->write = flags & RDMA_NP_FAULT_WRITE;
+	INIT_LIST_HEAD(&hold->pins);
+	hold->region = region;
+	np_region_get(region);
+	spin_lock(&region->hold_lock);
+	list_add(&hold->node, &region->holds);
+	spin_unlock(&region->hold_lock);
+	return hold;
+}
+EXPORT_SYMBOL_GPL(np_hold_alloc);
+
+/**
+ * np_hold_release() - the end of a hold
+ * @hold: hold; freed
+ *
+ * When this returns the pages are not pinned by it any more.
+ *
+ * Context: process context.
+ */
+void np_hold_release(struct np_hold *hold)
+{
+	struct np_region *region = hold->region;
+	bool entered = np_region_enter(region);
+	struct np_pin *pin, *next;
+	LIST_HEAD(pins);
+
+	spin_lock(&region->hold_lock);
+	list_del(&hold->node);
+	list_splice(&hold->pins, &pins);
+	spin_unlock(&region->hold_lock);
+
+	/* If there are any, their slots are there */
+	list_for_each_entry_safe(pin, next, &pins, node) {
+		np_pin_release(pin, hold->write);
+	}
+	if (entered)
+		np_region_leave(region);
+	kfree(hold);
+	np_region_put(region);
+}
+EXPORT_SYMBOL_GPL(np_hold_release);
+
+/**
+ * np_hold_pages() - how much a hold pins
+ * @hold: hold
+ *
+ * Return: pages, counted once for each time that they were pinned.
+ */
+unsigned long np_hold_pages(const struct np_hold *hold)
+{
+	return READ_ONCE(hold->pages);
+}
+EXPORT_SYMBOL_GPL(np_hold_pages);
+
+/**
+ * np_holds_unpin() - holds of a region pin no page any more
+ * @region: region whose chunks are closed
+ *
+ * The holds stay until they are released.
+ *
+ * Context: process context.
+ */
+void np_holds_unpin(struct np_region *region)
+{
+	struct np_pin *pin, *next;
+	struct np_hold *hold;
+	LIST_HEAD(pins);
+	LIST_HEAD(dirty_pins);
+
+	spin_lock(&region->hold_lock);
+	list_for_each_entry(hold, &region->holds, node)
+		list_splice_init(&hold->pins,
+				 hold->write ? &dirty_pins : &pins);
+	spin_unlock(&region->hold_lock);
+	list_for_each_entry_safe(pin, next, &dirty_pins, node)
+		np_pin_release(pin, true);
+	list_for_each_entry_safe(pin, next, &pins, node)
+		np_pin_release(pin, false);
+}
