@@ -1,33 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * nprdma: devices, and what regions share.
+ * nprdma: devices.
  *
- * Says whether a device can have unpinned regions, and if not, why.  Keeps for
- * each device a protection domain that no QP belongs to (the public keys live
- * there), for each protection domain that had a region its scratch page, and for
- * the host the signature page and a page of absent residency words.
- *
- * The 2 MiB pages are what absent pages of a window map to.  The signature and the
- * zero page are mapped read-only; a scratch page is written by the peers of one
- * protection domain and read by them only, so nothing leaks between two.
+ * Says whether a device can have unpinned regions, and if not, why; what peers are told
+ * of its order of READs; and how many addresses regions may take. Keeps for each device a
+ * protection domain that no QP belongs to: the public keys live there.
  */
 #include <kunit/static_stub.h>
 #include <kunit/visibility.h>
 #include <linux/dma-mapping.h>
-#include <linux/gfp.h>
-#include <linux/highmem.h>
 #include <linux/iommu.h>
 #include <linux/moduleparam.h>
 #include <linux/pci.h>
-#include <linux/random.h>
 #include <linux/slab.h>
 
-#include "np_hooks.h"
 #include "np_region.h"
-
-struct np_host np_host;
-EXPORT_SYMBOL_IF_KUNIT(np_host);
-static DEFINE_MUTEX(np_host_lock);
 
 /*
  * A driver takes part by reg_umem_mr(), which may be called from any context. An op
@@ -54,9 +41,14 @@ VISIBLE_IF_KUNIT struct iommu_domain *np_dma_domain(struct device *dev,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_dma_domain);
 
-/* An error pointer, and why, if the device cannot have unpinned regions */
-static struct iommu_domain *np_find_domain(struct ib_device *ibdev,
-					   const char **reason)
+/**
+ * np_find_domain() - the domain in which the device's windows would be
+ * @ibdev: device
+ * @reason: set to why there is none
+ *
+ * Return: the domain, or -EOPNOTSUPP.
+ */
+struct iommu_domain *np_find_domain(struct ib_device *ibdev, const char **reason)
 {
 	struct iommu_domain *domain;
 
@@ -159,7 +151,7 @@ VISIBLE_IF_KUNIT u8 np_read_order_of(struct np_device *npdev, unsigned int asked
 	if (known != RDMA_NP_READ_IN_ORDER || !np_device_is_relaxed(ibdev))
 		return known;
 
-	if (!xchg(&npdev->told_relaxed, true))
+	if (!xchg(&npdev->said_relaxed, true))
 		dev_info(&ibdev->dev,
 			 "PCIe relaxed ordering is enabled, so peers prove WRITEs to unpinned memory the slow way; if the device orders its writes all the same, set ib_core.nprdma_read_order=in-order\n");
 	return RDMA_NP_READ_UNKNOWN;
@@ -341,212 +333,4 @@ struct ib_pd *np_device_pd(struct np_device *npdev)
 		npdev->pd = pd;
 	}
 	return npdev->pd;
-}
-
-static struct page *np_alloc_2m(gfp_t gfp)
-{
-	return alloc_pages(gfp | __GFP_ZERO | __GFP_NOWARN |
-			   __GFP_RETRY_MAYFAIL, NP_SLOT_ORDER);
-}
-
-/**
- * np_host_pages() - make the signature page and the zero page, once
- *
- * Costs the host 4 MiB.
- *
- * Context: process context.
- * Return: 0 or -ENOMEM.
- */
-int np_host_pages(void)
-{
-	__le64 *words;
-	int i;
-
-	guard(mutex)(&np_host_lock);
-	if (np_host.signature_page)
-		return 0;
-
-	if (!np_host.zero_page)
-		np_host.zero_page = np_alloc_2m(GFP_KERNEL);
-	if (!np_host.zero_page)
-		return -ENOMEM;
-	np_host.signature_page = np_alloc_2m(GFP_KERNEL);
-	if (!np_host.signature_page)
-		return -ENOMEM;
-
-	/* Zero is what fresh memory holds: the one value that would often match */
-	do {
-		np_host.signature = get_random_u64();
-	} while (!np_host.signature);
-
-	words = page_address(np_host.signature_page);
-	for (i = 0; i < NP_SLOT_SIZE / sizeof(*words); i++)
-		words[i] = cpu_to_le64(np_host.signature);
-	return 0;
-}
-
-static void np_host_free(void)
-{
-	if (np_host.signature_page)
-		__free_pages(np_host.signature_page, NP_SLOT_ORDER);
-	if (np_host.zero_page)
-		__free_pages(np_host.zero_page, NP_SLOT_ORDER);
-}
-
-static void np_scratch_free(struct kref *ref)
-{
-	struct np_scratch *scratch = container_of(ref, struct np_scratch, ref);
-
-	__free_pages(scratch->page, NP_SLOT_ORDER);
-	kfree(scratch);
-}
-
-/**
- * np_scratch_get() - the scratch page of a PD, for one more region
- * @npdev: device
- * @pd: the application's PD
- *
- * The first region of a PD makes the page, and it stays for the others to come:
- * clearing 2 MiB costs more than all else that a registration does.
- *
- * Context: process context.
- * Return: the scratch page, for np_scratch_put() when no window of the region
- * maps it any more, or -ENOMEM.
- */
-struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd)
-{
-	struct np_scratch *scratch;
-
-	guard(mutex)(&npdev->lock);
-	scratch = pd->np;
-	if (!scratch) {
-		scratch = kzalloc(sizeof(*scratch), GFP_KERNEL);
-		if (!scratch)
-			return ERR_PTR(-ENOMEM);
-		scratch->page = np_alloc_2m(GFP_KERNEL_ACCOUNT);
-		if (!scratch->page) {
-			kfree(scratch);
-			return ERR_PTR(-ENOMEM);
-		}
-		kref_init(&scratch->ref);
-		pd->np = scratch;
-	}
-	kref_get(&scratch->ref);
-	return scratch;
-}
-
-/**
- * np_scratch_put() - a region's windows do not map the page any more
- * @scratch: of np_scratch_get()
- */
-void np_scratch_put(struct np_scratch *scratch)
-{
-	kref_put(&scratch->ref, np_scratch_free);
-}
-
-/**
- * np_pd_dealloc() - a PD ends
- * @pd: the PD; no MR and no QP is left in it
- *
- * Windows of dead regions may still map its scratch page, which goes with them.
- *
- * Context: process context.
- */
-void np_pd_dealloc(struct ib_pd *pd)
-{
-	if (pd->np)
-		np_scratch_put(pd->np);
-	pd->np = NULL;
-}
-EXPORT_SYMBOL_IF_KUNIT(np_pd_dealloc);
-
-/**
- * np_device_enable() - an RDMA device comes
- * @ibdev: device; has no clients yet
- *
- * A device for which there is no memory has no unpinned regions.
- *
- * Context: process context.
- */
-void np_device_enable(struct ib_device *ibdev)
-{
-	struct np_device *npdev;
-	const char *reason;
-
-	/*
-	 * Devices come when memory is young, the first region perhaps when it is
-	 * fragmented, and has no 2 MiB in one piece. What does not succeed now is
-	 * tried again then.
-	 */
-	if (!IS_ERR(np_find_domain(ibdev, &reason)))
-		np_host_pages();
-
-	npdev = kzalloc(sizeof(*npdev), GFP_KERNEL);
-	if (!npdev) {
-		dev_warn(&ibdev->dev, "no memory for unpinned memory regions\n");
-		return;
-	}
-	npdev->ibdev = ibdev;
-	mutex_init(&npdev->lock);
-	xa_init(&npdev->rkeys);
-	INIT_LIST_HEAD(&npdev->regions);
-	refcount_set(&npdev->users, 1);
-	init_completion(&npdev->idle);
-	WRITE_ONCE(ibdev->np, npdev);
-}
-EXPORT_SYMBOL_IF_KUNIT(np_device_enable);
-
-/**
- * np_device_disable() - an RDMA device goes
- * @ibdev: device; its clients were removed, uverbs among them, which has destroyed its
- *	objects, and the protocol, with which the quarantine has ended
- *
- * What may be left are references of requests that are just running, and regions whose
- * memory keeps a fault waiting.
- *
- * Context: process context.
- */
-void np_device_disable(struct ib_device *ibdev)
-{
-	struct np_device *npdev = ibdev->np;
-	struct np_region *region;
-	unsigned long rkey;
-
-	if (!npdev)
-		return;
-	/* The driver could not destroy their MRs: they stay, and the device need not */
-	xa_for_each(&npdev->rkeys, rkey, region) {
-		xa_erase(&npdev->rkeys, rkey);
-		np_region_orphan(region);
-	}
-	np_regions_detach(npdev);
-	np_device_put(npdev);
-	wait_for_completion(&npdev->idle);
-	WRITE_ONCE(ibdev->np, NULL);
-	if (npdev->pd)
-		ib_dealloc_pd(npdev->pd);
-	WARN_ON(!xa_empty(&npdev->rkeys));
-	kvfree(npdev->told);
-	kfree(npdev);
-}
-EXPORT_SYMBOL_IF_KUNIT(np_device_disable);
-
-/**
- * np_init() - start with ib_core
- *
- * Context: module init.
- * Return: 0 or an error.
- */
-int np_init(void)
-{
-	return np_aging_init(np_region_age);
-}
-
-/**
- * np_exit() - end with ib_core; there are no devices any more
- */
-void np_exit(void)
-{
-	np_aging_exit();
-	np_host_free();
 }

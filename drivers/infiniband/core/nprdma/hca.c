@@ -8,6 +8,12 @@
 
 #include "np_hca.h"
 
+/* Made and ended by main.c, which says what may wait on them */
+struct workqueue_struct *np_wq;
+EXPORT_SYMBOL_IF_KUNIT(np_wq);
+
+struct workqueue_struct *np_kill_wq;
+
 static u64 np_boot;
 
 /* The client's functions are main.c's */

@@ -8,11 +8,6 @@
 
 #include "np_proto.h"
 
-struct workqueue_struct *np_wq;
-EXPORT_SYMBOL_IF_KUNIT(np_wq);
-
-struct workqueue_struct *np_kill_wq;
-
 /*
  * When it returns nobody uses the device but FAULTs that wait for memory of its owner,
  * who may take as long as he likes: they look at the region, which knows that its device

@@ -289,13 +289,13 @@ int np_region_grant(struct np_region *region, struct np_grant *grant);
 void np_region_ungrant(struct np_grant *grant);
 
 /**
- * struct np_told_user - what a peer takes of the promises of a device
- * @turned: np_told.turned, when @nr was last counted
+ * struct np_promise_user - what a peer takes of the promises of a device
+ * @turned: np_promises.turned, when @nr was last counted
  * @nr: promises that were made to it since, and to nobody before
  *
  * Zeroed at first; under the lock of np_device.rkeys.
  */
-struct np_told_user {
+struct np_promise_user {
 	u64 turned;
 	unsigned int nr;
 };
@@ -306,7 +306,7 @@ struct np_told_user {
  * Process context.
  */
 int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
-		    struct np_told_user *user);
+		    struct np_promise_user *user);
 
 /* Queue pairs, for the protocol (qp.c) */
 

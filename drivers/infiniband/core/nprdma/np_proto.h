@@ -180,7 +180,7 @@ struct np_peer {
 	u64 our_secret;
 	u64 their_secret;
 	struct np_addr addr;
-	struct np_told_user promised;
+	struct np_promise_user promised;
 
 	spinlock_t lock; /* of what follows */
 	struct np_path *path;

@@ -2,21 +2,20 @@
 /*
  * nprdma: the structures of a region.
  *
- * Lock order, outer first:
+ * Its files are layers, of which each calls those below it only:
  *
- *   np_device.lock
- *   np_region.lock		keys, grants, "gone"; held across calls of the driver
- *     np_region.chunk_lock	which chunks exist; held across notifier insertion
- *       mmap_lock
- *       np_aging.lock	regions of an owner; held while pages are aged, and under
- *			np_region.table_lock
- *     np_region.pin_lock	shared by holds that pin; alone: pages have to move first
- *       mmap_lock
- *     np_region.table_lock	pages of the residency table; held across iommu_split()
- *     np_chunk.lock		residency: words and leaves.  Taken by the notifier,
- *				so nothing that may enter reclaim runs under it;
- *				lockdep is told so in np_chunk_alloc().
- *       np_region.hold_lock	lists of holds
+ *   reg.c stat.c local.c       what the core and uverbs call
+ *   life.c promise.c           a region's life; keys that are promised to be nobody's
+ *   key.c umem.c               its keys
+ *   fault.c                    pages become resident
+ *   hold.c                     pins
+ *   chunk.c                    pages become absent: the notifier
+ *   slot.c                     words and leaves
+ *   region.c                   who has it, and what it is
+ *   age.c window.c             aging; the IOVA ranges
+ *   device.c host.c            the device; what absent pages map to
+ *
+ * Lock order: see np.h.
  *
  * A region lives as long as somebody holds a reference: the public MR, each key
  * (through its umem), each grant, each hold, each running fault.  Its windows live
@@ -42,7 +41,7 @@
 #include "np.h"
 
 struct hmm_range;
-struct np_told;
+struct np_promises;
 
 #define NP_SLOT_SHIFT		21
 #define NP_SLOT_SIZE		BIT(NP_SLOT_SHIFT)
@@ -90,22 +89,22 @@ struct np_host {
  * @lock: protects @pd and the making of scratch pages
  * @pd: no QP belongs to it: the PD of public keys; made by the first region
  * @rkeys: regions by public rkey, as long as the public MR lives
- * @told: keys that no region may have, under the lock of @rkeys; NULL: none yet
+ * @promises: keys that no region may have, under the lock of @rkeys; NULL: none yet
  * @regions: those whose windows are mapped
  * @users: 1 while the client is there, and 1 for each region that can be freed
  * @idle: @users became 0
- * @told_relaxed: the log says that PCIe relaxed ordering is enabled
+ * @said_relaxed: the log says that PCIe relaxed ordering is enabled
  */
 struct np_device {
 	struct ib_device *ibdev;
 	struct mutex lock;
 	struct ib_pd *pd;
 	struct xarray rkeys;
-	struct np_told *told;
+	struct np_promises *promises;
 	struct list_head regions;
 	refcount_t users;
 	struct completion idle;
-	bool told_relaxed;
+	bool said_relaxed;
 };
 
 /**
@@ -118,29 +117,29 @@ struct np_scratch {
 	struct page *page;
 };
 
-/* See told.c: bits, and how many of them are set at once for each bitmap */
-#define NP_TOLD_ORDER	17
-#define NP_TOLD_BITS	BIT(NP_TOLD_ORDER)
-#define NP_TOLD_MAX	8192
+/* See promise.c: bits, and how many of them are set at once for each bitmap */
+#define NP_PROMISE_ORDER	17
+#define NP_PROMISE_BITS	BIT(NP_PROMISE_ORDER)
+#define NP_PROMISE_MAX	8192
 
 /*
  * Bits of these that one peer may set. A peer asks once for each key that it uses, and
  * beyond this again for each request; it takes 8 peers to use up what all may have.
  */
-#define NP_TOLD_USER_MAX	1024
+#define NP_PROMISE_USER_MAX	1024
 
 /**
- * struct np_told - keys of which peers were told that they are no region's
+ * struct np_promises - keys of which peers were told that they are no region's
  * @turned: ns: when @newer became @older
  * @nr: bits of @newer
  * @newer: a bit for each hash of a key that was told since @turned
  * @older: likewise, told before
  */
-struct np_told {
+struct np_promises {
 	u64 turned;
 	unsigned int nr;
-	DECLARE_BITMAP(newer, NP_TOLD_BITS);
-	DECLARE_BITMAP(older, NP_TOLD_BITS);
+	DECLARE_BITMAP(newer, NP_PROMISE_BITS);
+	DECLARE_BITMAP(older, NP_PROMISE_BITS);
 };
 
 /**
@@ -269,6 +268,7 @@ struct np_counters {
  * @write: write window; no slots: nobody may write
  * @lock: protects @gone, @grants, and the keys
  * @gone: the public MR is dead
+ * @leaks: the driver could not destroy an MR that was to be the public one
  * @public_rkey: key of np_device.rkeys
  * @ending: the public MR is being destroyed: nobody finds the region by @public_rkey,
  *	which is kept for it all the same; under the lock of np_device.rkeys
@@ -312,6 +312,7 @@ struct np_region {
 
 	struct mutex lock;
 	bool gone;
+	bool leaks;
 	u32 public_rkey;
 	bool ending;
 	struct ib_mr *table_mr;
@@ -369,8 +370,15 @@ struct np_pin {
 	struct page *pages[] __counted_by(npages);
 };
 
-/* device.c */
+/* host.c */
 extern struct np_host np_host;
+int np_host_pages(void);
+void np_host_free(void);
+struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd);
+void np_scratch_put(struct np_scratch *scratch);
+
+/* device.c */
+struct iommu_domain *np_find_domain(struct ib_device *ibdev, const char **reason);
 #if IS_ENABLED(CONFIG_KUNIT)
 struct iommu_domain *np_dma_domain(struct device *dev, const char **reason);
 #endif
@@ -386,14 +394,9 @@ struct iommu_domain *np_device_domain(struct ib_device *ibdev);
 int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
 			size_t size);
 void np_device_give_iova(struct iommu_domain *domain, size_t size);
-int np_host_pages(void);
-struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd);
-void np_scratch_put(struct np_scratch *scratch);
 
 /* window.c */
 #if IS_ENABLED(CONFIG_KUNIT)
-struct ib_mr *np_region_make_name(struct np_region *region,
-				  struct ib_pd *public_pd);
 int np_iova_reserve(struct device *dev, size_t size, size_t align,
 		    size_t offset, dma_addr_t *iova);
 void np_iova_release(struct device *dev, dma_addr_t iova, size_t size);
@@ -432,6 +435,11 @@ static inline dma_addr_t np_window_table_iova(const struct np_window *win,
 	return win->iova + (win->slots << NP_SLOT_SHIFT) +
 	       (((va - win->va) >> NP_SLOT_SHIFT) << PAGE_SHIFT);
 }
+
+/* region.c */
+void np_region_attach(struct np_region *region, struct np_device *npdev);
+void np_region_leak(struct np_region *region);
+void np_regions_detach(struct np_device *npdev);
 
 /* age.c */
 /**
@@ -552,20 +560,29 @@ int np_hmm_range_fault(struct hmm_range *range);
 int np_region_check_range(struct np_region *region, u64 addr, u64 len,
 			  unsigned int flags);
 
-/* region.c */
-int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
-		 u32 access);
+/* key.c */
+int np_region_local_key(struct np_region *region, bool write, u64 addr,
+			u64 *key_addr, u32 *lkey);
+bool np_keys_free(struct np_region *region);
+bool np_keys_free_local(struct np_region *region);
+
+/* life.c */
 struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 				   struct device *dev,
 				   struct iommu_domain *domain, u64 start,
 				   u64 length, u64 base, u32 access);
-int np_region_local_key(struct np_region *region, bool write, u64 addr,
-			u64 *key_addr, u32 *lkey);
 void np_region_close(struct np_region *region);
-void np_region_orphan(struct np_region *region);
-void np_regions_detach(struct np_device *npdev);
+void np_region_close_for_good(struct np_region *region);
 
-/* told.c */
+/* reg.c */
+int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
+		 u32 access);
+#if IS_ENABLED(CONFIG_KUNIT)
+struct ib_mr *np_region_make_name(struct np_region *region,
+				  struct ib_pd *public_pd);
+#endif
+
+/* promise.c */
 int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region);
 
 /* umem.c */

@@ -231,7 +231,7 @@ static void np_device_does_not_wait_for_an_orphan(struct kunit *test)
 	struct np_region *region = np_test_region(test, 4);
 	struct np_test *t = test->priv;
 
-	np_region_orphan(region);
+	np_region_close_for_good(region);
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
 	KUNIT_EXPECT_TRUE(test, np_region_is_gone(region));
 	KUNIT_EXPECT_EQ(test, np_test_fault(region, 0, 1, 0), -ENXIO);

@@ -421,7 +421,7 @@ static void np_test_exit_region(void *data)
 	np_test_close(t);
 	np_pd_dealloc(&t->pd);
 	rdmacg_unregister_device(&t->ibdev->cg_device);
-	kvfree(t->npdev.told);
+	kvfree(t->npdev.promises);
 }
 
 int np_test_init(struct kunit *test)

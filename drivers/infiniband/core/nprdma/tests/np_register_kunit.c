@@ -243,7 +243,7 @@ static void np_optional_access_bits_are_ignored(struct kunit *test)
 static void np_region_that_cannot_be_destroyed_keeps_its_name(struct kunit *test)
 {
 	struct np_test *t = test->priv;
-	struct np_told_user user = {};
+	struct np_promise_user user = {};
 	struct np_region *region;
 	struct ib_mr *mr, *other;
 	u32 rkey;
@@ -376,14 +376,14 @@ static void np_read_order_is_known_or_asked_for(struct kunit *test)
 		KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev,
 						       NP_READ_ORDER_AUTO), order);
 	}
-	KUNIT_EXPECT_FALSE(test, t->npdev.told_relaxed);
+	KUNIT_EXPECT_FALSE(test, t->npdev.said_relaxed);
 
 	/* PCIe may let a read pass a write before it: then the device cannot know */
 	kunit_activate_static_stub(test, np_device_is_relaxed, np_test_is_relaxed);
 	*driver = RDMA_NP_READ_IN_ORDER;
 	KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev, NP_READ_ORDER_AUTO),
 			RDMA_NP_READ_UNKNOWN);
-	KUNIT_EXPECT_TRUE(test, t->npdev.told_relaxed);
+	KUNIT_EXPECT_TRUE(test, t->npdev.said_relaxed);
 	*driver = RDMA_NP_READ_OUT_OF_ORDER;
 	KUNIT_EXPECT_EQ(test, np_read_order_of(&t->npdev, NP_READ_ORDER_AUTO),
 			RDMA_NP_READ_OUT_OF_ORDER);

@@ -20,7 +20,7 @@
  * - While a driver destroys the MR that had the value, nobody knows whether the region
  *   stays, so nothing is promised either. If it stays, it is what it was before, and the
  *   promises of before are of peers that may not reach it.
- * - np_told_look() forgets a promise no sooner than NP_TOLD_MS after it was made, which
+ * - np_promises_look() forgets a promise no sooner than NP_PROMISE_MS after it was made, which
  *   is twice the promised time, because the clocks of two hosts need not agree on how
  *   long a time is, and that of a virtual machine may stop for a while.
  * - A peer whose clock stops for longer than that uses the public key of a region as it
@@ -35,7 +35,7 @@
  * Promises are remembered in two bitmaps, by a hash of the value. Two values with the
  * same hash cost a registration another try, and nothing else. The number of promises
  * is bounded, so that a registration finds a value whatever the peers ask: at most
- * 2 * NP_TOLD_MAX bits are set. One peer may have NP_TOLD_USER_MAX of them, so that it
+ * 2 * NP_PROMISE_MAX bits are set. One peer may have NP_PROMISE_USER_MAX of them, so that it
  * leaves some for the others, whatever it asks. Beyond a bound the answer comes without a
  * promise, and the peer asks for each request again.
  */
@@ -48,45 +48,45 @@
 #include "np_region.h"
 
 /* How long a promise is remembered at least */
-#define NP_TOLD_MS	(2 * RDMA_NP_PINNED_MS)
-#define NP_TOLD_NS	((u64)NP_TOLD_MS * NSEC_PER_MSEC)
+#define NP_PROMISE_MS	(2 * RDMA_NP_PINNED_MS)
+#define NP_PROMISE_NS	((u64)NP_PROMISE_MS * NSEC_PER_MSEC)
 
 /* Forget what is old enough. Under the lock of np_device.rkeys. */
-static void np_told_look(struct np_told *told)
+static void np_promises_look(struct np_promises *made)
 {
 	u64 now = ktime_get_ns();
-	u64 age = now - told->turned;
+	u64 age = now - made->turned;
 
-	if (age < NP_TOLD_NS)
+	if (age < NP_PROMISE_NS)
 		return;
-	if (age < 2 * NP_TOLD_NS)
-		bitmap_copy(told->older, told->newer, NP_TOLD_BITS);
+	if (age < 2 * NP_PROMISE_NS)
+		bitmap_copy(made->older, made->newer, NP_PROMISE_BITS);
 	else
-		bitmap_zero(told->older, NP_TOLD_BITS);
-	bitmap_zero(told->newer, NP_TOLD_BITS);
-	told->nr = 0;
-	told->turned = now;
+		bitmap_zero(made->older, NP_PROMISE_BITS);
+	bitmap_zero(made->newer, NP_PROMISE_BITS);
+	made->nr = 0;
+	made->turned = now;
 }
 
-static struct np_told *np_told_get(struct np_device *npdev)
+static struct np_promises *np_promises_get(struct np_device *npdev)
 {
-	struct np_told *told = READ_ONCE(npdev->told);
+	struct np_promises *made = READ_ONCE(npdev->promises);
 
-	if (told)
-		return told;
-	told = kvzalloc(sizeof(*told), GFP_KERNEL);
-	if (!told)
+	if (made)
+		return made;
+	made = kvzalloc(sizeof(*made), GFP_KERNEL);
+	if (!made)
 		return NULL;
-	told->turned = ktime_get_ns();
+	made->turned = ktime_get_ns();
 	xa_lock(&npdev->rkeys);
-	if (npdev->told) {
+	if (npdev->promises) {
 		xa_unlock(&npdev->rkeys);
-		kvfree(told);
-		return npdev->told;
+		kvfree(made);
+		return npdev->promises;
 	}
-	npdev->told = told;
+	npdev->promises = made;
 	xa_unlock(&npdev->rkeys);
-	return told;
+	return made;
 }
 
 /**
@@ -102,17 +102,17 @@ static struct np_told *np_told_get(struct np_device *npdev)
  * -EAGAIN: it is another region's meanwhile.
  */
 int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
-		    struct np_told_user *user)
+		    struct np_promise_user *user)
 {
 	struct np_device *npdev = np_device_get(ibdev);
-	unsigned int bit = hash_32(rkey, NP_TOLD_ORDER);
+	unsigned int bit = hash_32(rkey, NP_PROMISE_ORDER);
 	struct np_region *named;
-	struct np_told *told;
+	struct np_promises *made;
 	int ret = -ENXIO;
 
 	if (!npdev)
 		return ret;
-	told = np_told_get(npdev);
+	made = np_promises_get(npdev);
 
 	xa_lock(&npdev->rkeys);
 	named = xa_load(&npdev->rkeys, rkey);
@@ -121,17 +121,17 @@ int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
 		ret = -ENXIO;
 	} else if (named != region) {
 		ret = -EAGAIN;
-	} else if (told) {
-		np_told_look(told);
-		if (user->turned != told->turned) {
-			user->turned = told->turned;
+	} else if (made) {
+		np_promises_look(made);
+		if (user->turned != made->turned) {
+			user->turned = made->turned;
 			user->nr = 0;
 		}
-		if (test_bit(bit, told->newer)) {
+		if (test_bit(bit, made->newer)) {
 			ret = -EACCES;
-		} else if (told->nr < NP_TOLD_MAX && user->nr < NP_TOLD_USER_MAX) {
-			__set_bit(bit, told->newer);
-			told->nr++;
+		} else if (made->nr < NP_PROMISE_MAX && user->nr < NP_PROMISE_USER_MAX) {
+			__set_bit(bit, made->newer);
+			made->nr++;
 			user->nr++;
 			ret = -EACCES;
 		}
@@ -154,8 +154,8 @@ EXPORT_SYMBOL_IF_KUNIT(np_promise_none);
  */
 int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region)
 {
-	unsigned int bit = hash_32(rkey, NP_TOLD_ORDER);
-	struct np_told *told;
+	unsigned int bit = hash_32(rkey, NP_PROMISE_ORDER);
+	struct np_promises *made;
 	bool free = true;
 	int ret;
 
@@ -165,11 +165,11 @@ int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region)
 		return ret == -EBUSY ? -EADDRINUSE : ret;
 
 	xa_lock(&npdev->rkeys);
-	told = npdev->told;
-	if (told) {
-		np_told_look(told);
-		free = !test_bit(bit, told->newer) &&
-		       !test_bit(bit, told->older);
+	made = npdev->promises;
+	if (made) {
+		np_promises_look(made);
+		free = !test_bit(bit, made->newer) &&
+		       !test_bit(bit, made->older);
 	}
 	if (free)
 		__xa_store(&npdev->rkeys, rkey, region, GFP_NOWAIT);

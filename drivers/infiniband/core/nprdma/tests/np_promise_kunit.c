@@ -8,9 +8,9 @@
 #include "np_region_fixture.h"
 
 /* As many ms later than it is */
-static void np_test_told_ages(struct np_test *t, u64 ms)
+static void np_test_promises_age(struct np_test *t, u64 ms)
 {
-	t->npdev.told->turned -= ms * NSEC_PER_MSEC;
+	t->npdev.promises->turned -= ms * NSEC_PER_MSEC;
 }
 
 static void np_key_that_was_told_is_no_name(struct kunit *test)
@@ -25,15 +25,15 @@ static void np_key_that_was_told_is_no_name(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
 	/* What was not asked about will do */
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 8, region), 0);
-	np_test_told_ages(t, RDMA_NP_PINNED_MS);
+	np_test_promises_age(t, RDMA_NP_PINNED_MS);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
-	np_test_told_ages(t, RDMA_NP_PINNED_MS);
+	np_test_promises_age(t, RDMA_NP_PINNED_MS);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
 	/* It was told again before that */
 	np_test_resolve(test, peer, 7, 0, RDMA_NP_ACCESS);
-	np_test_told_ages(t, 2 * RDMA_NP_PINNED_MS);
+	np_test_promises_age(t, 2 * RDMA_NP_PINNED_MS);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), -EADDRINUSE);
-	np_test_told_ages(t, 2 * RDMA_NP_PINNED_MS);
+	np_test_promises_age(t, 2 * RDMA_NP_PINNED_MS);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
 	xa_destroy(&t->npdev.rkeys);
 }
@@ -45,7 +45,7 @@ static void np_key_that_was_told_long_ago_is_a_name(struct kunit *test)
 	struct np_test_peer *peer = np_test_peer(test, &t->pd);
 
 	np_test_resolve(test, peer, 7, 0, RDMA_NP_ACCESS);
-	np_test_told_ages(t, 4 * RDMA_NP_PINNED_MS);
+	np_test_promises_age(t, 4 * RDMA_NP_PINNED_MS);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, 7, region), 0);
 	xa_destroy(&t->npdev.rkeys);
 }
@@ -101,22 +101,22 @@ static void np_promises_are_bounded(struct kunit *test)
 	u32 rkey;
 	int ret;
 
-	for (rkey = 1; rkey <= 2 * NP_TOLD_MAX; rkey++) {
+	for (rkey = 1; rkey <= 2 * NP_PROMISE_MAX; rkey++) {
 		/* Each time another peer */
-		struct np_told_user user = {};
+		struct np_promise_user user = {};
 
 		ret = np_promise_none(peer->fake.ibdev, rkey, NULL, &user);
 		if (ret != -EACCES)
 			break;
 	}
 	KUNIT_ASSERT_EQ(test, ret, -ENXIO);
-	KUNIT_EXPECT_EQ(test, t->npdev.told->nr, NP_TOLD_MAX);
+	KUNIT_EXPECT_EQ(test, t->npdev.promises->nr, NP_PROMISE_MAX);
 	np_test_resolve(test, peer, rkey, 0, RDMA_NP_GONE);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, rkey, region), 0);
 	/* What was promised already is promised again */
 	np_test_resolve(test, peer, 1, 0, RDMA_NP_ACCESS);
-	KUNIT_EXPECT_EQ(test, bitmap_weight(t->npdev.told->newer, NP_TOLD_BITS),
-			NP_TOLD_MAX);
+	KUNIT_EXPECT_EQ(test, bitmap_weight(t->npdev.promises->newer, NP_PROMISE_BITS),
+			NP_PROMISE_MAX);
 	xa_destroy(&t->npdev.rkeys);
 }
 
@@ -130,14 +130,14 @@ static void np_promises_to_one_peer_are_bounded(struct kunit *test)
 	u32 rkey;
 	int ret;
 
-	for (rkey = 1; rkey <= 2 * NP_TOLD_MAX; rkey++) {
+	for (rkey = 1; rkey <= 2 * NP_PROMISE_MAX; rkey++) {
 		ret = np_promise_none(greedy->fake.ibdev, rkey, NULL,
 				      &greedy->fake.peer.promised);
 		if (ret != -EACCES)
 			break;
 	}
 	KUNIT_ASSERT_EQ(test, ret, -ENXIO);
-	KUNIT_EXPECT_EQ(test, t->npdev.told->nr, NP_TOLD_USER_MAX);
+	KUNIT_EXPECT_EQ(test, t->npdev.promises->nr, NP_PROMISE_USER_MAX);
 	np_test_resolve(test, greedy, rkey, 0, RDMA_NP_GONE);
 	KUNIT_EXPECT_EQ(test, np_name_take(&t->npdev, rkey, region), 0);
 	xa_destroy(&t->npdev.rkeys);
@@ -149,7 +149,7 @@ static void np_promises_to_one_peer_are_bounded(struct kunit *test)
 	np_test_resolve(test, other, rkey, 0, RDMA_NP_ACCESS);
 	KUNIT_EXPECT_EQ(test, other->fake.peer.promised.nr, 1);
 	/* Nor does what was promised long ago */
-	np_test_told_ages(t, 2 * RDMA_NP_PINNED_MS);
+	np_test_promises_age(t, 2 * RDMA_NP_PINNED_MS);
 	np_test_resolve(test, greedy, rkey, 0, RDMA_NP_ACCESS);
 	KUNIT_EXPECT_EQ(test, greedy->fake.peer.promised.nr, 1);
 }
@@ -184,7 +184,7 @@ static void np_region_gets_a_key_that_was_not_told(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, xa_empty(&t->npdev.rkeys));
 }
 
-static struct kunit_case np_told_cases[] = {
+static struct kunit_case np_promises_cases[] = {
 	KUNIT_CASE(np_key_that_was_told_is_no_name),
 	KUNIT_CASE(np_key_that_was_told_long_ago_is_a_name),
 	KUNIT_CASE(np_key_that_is_refused_is_no_name_later),
@@ -195,10 +195,10 @@ static struct kunit_case np_told_cases[] = {
 	{}
 };
 
-static struct kunit_suite np_told_suite = {
-	.name = "nprdma_region_told",
+static struct kunit_suite np_promises_suite = {
+	.name = "nprdma_region_promise",
 	.init = np_test_init,
-	.test_cases = np_told_cases,
+	.test_cases = np_promises_cases,
 };
 
-kunit_test_suite(np_told_suite);
+kunit_test_suite(np_promises_suite);

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: the life of a region: it is made, granted to peers, and gone.
+ *
+ * A region is gone when its public MR dies: all its pages become absent for good, and
+ * what is known of them is freed.  Only the keys that peers were granted stay, in
+ * quarantine: see key.c.
+ */
+#include <kunit/visibility.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+
+#include "../core_priv.h"
+#include "np_region.h"
+
+static atomic64_t np_region_last_id;
+
+/**
+ * np_region_create() - a region with its windows, without keys
+ * @npdev: device; on success the region takes over the caller's reference
+ * @pd: the application's PD
+ * @dev: the device that does DMA
+ * @domain: its domain
+ * @start: first va
+ * @length: bytes; not 0, [@start, @start + @length) is user space
+ * @base: remote address of @start
+ * @access: IB_ACCESS_*
+ *
+ * Context: process context; the owner is current->mm.
+ * Return: the region with one reference, or -ENOMEM or what the IOMMU said.
+ */
+struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
+				   struct device *dev,
+				   struct iommu_domain *domain, u64 start,
+				   u64 length, u64 base, u32 access)
+{
+	struct np_region *region;
+	int ret;
+
+	ret = np_host_pages();
+	if (ret)
+		return ERR_PTR(ret);
+
+	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
+	if (!region)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&region->ref);
+	refcount_set(&region->users, 1);
+	region->id = atomic64_inc_return(&np_region_last_id);
+	region->pd = pd;
+	region->mm = current->mm;
+	ib_rdmacg_get(&region->cg);
+	region->start = start;
+	region->length = length;
+	region->base = base;
+	region->access = access;
+	mutex_init(&region->lock);
+	INIT_LIST_HEAD(&region->grants);
+	mutex_init(&region->chunk_lock);
+	xa_init(&region->chunks);
+	mutex_init(&region->table_lock);
+	init_rwsem(&region->pin_lock);
+	init_rwsem(&region->window_sem);
+	spin_lock_init(&region->hold_lock);
+	INIT_LIST_HEAD(&region->holds);
+
+	if (access & IB_ACCESS_LOCAL_WRITE) {
+		region->scratch = np_scratch_get(npdev, pd);
+		if (IS_ERR(region->scratch)) {
+			ret = PTR_ERR(region->scratch);
+			goto free;
+		}
+		ret = np_window_map(&region->write, dev, domain, start, length,
+				    false, page_to_phys(region->scratch->page),
+				    IOMMU_READ | IOMMU_WRITE);
+		if (ret)
+			goto put_scratch;
+	}
+	ret = np_window_map(&region->read, dev, domain, start, length, true,
+			    page_to_phys(np_host.signature_page), IOMMU_READ);
+	if (ret)
+		goto unmap;
+
+	ret = np_aging_join(region);
+	if (ret)
+		goto unmap_read;
+	np_region_attach(region, npdev);
+	mmgrab(region->mm);
+	return region;
+
+unmap_read:
+	np_window_unmap(&region->read);
+unmap:
+	np_window_unmap(&region->write);
+put_scratch:
+	if (region->scratch)
+		np_scratch_put(region->scratch);
+free:
+	ib_rdmacg_put(&region->cg);
+	kfree(region);
+	return ERR_PTR(ret);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_create);
+
+/**
+ * np_region_grant() - a peer will be told the keys
+ * @region: region
+ * @grant: zeroed, or with @gone; the caller's, until np_region_ungrant()
+ *
+ * Context: process context.
+ * Return: 0; -ENXIO if the region is gone: then tell the peer nothing.
+ */
+int np_region_grant(struct np_region *region, struct np_grant *grant)
+{
+	guard(mutex)(&region->lock);
+	if (region->gone)
+		return -ENXIO;
+	grant->region = region;
+	np_region_get(region);
+	list_add_tail(&grant->node, &region->grants);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_region_grant);
+
+/**
+ * np_region_ungrant() - the peer does not use the keys any more, or cannot
+ * @grant: nothing happens if it is not granted
+ *
+ * The last grant of a region that is gone ends the quarantine: when this returns,
+ * its keys do not exist any more.
+ *
+ * Context: process context, not in np_grant.gone().
+ */
+void np_region_ungrant(struct np_grant *grant)
+{
+	struct np_region *region = grant->region;
+
+	if (!region)
+		return;
+	mutex_lock(&region->lock);
+	list_del(&grant->node);
+	grant->region = NULL;
+	if (region->gone && list_empty(&region->grants) && !np_keys_free(region))
+		np_region_leak(region);
+	mutex_unlock(&region->lock);
+	np_region_put(region);
+}
+EXPORT_SYMBOL_GPL(np_region_ungrant);
+
+/**
+ * np_region_close() - the region is gone
+ * @region: region without a public MR
+ *
+ * When this returns all pages are absent and stay so, no page is pinned for the
+ * region, and without grants it has no keys. With grants, that and the top levels of
+ * its windows' tables is all it has: 4 KiB for each GiB of a window.
+ *
+ * Context: process context.
+ */
+void np_region_close(struct np_region *region)
+{
+	struct np_grant *grant;
+
+	mutex_lock(&region->lock);
+	WRITE_ONCE(region->gone, true);
+	/* Of these only the owner knows, whose work requests fail from here on */
+	if (!np_keys_free_local(region) || region->leaks)
+		np_region_leak(region);
+	mutex_unlock(&region->lock);
+
+	/* Pages first: peers that look again now read signatures, and ask us */
+	np_chunks_close(region);
+	np_holds_unpin(region);
+	/*
+	 * Words, chunks and the like are freed, however long peers keep the keys. If a
+	 * fault is just looking at them, that is when it ends.
+	 */
+	np_region_leave(region);
+
+	mutex_lock(&region->lock);
+	if (list_empty(&region->grants) && !np_keys_free(region))
+		np_region_leak(region);
+	list_for_each_entry(grant, &region->grants, node) {
+		if (grant->gone)
+			grant->gone(grant);
+	}
+	mutex_unlock(&region->lock);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_close);
+
+/**
+ * np_region_close_for_good() - the end of a region that could not be destroyed
+ * @region: region whose public MR the driver keeps, and nobody else knows
+ *
+ * Context: process context; the device goes.
+ */
+void np_region_close_for_good(struct np_region *region)
+{
+	np_region_close(region);
+	mutex_lock(&region->lock);
+	np_region_leak(region);
+	mutex_unlock(&region->lock);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_region_close_for_good);
