@@ -232,6 +232,7 @@ static void np_pgrant_gone(struct np_grant *grant)
 	if (!np_peer_queue_kill(&peer->too_many_gone))
 		np_peer_put(peer);
 }
+
 /**
  * np_pgrant_find - The grant of a region's keys to a peer
  * @peer: the peer

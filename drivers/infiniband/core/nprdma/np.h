@@ -219,7 +219,7 @@ void np_region_put(struct np_region *region);
 bool np_region_is_gone(struct np_region *region);
 u64 np_region_id(struct np_region *region);
 struct ib_pd *np_region_pd(struct np_region *region);	/* compare only; the application's */
-struct mm_struct *np_region_mm(struct np_region *region);	/* the owner's; stays, its maps may not */
+struct mm_struct *np_region_mm(struct np_region *region);	/* the owner's; grabbed */
 void np_region_stats(struct np_region *region, struct np_stats *stats);
 /* np_region_resolve() without keys, bounds and order */
 void np_region_describe(struct np_region *region, struct np_resolve *out);

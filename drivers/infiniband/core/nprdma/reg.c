@@ -384,10 +384,8 @@ void np_device_enable(struct ib_device *ibdev)
 		np_host_pages();
 
 	npdev = kzalloc(sizeof(*npdev), GFP_KERNEL);
-	if (!npdev) {
-		dev_warn(&ibdev->dev, "no memory for unpinned memory regions\n");
+	if (!npdev)
 		return;
-	}
 	npdev->ibdev = ibdev;
 	mutex_init(&npdev->lock);
 	xa_init(&npdev->rkeys);

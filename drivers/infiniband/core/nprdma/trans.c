@@ -362,7 +362,7 @@ bool np_trans_cancel(struct np_trans *trans)
 EXPORT_SYMBOL_IF_KUNIT(np_trans_cancel);
 
 /**
- * np_trans_find - What does an answer answer
+ * np_trans_find - The request that an answer is of
  * @peer: from whom it is; its lock is held
  * @msg: the answer
  *

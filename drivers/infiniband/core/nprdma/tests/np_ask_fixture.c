@@ -254,7 +254,7 @@ struct np_region *np_granted_regions(struct kunit *test, unsigned int nr)
 	struct np_region *regions;
 	unsigned int i;
 
-	regions = kvzalloc(nr * sizeof(*regions), GFP_KERNEL);
+	regions = kvcalloc(nr, sizeof(*regions), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, regions);
 	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, np_test_kvfree,
 							regions), 0);
