@@ -127,8 +127,9 @@ host::host(std::uint64_t seed, tally &count, link_state &link)
     : random_(seed),
       count_(count),
       link_(link),
-      events_({kind::request_size, kind::dma_delay, kind::dma_delay, kind::read_overlap, kind::link_loss,
-	       kind::reclaim, kind::reclaim, kind::limit, kind::compact, kind::drop_caches, kind::swap_off,
+      events_({kind::request_size, kind::dma_delay, kind::dma_delay, kind::read_overlap, kind::posted_writes,
+	       kind::early_ack, kind::out_of_order, kind::cut_from_start, kind::random_fetch,
+	       kind::trailing_dma, kind::link_loss, kind::reclaim, kind::reclaim, kind::limit, kind::compact, kind::drop_caches, kind::swap_off,
 	       kind::zram, kind::fault_around, kind::cpu, kind::balancing, kind::merging, kind::block})
 {
 	std::ifstream swaps("/proc/swaps");
@@ -170,8 +171,14 @@ void host::calm()
 		np_hca_set(dev, NP_HCA_DMA_REQUEST_SIZE, 512);
 		np_hca_set(dev, NP_HCA_DMA_DELAY_NS, 0);
 		np_hca_set(dev, NP_HCA_READ_OVERLAP, 0);
+		for (np_hca_register r : {NP_HCA_POSTED_WRITES, NP_HCA_ACK_BEFORE_PLACEMENT, NP_HCA_OUT_OF_ORDER,
+					  NP_HCA_CUT_FROM_START, NP_HCA_RANDOM_FETCH, NP_HCA_TRAILING_DMA})
+			np_hca_set(dev, r, 0);
 		lose(i, 0);
 	}
+	/* Who has resolved before relies on what was said then. */
+	ordered_ = random_.one_in(2);
+	must("/sys/module/ib_core/parameters/nprdma_read_order", ordered_ ? "in-order" : "out-of-order");
 	np_set_hold_ms(NP_HOLD_MS);
 	must("/sys/devices/system/cpu/cpu1/online", "1");
 	/* What is on shows now what it did. */
@@ -346,6 +353,18 @@ bool host::happens(kind k)
 			    random_.one_in(3) ? 0 : random_.between(1, random_.one_in(4) ? 100000 : 20000));
 	case kind::read_overlap:
 		return knob(k, NP_HCA_READ_OVERLAP, !random_.one_in(3));
+	case kind::posted_writes:
+		return knob(k, NP_HCA_POSTED_WRITES, random_.one_in(3) ? 0 : random_.between(1, 20000));
+	case kind::early_ack:
+		return knob(k, NP_HCA_ACK_BEFORE_PLACEMENT, !random_.one_in(3));
+	case kind::out_of_order:
+		return !ordered_ && knob(k, NP_HCA_OUT_OF_ORDER, random_.one_in(3) ? 0 : random_.between(1, 20000));
+	case kind::cut_from_start:
+		return knob(k, NP_HCA_CUT_FROM_START, !random_.one_in(3));
+	case kind::random_fetch:
+		return knob(k, NP_HCA_RANDOM_FETCH, !random_.one_in(3));
+	case kind::trailing_dma:
+		return knob(k, NP_HCA_TRAILING_DMA, !random_.one_in(3));
 	case kind::link_loss:
 		return lose(static_cast<unsigned>(random_.below(2)),
 			    random_.one_in(3) ? 0 : random_.between(200, 5000));

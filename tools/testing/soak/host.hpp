@@ -51,6 +51,8 @@ private:
 	deck<kind> events_;
 	std::string swap_;
 	bool zram_ = false;
+	/* Owners say that READs are executed behind WRITEs. */
+	bool ordered_ = true;
 	/* The kernel's counters when it was turned on; it counts when it did something. */
 	long balanced_ = 0, merged_ = 0;
 };

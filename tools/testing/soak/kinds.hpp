@@ -120,6 +120,12 @@ namespace soak
 	X(request_size, "size of DMA requests")                                                              \
 	X(dma_delay, "delay of DMA requests")                                                                \
 	X(read_overlap, "READs that overlap")                                                                \
+	X(posted_writes, "writes that are posted")                                                           \
+	X(early_ack, "ACK before placement")                                                                 \
+	X(out_of_order, "requests out of order")                                                             \
+	X(cut_from_start, "requests cut from their start")                                                   \
+	X(random_fetch, "packets fetched in random order")                                                   \
+	X(trailing_dma, "DMA of queue pairs that failed")                                                    \
 	X(link_loss, "packets lost")                                                                         \
 	X(reclaim, "reclaim of the owners' group")                                                           \
 	X(limit, "memory.max of the owners' group")                                                          \

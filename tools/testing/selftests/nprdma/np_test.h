@@ -229,7 +229,6 @@ enum np_hca_register {
 	NP_HCA_TRAILING_DMA = 9,
 	NP_HCA_DMA_REQUESTS = 16,
 	NP_HCA_DMA_FAULTS = 17,
-	NP_HCA_OVERLAPPED_READS = 22,
 };
 
 int np_hca_get(const char *dev, unsigned int reg, uint64_t *value);
