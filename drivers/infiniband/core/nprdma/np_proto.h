@@ -30,9 +30,9 @@
  * other messages about that memory carry the secret, in both directions.  RESOLVE carries
  * a nonce in its place, which the answer repeats.
  *
- * The method is always Send, so requests and answers are matched, repeated and
- * given up here and not in the MAD layer.  The asker owns retransmission; the
- * answerer never sends on its own except for an answer.
+ * The MAD method is always Send: this code, not the MAD layer, matches and repeats
+ * messages.  Who sends a request repeats it until it is answered, or gives it up.  The
+ * owner's kernel asks GONE, and answers all others.
  *
  *   RESOLVE  rkey -> keys.           Repeating it is harmless.
  *   FAULT    ranges -> words, hold.  Executed at most once: see struct np_lane.

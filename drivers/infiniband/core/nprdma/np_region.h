@@ -15,16 +15,17 @@
  *   age.c window.c             aging; the IOVA ranges
  *   device.c host.c            the device; what absent pages map to
  *
- * Lock order: see np.h.
+ * qp.c, in ib_core also without regions, tells the protocol of queue pairs.  trace.c has
+ * the tracepoints.  Lock order: see np.h.
  *
- * A region lives as long as somebody holds a reference: the public MR, each key
- * (through its umem), each grant, each hold, each running fault.  Its windows live
- * exactly as long, because all of these may touch them.  What the application can
- * wait for (keys, pins, residency) ends with the MR, or with the last grant.
- *
- * What is known about residency (chunks, words, holds on pages, aging) is much more
- * than that, and a peer may keep a grant for as long as it likes.  So it is freed when
- * the MR ends; np_region_enter() keeps it for a moment from being freed.
+ * Three things end at three times:
+ * - What is known about residency (chunks, words, pins, aging) is freed when the public
+ *   MR ends, although a peer may keep its grant for as long as it likes.
+ *   np_region_enter() delays that for a moment.
+ * - The keys that peers have are destroyed with the last grant.
+ * - The struct is freed with the last reference: of the public MR, of each key (through its
+ *   umem), grant, hold, and running fault.  Its windows are unmapped then, or when the
+ *   device goes, if that is before: see np_regions_detach().
  */
 #ifndef NP_REGION_H
 #define NP_REGION_H
