@@ -109,11 +109,11 @@ static int np_slot_prepare(struct np_fault *f)
 		if (ret)
 			return ret;
 	}
-	f->split_write = np_window_exists(&region->write) &&
-			 (f->flags & RDMA_NP_FAULT_WRITE || READ_ONCE(slot->huge));
 	guard(rwsem_read)(&region->window_sem);
 	if (READ_ONCE(region->closed))
 		return -ENXIO;
+	f->split_write = np_window_exists(&region->write) &&
+			 (f->flags & RDMA_NP_FAULT_WRITE || READ_ONCE(slot->huge));
 	if (f->split_write) {
 		ret = np_window_split(&region->write, f->va);
 		if (ret)

@@ -199,7 +199,7 @@ out:
 
 /**
  * np_port_close - End a port
- * @port: no peer uses it any more
+ * @port: its device is dying, so no path is made any more, and all peers are being killed
  */
 void np_port_close(struct np_port *port)
 {
@@ -208,6 +208,8 @@ void np_port_close(struct np_port *port)
 
 	if (!port->agent)
 		return;
+	/* Whoever sends has a path, and so has a peer until it is killed */
+	wait_event(port->idle, !atomic_read(&port->paths));
 	spin_lock_irq(&port->lock);
 	port->closing = true;
 	list_splice_init(&port->pool, &pool);
@@ -215,15 +217,9 @@ void np_port_close(struct np_port *port)
 	spin_unlock_irq(&port->lock);
 	list_for_each_entry_safe(send, next, &pool, entry)
 		np_send_free(send);
-	/* Waits for the handlers, and for buffers not yet sent */
+	/* Waits for the handlers, which find no peer, and answer no stranger */
 	ib_unregister_mad_agent(port->agent);
 	port->agent = NULL;
-	/* Their address handles are of the agent's protection domain, which stays */
-	wait_event(port->idle, !atomic_read(&port->paths));
-	/*
-	 * Only now: handlers answer strangers up to the end, and tell them of the UD QP.
-	 * Its own answer peers only, of which there are none any more.
-	 */
 	np_ud_close(port);
 }
 
@@ -250,7 +246,8 @@ void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num,
  * np_port_open - Begin a port: its MAD agent and its quick transport
  * @port: zeroed but for @hca and @port_num
  *
- * Return: 0, also if the port does not have the management of InfiniBand, or an error
+ * Return: 0, also if the port does not have the management of InfiniBand, or an error; then,
+ * too, np_port_close() must follow
  */
 int np_port_open(struct np_port *port)
 {
@@ -277,10 +274,8 @@ int np_port_open(struct np_port *port)
 
 	for (i = 0; i < NP_POOL_FIRST; i++) {
 		send = np_send_alloc(port, GFP_KERNEL);
-		if (!send) {
-			np_port_close(port);
+		if (!send)
 			return -ENOMEM;
-		}
 		np_send_put(send);
 	}
 	np_ud_open(port);

@@ -53,11 +53,13 @@ static int np_client_add(struct ib_device *ibdev)
 			goto err_close;
 		}
 	}
+	/* Before the first peer can be made, and when the client has a number */
+	np_peer_listen();
 	ib_set_client_data(ibdev, &np_client, hca);
 	return 0;
 
 err_close:
-	np_hca_close(hca, i);
+	np_hca_close(hca, i + 1);
 	return err;
 }
 
@@ -117,11 +119,11 @@ static int __init np_module_init(void)
 	np_client.remove = np_client_remove;
 	err = ib_register_client(&np_client);
 	if (err)
-		goto err_listen;
+		goto err_lose;
 	return 0;
 
-err_listen:
-	np_peer_exit();
+err_lose:
+	np_lose_exit();
 	destroy_workqueue(np_kill_wq);
 err_wq:
 	destroy_workqueue(np_wq);
@@ -130,8 +132,11 @@ err_wq:
 
 static void __exit np_module_exit(void)
 {
+	/* Who looks for a device by the client's number must not do so when it has none */
+	np_peer_deafen();
 	ib_unregister_client(&np_client);
-	np_peer_exit();
+	np_peer_deafen();
+	np_lose_exit();
 	/* No peers are left, but works that are about to return; these use np_wq */
 	destroy_workqueue(np_kill_wq);
 	destroy_workqueue(np_wq);

@@ -24,6 +24,7 @@
  *
  *   ib_qp_np.modify		while the device modifies a QP
  *   np_device.lock		the PD of public keys, scratch pages
+ *   np_host_lock, np_spaces_lock	alone
  *   np_peer.ctl		RESOLVE, FORGET and ungranting of one peer
  *     np_hca.owners_lock
  *     np_region.lock		keys, grants, "gone"; held across calls of the driver, and of
@@ -39,6 +40,8 @@
  *				so nothing that may enter reclaim runs under it;
  *				lockdep is told so in np_chunk_alloc().
  *         np_region.hold_lock	lists of holds
+ *       np_region.window_sem	shared by who splits leaves; alone by who unmaps windows
+ *       np_regions_lock	which regions a device has
  *
  * and, spinlocks:
  *

@@ -179,6 +179,7 @@ bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg);
 /* Paths (path.c) */
 
 void np_lose_init(void);
+void np_lose_exit(void);
 struct np_path *np_path_make(struct np_port *port, struct ib_ah *ah, u16 pkey_index);
 struct np_path *np_path_get(struct np_path *path);
 void np_path_put(struct np_path *path);

@@ -330,7 +330,8 @@ bool np_peer_queue_kill(struct work_struct *work);
 void np_peer_kill_device(struct np_hca *hca);
 bool np_qp_may_be_connected(struct ib_qp *qp, u32 qpn, const struct np_addr *from);
 void np_peer_init(const struct np_peer_ops *ops);
-void np_peer_exit(void);
+void np_peer_listen(void);
+void np_peer_deafen(void);
 #if IS_ENABLED(CONFIG_KUNIT)
 void np_peer_prepare(struct np_peer *peer);
 #endif

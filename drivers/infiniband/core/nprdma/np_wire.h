@@ -17,7 +17,7 @@
 #define NP_MAD_CLASS_VERSION	1
 #define NP_MAD_OUI		{ 0x02, 'N', 'P' }
 
-#define NP_WIRE_VERSION		2
+#define NP_WIRE_VERSION		3
 #define NP_WIRE_SIZE		IB_MGMT_VENDOR_DATA
 
 enum np_msg_type {
@@ -58,7 +58,7 @@ enum np_msg_type {
  * @secret: of the owner of the memory that it is about, for this pair; with RESOLVE, a
  *	    nonce of the asker's, which the answer repeats
  *
- * The header is the same in all versions from 2 on.
+ * The header is the same in all versions from 3 on.
  */
 struct np_wire_hdr {
 	u8 version;

@@ -9,6 +9,7 @@
  * A path keeps its address handle until the last MAD that uses it was sent.  Who closes
  * a port waits for its paths, so whoever has one gives it back soon.
  */
+#include <linux/debugfs.h>
 #include <linux/fault-inject.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
@@ -18,6 +19,7 @@
 #ifdef CONFIG_FAULT_INJECTION_DEBUG_FS
 /* Loses messages, as a network may: debugfs directory "nprdma_lose" */
 static DECLARE_FAULT_ATTR(np_lose);
+static struct dentry *np_lose_dir;
 
 static bool np_is_lost(void)
 {
@@ -29,7 +31,15 @@ static bool np_is_lost(void)
  */
 void np_lose_init(void)
 {
-	fault_create_debugfs_attr("nprdma_lose", NULL, &np_lose);
+	np_lose_dir = fault_create_debugfs_attr("nprdma_lose", NULL, &np_lose);
+}
+
+/**
+ * np_lose_exit - End what np_lose_init() began
+ */
+void np_lose_exit(void)
+{
+	debugfs_remove_recursive(np_lose_dir);
 }
 #else
 static bool np_is_lost(void)
@@ -38,6 +48,10 @@ static bool np_is_lost(void)
 }
 
 void np_lose_init(void)
+{
+}
+
+void np_lose_exit(void)
 {
 }
 #endif

@@ -428,10 +428,11 @@ void np_peer_fail(struct np_peer *peer)
 		ibdev_warn_ratelimited(peer->hca->ibdev,
 				       "nprdma: QP %u to error: %d\n",
 				       peer->qpn, err);
-	rdma_restrack_put(&qp->res);
 	/* A device that does not even do that has lost the QP */
 	if (connected)
 		np_peer_kill(peer);
+	/* Only now: who destroys the QP finds nothing of the peer, and relies on that */
+	rdma_restrack_put(&qp->res);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_fail);
 
@@ -705,19 +706,26 @@ static const struct np_qp_ops np_qp_ops = {
 };
 
 /**
- * np_peer_init - Begin to hear of QPs
+ * np_peer_init - Begin
  * @ops: what the layers above make of a peer
  */
 void np_peer_init(const struct np_peer_ops *ops)
 {
 	np_peer_ops = ops;
+}
+
+/**
+ * np_peer_listen - Hear of QPs
+ */
+void np_peer_listen(void)
+{
 	np_qp_listen(&np_qp_ops);
 }
 
 /**
- * np_peer_exit - End it; no device has peers any more
+ * np_peer_deafen - Hear no more of QPs, whose peers end with their device
  */
-void np_peer_exit(void)
+void np_peer_deafen(void)
 {
 	np_qp_listen(NULL);
 }

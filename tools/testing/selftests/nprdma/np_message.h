@@ -15,7 +15,7 @@ enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE };
 
 #define SIZE		216
 #define HEADER		48
-#define VERSION		2
+#define VERSION		3
 #define BODY		(SIZE - HEADER)
 #define ANSWER		1
 #define LANES		32	/* FAULTs of one QP that may be under way */
