@@ -241,6 +241,8 @@ static int np_look_until_the_device_has_gone(struct hmm_range *range)
 	struct np_region *region = t->region;
 
 	kunit_deactivate_static_stub(test, np_hmm_range_fault);
+	/* The end comes from somebody else, who does not have it */
+	mmap_read_unlock(range->notifier->mm);
 	np_region_close(region);
 	KUNIT_EXPECT_FALSE(test, xa_empty(&t->fake.slots));
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 2);
@@ -249,6 +251,7 @@ static int np_look_until_the_device_has_gone(struct hmm_range *range)
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
 	KUNIT_EXPECT_TRUE(test, list_empty(&t->npdev.regions));
 	t->fake.splits = 0;
+	mmap_read_lock(range->notifier->mm);
 	return hmm_range_fault(range);
 }
 
