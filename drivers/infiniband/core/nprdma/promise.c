@@ -140,7 +140,7 @@ int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
 	np_device_put(npdev);
 	return ret;
 }
-EXPORT_SYMBOL_IF_KUNIT(np_promise_none);
+EXPORT_SYMBOL_GPL(np_promise_none);
 
 /**
  * np_name_take() - let a key be the public key of a region
