@@ -177,6 +177,7 @@ static int np_fault_why(const struct np_fault *f)
 	unsigned int i;
 	long ret;
 
+	mmap_assert_locked(f->mm);
 	for (i = 0; i < f->npages; i++) {
 		if (!f->hold && !np_slot_lacks(f->slot, f->first + i, write))
 			continue;
@@ -319,6 +320,7 @@ static bool np_fault_is_forbidden(const struct np_fault *f)
 	struct vm_area_struct *vma;
 	struct vma_iterator vmi;
 
+	mmap_assert_locked(f->mm);
 	vma_iter_init(&vmi, f->mm, f->va);
 	for_each_vma_range(vmi, vma, end)
 		if (vma_is_secretmem(vma) ||
@@ -423,6 +425,7 @@ static bool np_fault_is_uncalled(const struct np_fault *f, unsigned long va,
 /* Has a page as many holds as can be counted? Then who wants one more waits */
 static bool np_fault_is_one_too_many(const struct np_fault *f, unsigned int i)
 {
+	lockdep_assert_held(&f->chunk->lock);
 	return f->pin && np_slot_is_held(f->slot, f->first + i) &&
 	       f->slot->holds->count[f->first + i] == U16_MAX;
 }
@@ -434,6 +437,7 @@ static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
 	struct np_slot_holds *holds = f->slot->holds;
 	struct np_window *win = &f->region->read;
 
+	lockdep_assert_held(&f->chunk->lock);
 	if (!np_slot_is_held(f->slot, f->first + i))
 		return false;
 	if (!test_bit(f->first + i, holds->stale_read) &&
@@ -454,6 +458,7 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 	bool work = false;
 	unsigned int i;
 
+	lockdep_assert_held(&f->chunk->lock);
 	for (i = 0; i < f->npages; i++) {
 		unsigned long pfn = f->pfns[i] & ~HMM_PFN_FLAGS;
 		bool ok = f->pfns[i] & HMM_PFN_VALID &&
@@ -511,6 +516,7 @@ static int np_fault_plan_huge(struct np_fault *f, struct page **undirty)
 	struct page *page;
 	unsigned int i;
 
+	lockdep_assert_held(&f->chunk->lock);
 	if (f->slot->held)
 		return -EBUSY;
 	if (np_fault_is_uncalled(f, np_slot_va(f->chunk, f->slot), NP_SLOT_PAGES))
@@ -552,6 +558,7 @@ static int np_fault_map(struct np_fault *f)
 	unsigned int i, in = 0;
 	int ret = 0;
 
+	lockdep_assert_held(&f->chunk->lock);
 	iommu_inval_init(&inval);
 	if (np_paddrs_any(f->write, f->npages))
 		ret = np_window_pages(&region->write, f->va, f->npages,
@@ -586,10 +593,10 @@ static int np_fault_map(struct np_fault *f)
 		}
 		/* Before peers can see it: their next use leaves no trace */
 		np_aging_use(region, f->va + (i << PAGE_SHIFT), 1);
-		np_slot_word_set(f->slot, f->first + i, rights);
+		np_slot_word_set(f->chunk, f->slot, f->first + i, rights);
 		in++;
 	}
-	np_slot_count(region, f->slot, resident, writable);
+	np_slot_count(f->chunk, f->slot, resident, writable);
 	trace_np_residency(region->id, region->public_rkey, f->va, in,
 			   f->flags & RDMA_NP_FAULT_WRITE ? NP_WORD_RIGHTS :
 						       RDMA_NP_WORD_READABLE);
@@ -610,7 +617,8 @@ static int np_fault_map_huge(struct np_fault *f)
 	unsigned int i, in = 0;
 	int ret = 0;
 
-	np_slot_set_huge(region, slot, true);
+	lockdep_assert_held(&f->chunk->lock);
+	np_slot_set_huge(f->chunk, slot, true);
 	iommu_inval_init(&inval);
 	if (rights & RDMA_NP_WORD_WRITABLE)
 		ret = np_window_merge(&region->write, va, paddr, &inval);
@@ -620,7 +628,7 @@ static int np_fault_map_huge(struct np_fault *f)
 	 * Whatever happened, a table that a fault has made for itself may be gone. Not
 	 * earlier: who looks at the count before he splits would find tables that go.
 	 */
-	np_slot_merged(slot);
+	np_slot_merged(f->chunk, slot);
 	if (ret)
 		np_slot_absent(f->chunk, slot, 0, NP_SLOT_PAGES, NP_ABSENT_UNDO,
 			       &inval);
@@ -637,10 +645,10 @@ static int np_fault_map_huge(struct np_fault *f)
 
 		if ((has & rights) == rights)
 			continue;
-		np_slot_word_set(slot, i, has | rights);
+		np_slot_word_set(f->chunk, slot, i, has | rights);
 		in++;
 	}
-	np_slot_count(region, slot, resident, writable);
+	np_slot_count(f->chunk, slot, resident, writable);
 	trace_np_residency(region->id, region->public_rkey, va, in, rights);
 	return in;
 }
@@ -651,6 +659,7 @@ static void np_fault_take_hold(struct np_fault *f)
 	struct np_hold *hold = f->hold;
 	unsigned int i;
 
+	lockdep_assert_held(&f->chunk->lock);
 	for (i = 0; i < f->npages; i++) {
 		holds->writers[f->first + i] += hold->write;
 		if (holds->count[f->first + i]++)
@@ -679,6 +688,7 @@ static long np_pin_pages(struct np_fault *f, struct page **pages)
 	unsigned int done = 0;
 	long n = 0;
 
+	lockdep_assert_held(&f->region->pin_lock);
 	if (f->flags & RDMA_NP_FAULT_WRITE)
 		gup_flags |= FOLL_WRITE;
 	mmap_read_lock(f->mm);
@@ -763,12 +773,13 @@ static void np_fault_shrink(struct np_fault *f)
 /* Under the lock: the slot has tables and no large leaf now. False: the split was undone */
 static bool np_fault_take_tables(struct np_fault *f, unsigned int merges)
 {
+	lockdep_assert_held(&f->chunk->lock);
 	if (f->slot->merges != merges)
 		return false;
 	if (f->slot->huge && np_window_exists(&f->region->write) &&
 	    !f->split_write)
 		return false;
-	np_slot_set_huge(f->region, f->slot, false);
+	np_slot_set_huge(f->chunk, f->slot, false);
 	return true;
 }
 

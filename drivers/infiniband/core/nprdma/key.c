@@ -128,6 +128,7 @@ static bool np_region_drop_keys(struct np_region *region, unsigned int which)
 	unsigned int i = ARRAY_SIZE(keys);
 	bool ok = true;
 
+	lockdep_assert_held(&region->lock);
 	while (i--)
 		if (which & BIT(i))
 			ok &= np_region_free_key(region, keys[i]);
@@ -155,8 +156,10 @@ bool np_keys_free(struct np_region *region)
  */
 bool np_keys_free_local(struct np_region *region)
 {
-	bool ok = np_region_free_key(region, &region->sink_mr);
+	bool ok;
 
+	lockdep_assert_held(&region->lock);
+	ok = np_region_free_key(region, &region->sink_mr);
 	return np_region_free_key(region, &region->source_mr) && ok;
 }
 
@@ -167,6 +170,7 @@ static int np_region_make_keys(struct np_region *region)
 	u32 change = region->access & NP_ACCESS_REMOTE_CHANGE;
 	int ret;
 
+	lockdep_assert_held(&region->lock);
 	/*
 	 * Who may only write reads the residency words all the same. They have a key of
 	 * their own, because between them and the region may lie the rest of a page

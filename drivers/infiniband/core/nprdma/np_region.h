@@ -510,8 +510,9 @@ enum np_absent {
 	NP_ABSENT_UNDO,		/* leaves of absent pages, too: a fault has failed */
 };
 
-void np_slot_word_set(struct np_slot *slot, unsigned int i, u64 rights);
-void np_slot_count(struct np_region *region, const struct np_slot *slot,
+void np_slot_word_set(struct np_chunk *chunk, struct np_slot *slot, unsigned int i,
+		      u64 rights);
+void np_slot_count(struct np_chunk *chunk, const struct np_slot *slot,
 		   int resident, int writable);
 void np_slot_fill_read(struct np_chunk *chunk, struct np_slot *slot,
 		       unsigned int first, unsigned int end,
@@ -519,9 +520,8 @@ void np_slot_fill_read(struct np_chunk *chunk, struct np_slot *slot,
 void np_slot_fill_write(struct np_chunk *chunk, struct np_slot *slot,
 			unsigned int first, unsigned int end,
 			struct iommu_inval *inval);
-void np_slot_set_huge(struct np_region *region, struct np_slot *slot,
-		      bool huge);
-void np_slot_merged(struct np_slot *slot);
+void np_slot_set_huge(struct np_chunk *chunk, struct np_slot *slot, bool huge);
+void np_slot_merged(struct np_chunk *chunk, struct np_slot *slot);
 void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 		   struct iommu_inval *inval);
 unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,

@@ -52,11 +52,13 @@
 #define NP_PROMISE_NS	((u64)NP_PROMISE_MS * NSEC_PER_MSEC)
 
 /* Forget what is old enough. Under the lock of np_device.rkeys. */
-static void np_promises_look(struct np_promises *made)
+static void np_promises_look(struct np_device *npdev)
 {
+	struct np_promises *made = npdev->promises;
 	u64 now = ktime_get_ns();
 	u64 age = now - made->turned;
 
+	lockdep_assert_held(&npdev->rkeys.xa_lock);
 	if (age < NP_PROMISE_NS)
 		return;
 	if (age < 2 * NP_PROMISE_NS)
@@ -122,7 +124,7 @@ int np_promise_none(struct ib_device *ibdev, u32 rkey, struct np_region *region,
 	} else if (named != region) {
 		ret = -EAGAIN;
 	} else if (made) {
-		np_promises_look(made);
+		np_promises_look(npdev);
 		if (user->turned != made->turned) {
 			user->turned = made->turned;
 			user->nr = 0;
@@ -167,7 +169,7 @@ int np_name_take(struct np_device *npdev, u32 rkey, struct np_region *region)
 	xa_lock(&npdev->rkeys);
 	made = npdev->promises;
 	if (made) {
-		np_promises_look(made);
+		np_promises_look(npdev);
 		free = !test_bit(bit, made->newer) &&
 		       !test_bit(bit, made->older);
 	}

@@ -55,19 +55,22 @@
 
 /**
  * np_slot_word_set() - change the word of a page
+ * @chunk: chunk
  * @slot: slot; np_slot_count() follows
  * @i: number of the page
  * @rights: RDMA_NP_WORD_*, 0: absent; with a new generation
  *
  * Context: under np_chunk.lock.
  */
-void np_slot_word_set(struct np_slot *slot, unsigned int i, u64 rights)
+void np_slot_word_set(struct np_chunk *chunk, struct np_slot *slot, unsigned int i,
+		      u64 rights)
 {
 	u64 old = np_slot_word(slot, i);
 	u64 new = ((old & ~NP_WORD_RIGHTS) + NP_WORD_GENERATION) | rights;
 	int readable = !!(new & RDMA_NP_WORD_READABLE) - !!(old & RDMA_NP_WORD_READABLE);
 	int writable = !!(new & RDMA_NP_WORD_WRITABLE) - !!(old & RDMA_NP_WORD_WRITABLE);
 
+	lockdep_assert_held(&chunk->lock);
 	/* One store: peers read it while it changes */
 	WRITE_ONCE(slot->words[i], cpu_to_le64(new));
 	slot->resident += readable;
@@ -76,16 +79,19 @@ void np_slot_word_set(struct np_slot *slot, unsigned int i, u64 rights)
 
 /**
  * np_slot_count() - the region's statistics follow those of a slot
- * @region: region
+ * @chunk: chunk
  * @slot: slot
  * @resident: what the slot had before
  * @writable: likewise
  *
  * Context: under np_chunk.lock.
  */
-void np_slot_count(struct np_region *region, const struct np_slot *slot,
+void np_slot_count(struct np_chunk *chunk, const struct np_slot *slot,
 		   int resident, int writable)
 {
+	struct np_region *region = chunk->region;
+
+	lockdep_assert_held(&chunk->lock);
 	atomic64_add(slot->resident - resident, &region->count.resident);
 	atomic64_add(slot->writable - writable, &region->count.writable);
 }
@@ -100,6 +106,7 @@ static void np_slot_fill(struct np_chunk *chunk, struct np_slot *slot,
 	unsigned long va = np_slot_va(chunk, slot);
 	unsigned int i, run;
 
+	lockdep_assert_held(&chunk->lock);
 	for (run = first; run < end; run = i + 1) {
 		for (i = run; i < end; i++)
 			if (held(slot, i))
@@ -153,29 +160,31 @@ void np_slot_fill_write(struct np_chunk *chunk, struct np_slot *slot,
 
 /**
  * np_slot_set_huge() - a leaf of 2 MiB maps the owner's memory, or none does
- * @region: region
+ * @chunk: chunk
  * @slot: slot
  * @huge: which of the two
  *
  * Context: under np_chunk.lock.
  */
-void np_slot_set_huge(struct np_region *region, struct np_slot *slot,
-		      bool huge)
+void np_slot_set_huge(struct np_chunk *chunk, struct np_slot *slot, bool huge)
 {
+	lockdep_assert_held(&chunk->lock);
 	if (slot->huge == huge)
 		return;
 	WRITE_ONCE(slot->huge, huge);
-	atomic64_add(huge ? 1 : -1, &region->count.huge);
+	atomic64_add(huge ? 1 : -1, &chunk->region->count.huge);
 }
 
 /**
  * np_slot_merged() - there may be no tables for leaves of single pages any more
+ * @chunk: chunk
  * @slot: slot
  *
  * Context: under np_chunk.lock.
  */
-void np_slot_merged(struct np_slot *slot)
+void np_slot_merged(struct np_chunk *chunk, struct np_slot *slot)
 {
+	lockdep_assert_held(&chunk->lock);
 	/* Pairs with the acquire in np_fault_try() */
 	smp_store_release(&slot->merges, slot->merges + 1);
 }
@@ -196,23 +205,26 @@ void np_slot_merge(struct np_chunk *chunk, struct np_slot *slot,
 	unsigned long va = np_slot_va(chunk, slot);
 	struct np_region *region = chunk->region;
 
+	lockdep_assert_held(&chunk->lock);
 	WARN_ON_ONCE(np_window_merge(&region->write, va, region->write.absent,
 				     inval));
 	WARN_ON_ONCE(np_window_merge(&region->read, va, region->read.absent,
 				     inval));
-	np_slot_set_huge(region, slot, false);
-	np_slot_merged(slot);
+	np_slot_set_huge(chunk, slot, false);
+	np_slot_merged(chunk, slot);
 }
 
 /* The word of a held page becomes absent, the leaves that its holds need stay */
-static void np_slot_make_stale(struct np_slot *slot, unsigned int i)
+static void np_slot_make_stale(struct np_chunk *chunk, struct np_slot *slot,
+			       unsigned int i)
 {
+	lockdep_assert_held(&chunk->lock);
 	if (np_slot_word(slot, i) & RDMA_NP_WORD_READABLE)
 		__set_bit(i, slot->holds->stale_read);
 	if (np_slot_word(slot, i) & RDMA_NP_WORD_WRITABLE &&
 	    np_slot_is_held_for_write(slot, i))
 		__set_bit(i, slot->holds->stale_write);
-	np_slot_word_set(slot, i, 0);
+	np_slot_word_set(chunk, slot, i, 0);
 }
 
 /**
@@ -246,14 +258,14 @@ unsigned int np_slot_absent(struct np_chunk *chunk, struct np_slot *slot,
 		if (!(np_slot_word(slot, i) & RDMA_NP_WORD_READABLE))
 			continue;
 		if (np_slot_is_held(slot, i))
-			np_slot_make_stale(slot, i);
+			np_slot_make_stale(chunk, slot, i);
 		else
-			np_slot_word_set(slot, i, 0);
+			np_slot_word_set(chunk, slot, i, 0);
 		out++;
 	}
 	if (!out && how == NP_ABSENT_UNHELD)
 		return 0;
-	np_slot_count(chunk->region, slot, resident, writable);
+	np_slot_count(chunk, slot, resident, writable);
 
 	/*
 	 * 1 before 2, as devices see it. Pairs with the peer, which reads the word
@@ -303,12 +315,12 @@ unsigned int np_slot_protect(struct np_chunk *chunk, struct np_slot *slot,
 			continue;
 		if (np_slot_is_held_for_write(slot, i))
 			__set_bit(i, slot->holds->stale_write);
-		np_slot_word_set(slot, i, RDMA_NP_WORD_READABLE);
+		np_slot_word_set(chunk, slot, i, RDMA_NP_WORD_READABLE);
 		out++;
 	}
 	if (!out)
 		return 0;
-	np_slot_count(chunk->region, slot, resident, writable);
+	np_slot_count(chunk, slot, resident, writable);
 
 	/* 1 before 2, as in np_slot_absent() */
 	dma_wmb();
@@ -338,7 +350,7 @@ void np_slot_close(struct np_chunk *chunk, struct np_slot *slot,
 		return;
 	slot->resident = 0;
 	slot->writable = 0;
-	np_slot_count(chunk->region, slot, resident, writable);
+	np_slot_count(chunk, slot, resident, writable);
 	if (slot->holds) {
 		bitmap_zero(slot->holds->stale_read, NP_SLOT_PAGES);
 		bitmap_zero(slot->holds->stale_write, NP_SLOT_PAGES);
