@@ -6,9 +6,10 @@
  * does to see whether peers still use them; and the end of the region does for good. None
  * of them allocates, waits for anything but the lock, or can fail.
  */
-#include <linux/hugetlb_inline.h>
-#include <linux/slab.h>
 #include <kunit/visibility.h>
+#include <linux/hugetlb_inline.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
 
 #include "np_region.h"
 #include "trace.h"

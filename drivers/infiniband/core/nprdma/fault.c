@@ -14,9 +14,7 @@
 #include <kunit/visibility.h>
 #include <linux/cpuset.h>
 #include <linux/delay.h>
-#include <linux/dma-mapping.h>
 #include <linux/hmm.h>
-#include <linux/hugetlb_inline.h>
 #include <linux/memcontrol.h>
 #include <linux/mempolicy.h>
 #include <linux/memremap.h>

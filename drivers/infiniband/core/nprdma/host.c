@@ -9,7 +9,7 @@
  */
 #include <kunit/visibility.h>
 #include <linux/gfp.h>
-#include <linux/highmem.h>
+#include <linux/mm.h>
 #include <linux/random.h>
 #include <linux/slab.h>
 

@@ -17,7 +17,6 @@
  * writes to the scratch page; it never reaches another region.
  */
 #include <kunit/visibility.h>
-#include <linux/slab.h>
 
 #include "../core_priv.h"
 #include "../restrack.h"

@@ -3,8 +3,8 @@
  * nprdma: registration, and what else the core calls for the sake of regions.
  */
 #include <kunit/visibility.h>
-#include <linux/module.h>
 #include <linux/overflow.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "../core_priv.h"

@@ -3,16 +3,12 @@
  * nprdma: regions: who has them, how they are found, and what they are.
  */
 #include <kunit/visibility.h>
-#include <linux/log2.h>
 #include <linux/memcontrol.h>
 #include <linux/module.h>
-#include <linux/overflow.h>
 #include <linux/sched/mm.h>
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "../core_priv.h"
-#include "../restrack.h"
 #include "np_hooks.h"
 #include "np_region.h"
 

@@ -9,7 +9,7 @@
 #include "np_region_fixture.h"
 
 /*
- * FAULTs of one owner that may be at work at once, as region.c has it: when all but one
+ * FAULTs of one owner that may be at work at once, as sched.c has it: when all but one
  * wait, those that are queued are served one after the other, in the order they were
  * chosen.
  */
