@@ -651,64 +651,6 @@ static int np_fault_map_huge(struct np_fault *f)
 	return in;
 }
 
-static void np_fault_take_hold(struct np_fault *f)
-{
-	struct np_slot_holds *holds = f->slot->holds;
-	struct np_hold *hold = f->hold;
-	unsigned int i;
-
-	lockdep_assert_held(&f->chunk->lock);
-	for (i = 0; i < f->npages; i++) {
-		holds->writers[f->first + i] += hold->write;
-		if (holds->count[f->first + i]++)
-			continue;
-		f->slot->held++;
-		atomic64_inc(&f->region->count.held);
-	}
-	f->pin->chunk = f->chunk;
-	f->pin->va = f->va;
-	spin_lock(&f->region->hold_lock);
-	if (!hold->pages)
-		atomic64_inc(&f->region->count.holds);
-	hold->pages += f->npages;
-	list_add(&f->pin->node, &hold->pins);
-	spin_unlock(&f->region->hold_lock);
-	f->pin = NULL;
-}
-
-/*
- * The lock is not to be dropped: userfaultfd would take that as leave to wait until
- * the owner answers. np_fault_ask_monitor() waits, for as long as is allowed.
- */
-static long np_pin_pages(struct np_fault *f, struct page **pages)
-{
-	unsigned int gup_flags = FOLL_LONGTERM;
-	unsigned int done = 0;
-	long n = 0;
-
-	lockdep_assert_held(&f->region->pin_lock);
-	if (f->flags & RDMA_NP_FAULT_WRITE)
-		gup_flags |= FOLL_WRITE;
-	mmap_read_lock(f->mm);
-	while (done < f->npages) {
-		n = pin_user_pages_remote(f->mm,
-					  f->va + ((unsigned long)done << PAGE_SHIFT),
-					  f->npages - done, gup_flags,
-					  pages + done, NULL);
-		if (n <= 0)
-			break;
-		done += n;
-	}
-	mmap_read_unlock(f->mm);
-	if (done == f->npages)
-		return 0;
-	unpin_user_pages(pages, done);
-	/* DAX: nothing may keep its file system from taking a page back */
-	if (n == -EOPNOTSUPP)
-		return -EFAULT;
-	return n ? n : -EFAULT;
-}
-
 /*
  * Pages that are to be held are pinned before we look, because nothing but the pin
  * makes them stay while we do: however hard memory is pressed, the next round
@@ -721,23 +663,25 @@ static long np_pin_pages(struct np_fault *f, struct page **pages)
 static int np_fault_pin(struct np_fault *f)
 {
 	struct rw_semaphore *lock = &f->region->pin_lock;
+	bool write = f->flags & RDMA_NP_FAULT_WRITE;
 	struct np_pin *pin;
-	long ret;
+	int ret;
 
 	pin = kvzalloc(struct_size(pin, pages, f->npages), GFP_KERNEL_ACCOUNT);
 	if (!pin)
 		return -ENOMEM;
+	pin->va = f->va;
 	pin->npages = f->npages;
 
 	ret = down_read_killable(lock);
 	if (!ret) {
-		ret = np_pin_pages(f, pin->pages);
+		ret = np_pin_pages(f->region, f->mm, pin, write);
 		up_read(lock);
 	}
 	if (ret == -ENOMEM) {
 		ret = down_write_killable(lock);
 		if (!ret) {
-			ret = np_pin_pages(f, pin->pages);
+			ret = np_pin_pages(f->region, f->mm, pin, write);
 			up_write(lock);
 		}
 	}
@@ -825,8 +769,10 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 	if (ret > 0)
 		ret = f->huge ? np_fault_map_huge(f) : np_fault_map(f);
 	if (ret >= 0) {
-		if (f->pin)
-			np_fault_take_hold(f);
+		if (f->pin) {
+			np_hold_add(f->hold, f->chunk, f->pin);
+			f->pin = NULL;
+		}
 		for (i = 0; i < min(nr_words, f->npages); i++)
 			words[i] = np_slot_word(slot, f->first + i);
 	}

@@ -1,11 +1,90 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * nprdma: holds, which pin pages.
+ *
+ * A fault pins pages before it looks at them, and adds them to a hold once the leaves
+ * show them.  The hold is released, or the region unpins it when it is gone.
  */
 #include <linux/mm.h>
 #include <linux/slab.h>
 
 #include "np_region.h"
+
+/**
+ * np_pin_pages() - pin pages that shall be held
+ * @region: region
+ * @mm: of the owner, with a user
+ * @pin: says which; np_hold_add() may follow
+ * @write: for writing
+ *
+ * The mmap lock is not to be dropped: userfaultfd would take that as leave to wait until
+ * the owner answers. np_fault_ask_monitor() waits, for as long as is allowed.
+ *
+ * Context: process context, under np_region.pin_lock; takes the mmap lock.
+ * Return: 0, or no page is pinned: -EFAULT, -ENOMEM, or what pinning says.
+ */
+int np_pin_pages(struct np_region *region, struct mm_struct *mm, struct np_pin *pin,
+		 bool write)
+{
+	unsigned int gup_flags = FOLL_LONGTERM;
+	unsigned int done = 0;
+	long n = 0;
+
+	lockdep_assert_held(&region->pin_lock);
+	if (write)
+		gup_flags |= FOLL_WRITE;
+	mmap_read_lock(mm);
+	while (done < pin->npages) {
+		n = pin_user_pages_remote(mm,
+					  pin->va + ((unsigned long)done << PAGE_SHIFT),
+					  pin->npages - done, gup_flags,
+					  pin->pages + done, NULL);
+		if (n <= 0)
+			break;
+		done += n;
+	}
+	mmap_read_unlock(mm);
+	if (done == pin->npages)
+		return 0;
+	unpin_user_pages(pin->pages, done);
+	/* DAX: nothing may keep its file system from taking a page back */
+	if (n == -EOPNOTSUPP)
+		return -EFAULT;
+	return n ? n : -EFAULT;
+}
+
+/**
+ * np_hold_add() - a hold has these pages, too
+ * @hold: hold; now @pin is its own
+ * @chunk: chunk of the pages
+ * @pin: pages that np_pin_pages() pinned as the hold does, and that the leaves show
+ *
+ * Context: under np_chunk.lock.
+ */
+void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pin)
+{
+	struct np_slot *slot = np_chunk_slot(chunk, pin->va);
+	unsigned int first = (pin->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	struct np_slot_holds *holds = slot->holds;
+	struct np_region *region = hold->region;
+	unsigned int i;
+
+	lockdep_assert_held(&chunk->lock);
+	for (i = first; i < first + pin->npages; i++) {
+		holds->writers[i] += hold->write;
+		if (holds->count[i]++)
+			continue;
+		slot->held++;
+		atomic64_inc(&region->count.held);
+	}
+	pin->chunk = chunk;
+	spin_lock(&region->hold_lock);
+	if (!hold->pages)
+		atomic64_inc(&region->count.holds);
+	hold->pages += pin->npages;
+	list_add(&pin->node, &hold->pins);
+	spin_unlock(&region->hold_lock);
+}
 
 /**
  * np_pin_release() - pages are not pinned any more

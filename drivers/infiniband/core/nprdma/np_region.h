@@ -551,6 +551,9 @@ static inline bool np_region_enter(struct np_region *region)
 }
 
 /* hold.c */
+int np_pin_pages(struct np_region *region, struct mm_struct *mm, struct np_pin *pin,
+		 bool write);
+void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pin);
 void np_pin_release(struct np_pin *pin, bool write);
 void np_holds_unpin(struct np_region *region);
 
