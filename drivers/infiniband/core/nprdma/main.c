@@ -135,6 +135,7 @@ static void __exit np_module_exit(void)
 	/* Who looks for a device by the client's number must not do so when it has none */
 	np_peer_deafen();
 	ib_unregister_client(&np_client);
+	/* A device that came meanwhile has made us listen again */
 	np_peer_deafen();
 	np_lose_exit();
 	/* No peers are left, but works that are about to return; these use np_wq */

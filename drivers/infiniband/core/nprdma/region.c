@@ -145,6 +145,8 @@ void np_regions_detach(struct np_device *npdev)
 	struct np_region *region;
 
 	while ((region = np_region_of_device(npdev))) {
+		/* Else somebody could still look at its windows */
+		WARN_ON(!np_region_is_gone(region));
 		/* Who makes room for leaves now is done; who comes later does not */
 		down_write(&region->window_sem);
 		up_write(&region->window_sem);
