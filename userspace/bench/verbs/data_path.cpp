@@ -9,6 +9,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstdio>
+#include <cstring>
+#include <memory>
 
 namespace bench
 {
@@ -30,16 +33,17 @@ struct way {
  * long against the clock and short against what disturbs a busy machine.
  */
 double latency(const way &w, ibv_wr_opcode opcode, std::uint32_t length, int batches, int batch,
-	       bool used = false)
+	       bool used = false, std::uint32_t offset = 0)
 {
+	const std::size_t stride = (offset + length + 63) / 64 * 64;
 	std::size_t at = 0;
 	samples us;
 
 	for (int i = 0; i < batches; i++) {
 		const double begin = now_us();
 
-		for (int j = 0; j < batch; j++, at = (at + length) % region_bytes) {
-			w.via->transfer(opcode, w.mem->address() + at, w.mr->rkey, length);
+		for (int j = 0; j < batch; j++, at = (at + stride) % region_bytes) {
+			w.via->transfer(opcode, w.mem->address() + at + offset, w.mr->rkey, length);
 			if (used)
 				w.via->use(length);
 		}
@@ -147,6 +151,92 @@ void measure_proofs(const options &opt, const rc::endpoint &responder, const map
 	}
 }
 
+/* What the owner's kernel says of READs behind WRITEs, while this exists. */
+class read_order
+{
+public:
+	explicit read_order(const char *value) : before_(access(nullptr)) { access(value); }
+	read_order(const read_order &) = delete;
+	read_order &operator=(const read_order &) = delete;
+	~read_order() { access(before_.c_str()); }
+
+private:
+	static std::string access(const char *value)
+	{
+		constexpr const char *path = "/sys/module/ib_core/parameters/nprdma_read_order";
+		std::unique_ptr<std::FILE, int (*)(std::FILE *)> f(std::fopen(path, value ? "w" : "r"),
+								   std::fclose);
+		char text[32] = "";
+
+		if (!f || (value ? std::fputs(value, f.get()) < 0 || std::fflush(f.get())
+				 : !std::fgets(text, sizeof(text), f.get())))
+			rc::fail(errno, path);
+		text[std::strcspn(text, "\n")] = 0;
+		return text;
+	}
+	std::string before_;
+};
+
+/*
+ * What is done for the sake of premises: where an HCA does not promise that a READ is
+ * executed after the WRITEs before it (P1), the words are read after the WRITE's own
+ * completion; and a READ that begins inside of a unit is posted as two (P3).
+ */
+void measure_premises(const options &opt, const std::vector<way> &ways, const rc::endpoint &responder,
+		      const mapping &mem, const ibv_mr *mr, report &out)
+{
+	constexpr std::uint32_t length = 4096, offset = 8;
+	constexpr int batches = 60, batch = 10, count = 2000, window = 32;
+	std::array<std::optional<initiator>, 2> writers;
+	std::array<samples, 2> us, rates;
+	samples ratio;
+
+	for (std::size_t i = 0; i < writers.size(); i++) {
+		const read_order answer(i ? "out-of-order" : "in-order");
+
+		/* A queue pair learns it with the keys. */
+		writers[i].emplace(opt.dev.initiator, responder, through::library, 8 * MiB);
+		for (std::size_t at = 0; at < region_bytes; at += MiB)
+			writers[i]->transfer(IBV_WR_RDMA_WRITE, mem.address() + at, mr->rkey, MiB);
+	}
+	for (int round = 0; round < opt.rounds; round++) {
+		std::array<double, 2> one{};
+
+		for (std::size_t i = 0; i < writers.size(); i++) {
+			const way w{"", &*writers[i], &mem, mr};
+
+			us[i].add(one[i] = latency(w, IBV_WR_RDMA_WRITE, length, batches, batch));
+			rates[i].add(bandwidth(w, IBV_WR_RDMA_WRITE, length, count, window));
+		}
+		ratio.add(one[1] / one[0]);
+	}
+	out.add("WRITE of 4 KiB by read order", "latency",
+		{{"in_order_us", us[0].median()}, {"else_us", us[1].median()}, {"ratio", ratio.median()}});
+	out.add("WRITE of 4 KiB by read order", "bandwidth",
+		{{"in_order_MBps", rates[0].median()},
+		 {"else_MBps", rates[1].median()},
+		 {"ratio", rates[1].median() / rates[0].median()}});
+
+	for (const way &w : ways) {
+		samples begins_at_unit, inside, slower;
+
+		for (int round = 0; round < opt.rounds; round++) {
+			const double whole =
+			    latency(w, IBV_WR_RDMA_READ, length - offset, batches, batch, false, 0);
+			const double split =
+			    latency(w, IBV_WR_RDMA_READ, length - offset, batches, batch, false, offset);
+
+			begins_at_unit.add(whole);
+			inside.add(split);
+			slower.add(split / whole);
+		}
+		out.add("READ of 4088 bytes that begins 8 bytes inside of a unit", w.name,
+			{{"at_unit_us", begins_at_unit.median()},
+			 {"inside_us", inside.median()},
+			 {"ratio", slower.median()}});
+	}
+}
+
 } // namespace
 
 void measure_data_path(const options &opt, report &out)
@@ -221,8 +311,10 @@ void measure_data_path(const options &opt, report &out)
 		}
 	}
 	measure_phases(opt, ways, out);
-	if (opt.unpinned)
+	if (opt.unpinned) {
 		measure_proofs(opt, responder, unpinned_mem, unpinned.get(), out);
+		measure_premises(opt, ways, responder, unpinned_mem, unpinned.get(), out);
+	}
 	for (const auto &[name, rate] : bandwidths)
 		out.add("bandwidth", name, rate);
 	if (opt.unpinned)
