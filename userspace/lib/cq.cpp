@@ -19,12 +19,26 @@
 
 namespace npr {
 
-nanoseconds monotonic() noexcept
+namespace {
+
+nanoseconds read_clock(clockid_t clock) noexcept
 {
 	timespec t;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(clock, &t);
 	return static_cast<nanoseconds>(t.tv_sec) * 1'000'000'000 + static_cast<nanoseconds>(t.tv_nsec);
+}
+
+} // namespace
+
+nanoseconds monotonic() noexcept
+{
+	return read_clock(CLOCK_MONOTONIC);
+}
+
+nanoseconds monotonic_coarse() noexcept
+{
+	return read_clock(CLOCK_MONOTONIC_COARSE);
 }
 
 namespace {

@@ -116,6 +116,8 @@ public:
 	/* Does our side of the connection still stand? Asked when something has failed. */
 	[[nodiscard]] virtual bool connected() noexcept = 0;
 	[[nodiscard]] virtual nanoseconds now() noexcept = 0;
+	/* The same as of the last timer tick: it may be some milliseconds behind, and costs no system call. */
+	[[nodiscard]] virtual nanoseconds recently() noexcept = 0;
 };
 
 struct engine_config {

@@ -35,6 +35,7 @@
 namespace npr {
 
 [[nodiscard]] nanoseconds monotonic() noexcept;
+[[nodiscard]] nanoseconds monotonic_coarse() noexcept;
 
 class unique_fd {
 public:
@@ -182,6 +183,7 @@ struct npr_qp final : npr::backend {
 	void fail_qp() noexcept override;
 	[[nodiscard]] bool connected() noexcept override;
 	npr::nanoseconds now() noexcept override { return npr::monotonic(); }
+	npr::nanoseconds recently() noexcept override { return npr::monotonic_coarse(); }
 
 	/* One receive: 0 or a negative errno. */
 	[[nodiscard]] int post_recv(const ibv_recv_wr &wr) noexcept;

@@ -115,6 +115,7 @@ public:
 	void fail_qp() noexcept override { qp_error = true; }
 	bool connected() noexcept override { return !qp_error; }
 	nanoseconds now() noexcept override { return clock; }
+	nanoseconds recently() noexcept override { return clock; }
 
 	/* --- the responder --- */
 	sim_region &add_region(std::uint64_t base, std::uint64_t length, std::uint32_t rkey);
