@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <system_error>
 
@@ -148,13 +147,19 @@ NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)
 	return 0;
 }
 
-NPR_EXPORT npr_cq *npr_attach_cq(npr_context *ctx, ibv_cq *cq)
+npr_cq *npr::attach_cq(npr_context *ctx, ibv_cq *cq, std::uint32_t own)
 {
 	if (cq->context != ctx->verbs) {
 		errno = EINVAL;
 		return nullptr;
 	}
-	return guarded([&] { return std::make_unique<npr_cq>(*ctx, cq).release(); });
+	return guarded([&] { return std::make_unique<npr_cq>(*ctx, cq, own).release(); });
+}
+
+/* Nobody knows what else completes there: half is for that. */
+NPR_EXPORT npr_cq *npr_attach_cq(npr_context *ctx, ibv_cq *cq)
+{
+	return npr::attach_cq(ctx, cq, static_cast<std::uint32_t>(cq->cqe) / 2);
 }
 
 NPR_EXPORT int npr_detach_cq(npr_cq *cq)
@@ -168,7 +173,7 @@ NPR_EXPORT int npr_detach_cq(npr_cq *cq)
 	return 0;
 }
 
-npr_qp *npr::attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uint32_t most)
+NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr)
 {
 	const npr_qp_attr a = attr ? *attr : npr_qp_attr{};
 	ibv_qp_attr state{};
@@ -196,8 +201,7 @@ npr_qp *npr::attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uin
 
 		const std::uint32_t depth = state.cap.max_send_wr;
 		npr::qp_params p{};
-		p.budget = a.sq_budget ? a.sq_budget : std::min(depth, most);
-		p.share = !a.sq_budget;
+		p.budget = a.sq_budget ? a.sq_budget : depth;
 		if (p.budget > depth)
 			return refuse(ENOSPC);
 		/* Without a send queue it needs nothing, and posts receives only. */
@@ -218,11 +222,6 @@ npr_qp *npr::attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uin
 		p.local_only = !rc;
 		return cq->attach(qp, p);
 	});
-}
-
-NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr)
-{
-	return npr::attach_qp(cq, qp, attr, std::numeric_limits<std::uint32_t>::max());
 }
 
 NPR_EXPORT int npr_detach_qp(npr_qp *qp)

@@ -447,7 +447,7 @@ std::uint64_t *alloc_words()
 	return new (p) std::uint64_t[ring_words]();
 }
 
-engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &params, std::uint16_t cookie,
+engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params, std::uint16_t cookie,
 			  std::uint64_t *words, std::uint32_t lkey)
 {
 	engine_config c;
@@ -455,6 +455,7 @@ engine_config make_config(const npr_cq &cq, const ibv_qp *qp, const qp_params &p
 	c.depth = params.depth;
 	/* None if there is no send queue, but then it accepts nothing either. */
 	c.sq_budget = std::max(params.budget, 2U);
+	c.pool = &cq.credits;
 	c.max_sge = params.max_sge;
 	c.max_inline = params.max_inline;
 	c.max_faults = cq.ctx.caps.max_outstanding;
@@ -575,11 +576,12 @@ bool npr_qp::connected() noexcept
 
 /* --- CQ ---------------------------------------------------------------- */
 
-npr_cq::npr_cq(npr_context &c, ibv_cq *v)
+npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
     : ctx(c), verbs(v), epoll(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       event(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
       mutex(c.threads),
+      credits(static_cast<std::uint32_t>(v->cqe) > own ? static_cast<std::uint32_t>(v->cqe) - own : 0),
       ex(*this, *v, c.threads)
 {
 	int fd;
@@ -606,15 +608,6 @@ npr_cq::~npr_cq()
 	const std::lock_guard lock(ctx.cqs_mutex);
 
 	std::erase(ctx.cqs, this);
-}
-
-std::uint32_t npr_cq::room() const noexcept
-{
-	std::uint32_t used = 0;
-
-	for (const auto &q : qps)
-		used += q->budget;
-	return static_cast<std::uint32_t>(verbs->cqe) > used ? static_cast<std::uint32_t>(verbs->cqe) - used : 0;
 }
 
 /* At most half full, so that a lookup ends. */
@@ -655,19 +648,11 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 		fail(EBUSY, "QP is attached");
 	if (qps.size() >= 0xffff)
 		fail(ENOSPC, "QPs of one CQ");
-
-	/* Nobody knows how many more come: who asked for no number leaves them half. */
-	const std::uint32_t left = room();
-	qp_params p = params;
-	if (p.share)
-		p.budget = std::min(p.budget, std::max((left + 1) / 2, 2U));
-	if (p.budget > left)
-		fail(ENOSPC, "entries of the CQ");
 	while (taken(next_cookie_))
 		++next_cookie_;
 
 	/* For those that are there: what others had is used again. */
-	std::size_t results = requests_of(p.budget);
+	std::size_t results = requests_of(params.budget);
 	for (const auto &q : qps)
 		results += requests_of(q->budget);
 	{
@@ -677,7 +662,7 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 	}
 	touched_.reserve(qps.size() + 1);
 	ready_.reserve(qps.size() + 1);
-	qps.push_back(std::make_unique<npr_qp>(*this, qp, p, next_cookie_++, words_lkey));
+	qps.push_back(std::make_unique<npr_qp>(*this, qp, params, next_cookie_++, words_lkey));
 	try {
 		rebuild_table();
 	} catch (...) {
@@ -722,6 +707,8 @@ int npr_cq::detach(npr_qp *qp) noexcept
 		while (qp->engine.waits_for_wire() && monotonic() - begun < 1'000'000'000) {
 			if (ibv_poll_cq(verbs, 1, &wc) <= 0) {
 				qp->engine.step();
+				settle(*qp);
+				serve_line();
 				continue;
 			}
 			npr_qp *q = find(wc.qp_num);
@@ -735,6 +722,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 		}
 	}
 	qp->abandon();
+	credits.leave(*qp);
 	waiting_ -= qp->waiting;
 	timed_ -= qp->timed;
 	last_ = nullptr;
@@ -749,6 +737,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 			++i;
 		table_[i & (table_.size() - 1)] = q.get();
 	}
+	serve_line();
 	return 0;
 }
 
@@ -781,10 +770,29 @@ void npr_cq::settle(npr_qp &qp) noexcept
 		timed_ -= qp.timed;
 		qp.timed = times;
 	}
+	if (qp.engine.credits_wanted() || qp.waits) [[unlikely]]
+		credits.line_up(qp, qp.engine.credits_wanted(), qp.engine.credits_level());
 	if (!qp.listed && qp.engine.ready()) {
 		qp.listed = true;
 		ready_.push_back(&qp);
 	}
+}
+
+/* After anything may have given back credits, or lined up for some that are there. */
+void npr_cq::serve_line() noexcept
+{
+	if (!credits.line()) [[likely]]
+		return;
+	credits.serve([this](credits::waiter &w) {
+		auto &qp = static_cast<npr_qp &>(w);
+		const bool listed = qp.listed;
+
+		qp.engine.step();
+		settle(qp);
+		/* for who was not told before */
+		if (!listed)
+			wake(qp);
+	});
 }
 
 /* After settle() outside of poll(): who sleeps on the fd has to hear of a completion or a pause of @qp. */
@@ -905,6 +913,7 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 
 	const int rc = qp.engine.post_send(wr, bad, whole);
 	settle(qp);
+	serve_line();
 	wake(qp);
 	return rc;
 }
@@ -970,6 +979,7 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 					touch(*q);
 		if (!touched_.empty())
 			step_touched();
+		serve_line();
 		if (got < n && !ready_.empty())
 			got += take_ready(n - got, wc + got);
 		if (notify_ && (timed_ || timer_at_))
@@ -1077,6 +1087,7 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 		rc = qp.engine.resolve_ended(rkey, rc, info, begun);
 		qp.engine.step();
 		settle(qp);
+		serve_line();
 		wake(qp);
 	}
 	if (rc && rc != -EACCES && rc != -ENXIO && rc != -EHOSTUNREACH)

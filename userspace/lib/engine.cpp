@@ -163,7 +163,7 @@ std::uint64_t region_pages(const rdma_np_region_info &i) noexcept
 } // namespace
 
 engine::engine(const engine_config &config, backend &world)
-    : config_(config), world_(world), cache_(config.cache_slots)
+    : config_(config), world_(world), credits_(*config.pool), cache_(config.cache_slots)
 {
 	const std::uint32_t budget = config_.sq_budget;
 	const std::size_t ops = std::bit_ceil(std::max<std::size_t>(config_.depth, 1));
@@ -187,7 +187,7 @@ engine::engine(const engine_config &config, backend &world)
 	/* What drains a dead queue is a WRITE, which not every type of QP has. */
 	signal_every_ = config_.local_only ? 1U : std::max(std::min(budget, config_.depth) / 4, 1U);
 	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
-	max_runs_ = budget - 1;
+	max_entries_ = std::min(budget, credits_.largest());
 
 	snap_.resize(config_.words.size());
 	ring_.resize(records);
@@ -202,6 +202,13 @@ engine::engine(const engine_config &config, backend &world)
 		put(free_, p);
 	}
 	bindings_.resize(16);
+}
+
+engine::~engine()
+{
+	/* Nobody hears of them any more. */
+	set_tail(0);
+	credits_.give(under_way());
 }
 
 /* --- lists ------------------------------------------------------------- */
@@ -357,7 +364,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
 	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
 	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
-	    b->state != binding_state::bound || !calm() || !room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
+	    b->state != binding_state::bound || !calm() || !has_room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
 	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
 
@@ -464,8 +471,9 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 
 	for (std::uint32_t k = 0; k < entries; ++k)
 		slots_[sq_tail_++ & sq_mask_] = {tail_, index(p)};
-	tail_signaled_ = true;
-	unsignaled_ = 0;
+	credits_.take(entries);
+	if (unsignaled_)
+		set_tail(0);
 	next_ = ++tail_;
 	if (rc) [[unlikely]] {
 		not_posted(entries - posted(bad));
@@ -608,7 +616,7 @@ void engine::issue() noexcept
 			if (!room(1))
 				return;
 			const bool signaled = config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED ||
-					      unsignaled_ + 1 >= signal_every_;
+					      unsignaled_ + 1 >= signal_every_ || !credits_.tail_may_grow();
 			o.started = true;
 			ibv_send_wr &w = push(next_, nullptr, signaled);
 			const std::uint64_t id = w.wr_id;
@@ -1054,7 +1062,7 @@ bool engine::post_read(piece &p) noexcept
 		}
 		if (!p.by_words) {
 			/* Not this time: but learn the words, for the next READ here, if ever there is room. */
-			p.warms = entries < config_.sq_budget;
+			p.warms = entries < max_entries_;
 			pages = p.warms ? pages : 0;
 		}
 	}
@@ -1976,8 +1984,8 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 	slots_[sq_tail_ & sq_mask_] = {i, p ? index(*p) : none};
 	++sq_tail_;
 	++chained_;
-	tail_signaled_ = signaled || config_.sq_sig_all;
-	unsignaled_ = tail_signaled_ ? 0 : unsignaled_ + 1;
+	credits_.take(1);
+	set_tail(signaled || config_.sq_sig_all ? 0 : unsignaled_ + 1);
 	if (i != no_op)
 		++op_at(i).slots;
 	if (p)
@@ -2109,6 +2117,7 @@ void engine::not_posted(std::uint32_t n) noexcept
 {
 	std::uint64_t first = no_op;
 
+	credits_.give(n);
 	for (; n; --n) {
 		const slot &s = slots_[--sq_tail_ & sq_mask_];
 		if (s.op == no_op)
@@ -2118,7 +2127,8 @@ void engine::not_posted(std::uint32_t n) noexcept
 		if (s.piece != none && !--pieces_[s.piece].slots && pieces_[s.piece].dropped)
 			free_piece(pieces_[s.piece]);
 	}
-	tail_signaled_ = sq_head_ == sq_tail_;
+	/* Some of what is left may be signaled, but nobody knows any more. */
+	set_tail(under_way());
 	if (!broken_ && !dead_ && first != no_op && op_at(first).status == IBV_WC_SUCCESS)
 		op_at(first).status = IBV_WC_LOC_QP_OP_ERR;
 	/* step() ends the QP: here somebody may be in the middle of a piece. */
@@ -2136,6 +2146,7 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 
 	const bool bad = wc.status != IBV_WC_SUCCESS;
 	lost_ |= !dead_ && wc.status == IBV_WC_RETRY_EXC_ERR;
+	credits_.give(static_cast<std::uint32_t>(i + 1 - sq_head_));
 	while (sq_head_ <= i) {
 		const slot s = slots_[sq_head_ & sq_mask_];
 		const bool failed = bad && sq_head_ == i;
@@ -2163,6 +2174,8 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		else if (!bad)
 			arrived(p);
 	}
+	if (bad || broken_)
+		set_tail(std::min(unsignaled_, under_way()));
 	if (bad && !config_.local_only)
 		die();
 	else if (bad && wc.status != IBV_WC_WR_FLUSH_ERR)
@@ -2237,6 +2250,7 @@ std::optional<nanoseconds> engine::deadline() const noexcept
 
 void engine::step() noexcept
 {
+	wanted_ = 0;
 	if (calm())
 		return drop_silent();
 	if (!dead_ && !pausing_.empty()) {
@@ -2279,7 +2293,7 @@ void engine::step() noexcept
 		die();
 	}
 	settle_failure();
-	if (dead_ && sq_head_ != sq_tail_ && !tail_signaled_ && room(1)) {
+	if (dead_ && unsignaled_ && room(1)) {
 		push_drain();
 		flush();
 	}

@@ -61,6 +61,7 @@
 #ifndef NPR_ENGINE_HPP
 #define NPR_ENGINE_HPP
 
+#include "credits.hpp"
 #include "page_bits.hpp"
 #include "scan.hpp"
 #include "word_cache.hpp"
@@ -68,6 +69,7 @@
 #include <nprdma/nprdma.h>
 #include <rdma/nprdma.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -123,6 +125,7 @@ public:
 struct engine_config {
 	std::uint32_t depth = 0;	  /* ops */
 	std::uint32_t sq_budget = 0;	  /* send queue entries, at least 2 */
+	credits *pool = nullptr;	  /* of the CQ, for these */
 	std::uint32_t max_sge = 1;
 	std::uint32_t max_inline = 0;
 	std::uint32_t max_faults = 1;	  /* requests under way */
@@ -151,6 +154,7 @@ public:
 	engine(const engine_config &config, backend &world);
 	engine(const engine &) = delete;
 	engine &operator=(const engine &) = delete;
+	~engine();
 
 	/* As npr_post_send(); @whole: on error none of the list is accepted. */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
@@ -181,6 +185,9 @@ public:
 	/* Are answers of the kernel under way? */
 	[[nodiscard]] bool waits_for_kernel() const noexcept { return faults_ || resolves_; }
 	[[nodiscard]] bool waits_for_wire() const noexcept { return sq_head_ != sq_tail_; }
+	/* Credits that it has found too few of, at once; there have to be so many as credits_level() says. */
+	[[nodiscard]] std::uint32_t credits_wanted() const noexcept { return wanted_; }
+	[[nodiscard]] std::uint32_t credits_level() const noexcept { return level(wanted_); }
 	[[nodiscard]] bool idle() const noexcept { return head_ == tail_ && !faults_ && !resolves_; }
 	/* Is anything posted that is not known to have succeeded? */
 	[[nodiscard]] bool unfinished() const noexcept;
@@ -405,7 +412,7 @@ private:
 	/* Of what is posted, and asked for, at once. */
 	[[nodiscard]] unsigned max_runs(const piece &p) const noexcept
 	{
-		return std::min(max_runs_, p.reg->info.max_ranges);
+		return std::min(max_entries_ - 1, p.reg->info.max_ranges);
 	}
 
 	/* regions and keys */
@@ -425,9 +432,31 @@ private:
 	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept;
 
 	/* the send queue */
-	[[nodiscard]] bool room(std::uint32_t n) const noexcept
+	/* Credits that there have to be for @n more entries. What ends a dead queue it needs to give back the rest. */
+	[[nodiscard]] std::uint32_t level(std::uint32_t n) const noexcept { return dead_ ? n : under_way() + n; }
+	[[nodiscard]] std::uint32_t under_way() const noexcept
 	{
-		return sq_tail_ - sq_head_ + n <= config_.sq_budget;
+		return static_cast<std::uint32_t>(sq_tail_ - sq_head_);
+	}
+	/* For @n more entries, now, of a queue that lives. */
+	[[nodiscard]] bool has_room(std::uint32_t n) const noexcept
+	{
+		return under_way() + n <= std::min(config_.sq_budget, credits_.free());
+	}
+	/* If it is for want of credits that there is no room, that is remembered until step(). */
+	[[nodiscard]] bool room(std::uint32_t n) noexcept
+	{
+		if (under_way() + n > config_.sq_budget)
+			return false;
+		if (level(n) <= credits_.free())
+			return true;
+		wanted_ = n;
+		return false;
+	}
+	void set_tail(std::uint32_t n) noexcept
+	{
+		credits_.tail(unsignaled_, n);
+		unsignaled_ = n;
 	}
 	[[nodiscard]] ibv_send_wr &push(std::uint64_t i, piece *p, bool signaled) noexcept;
 	void push_drain() noexcept;
@@ -462,6 +491,8 @@ private:
 
 	engine_config config_;
 	backend &world_;
+	credits &credits_;
+	std::uint32_t wanted_ = 0;
 	npr_stats stats_{};
 
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
@@ -486,14 +517,14 @@ private:
 	list free_, posting_, asking_, pausing_, rebinding_;
 	list tails_; /* that wait for a hold to end */
 	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
-	unsigned max_runs_; /* that the send queue has room for */
+	std::uint32_t max_entries_; /* of the send queue, at once */
 	std::uint32_t quick_limit_; /* bytes of a READ that post_quick() takes, exclusive */
 
 	std::vector<slot> slots_;
 	std::uint64_t sq_mask_;
 	std::uint64_t sq_head_ = 0, sq_tail_ = 0;
-	std::uint32_t unsignaled_ = 0, signal_every_;
-	bool tail_signaled_ = true;
+	std::uint32_t unsignaled_ = 0; /* behind the last that is signaled, and not known to be over */
+	std::uint32_t signal_every_;
 	std::uint64_t stalls_ = 0; /* behind the last entry that takes a receive of the peer */
 	std::vector<ibv_send_wr> chain_;
 	std::vector<ibv_sge> chain_sges_;

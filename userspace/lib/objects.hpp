@@ -14,6 +14,7 @@
 #ifndef NPR_OBJECTS_HPP
 #define NPR_OBJECTS_HPP
 
+#include "credits.hpp"
 #include "engine.hpp"
 #include "extended.hpp"
 #include "kernel.hpp"
@@ -123,7 +124,6 @@ struct qp_params {
 	bool sq_sig_all, relaxed;
 	bool local_only = false;
 	bool opaque_sinks = false;
-	bool share = false; /* @budget is what it could use; no more than half of the room in the CQ */
 };
 
 } // namespace npr
@@ -164,7 +164,7 @@ struct npr_context {
 	void abandon(const void *queue) noexcept;
 };
 
-struct npr_qp final : npr::backend {
+struct npr_qp final : npr::backend, npr::credits::waiter {
 	/* Registers the ring of words unless the caller has: @words_lkey. Throws. */
 	npr_qp(npr_cq &c, ibv_qp *q, const npr::qp_params &params, std::uint16_t cookie,
 	       const std::uint32_t *words_lkey);
@@ -246,11 +246,14 @@ private:
 };
 
 struct npr_cq {
-	/* Throws std::system_error. */
-	npr_cq(npr_context &c, ibv_cq *v);
+	/* @own: entries that are not for what the library posts. Throws std::system_error. */
+	npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own);
 	~npr_cq();
 
-	/* Throws: ENOSPC if the CQ has no room for the budget. */
+	/* By @resize(entries), 0 or an errno: for @own completions of the application, @limit at most. */
+	template <class F>
+	int resize(std::uint32_t own, std::uint32_t limit, F &&resize);
+	/* Throws. */
 	npr_qp *attach(ibv_qp *qp, const npr::qp_params &params, const std::uint32_t *words_lkey = nullptr);
 	int detach(npr_qp *qp) noexcept;
 	/* The QP is destroyed or RESET: what a detach has polled of it is not told any more. */
@@ -273,6 +276,7 @@ struct npr_cq {
 	ibv_cq *verbs;
 	npr::unique_fd channel, epoll, event, timer;
 	npr::optional_mutex mutex;
+	npr::credits credits;
 	std::vector<std::unique_ptr<npr_qp>> qps;
 	npr::cq_ex ex;
 
@@ -287,13 +291,13 @@ private:
 	static constexpr unsigned busy_interval = 8;
 	static constexpr unsigned idle_interval = 1024;
 
-	[[nodiscard]] std::uint32_t room() const noexcept;
 	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept;
 	void rebuild_table();
 	void touch(npr_qp &qp) noexcept;
 	void step_touched() noexcept;
 	void settle(npr_qp &qp) noexcept;
 	void wake(const npr_qp &qp) noexcept;
+	void serve_line() noexcept;
 	int take_ready(int n, ibv_wc *wc) noexcept;
 	void read_events() noexcept;
 	void take_results() noexcept;
@@ -317,10 +321,26 @@ private:
 	std::atomic<bool> have_results_{false};
 };
 
+template <class F>
+int npr_cq::resize(std::uint32_t own, std::uint32_t limit, F &&resize)
+{
+	const std::lock_guard lock(mutex);
+	/* What is posted has its entries still, and what comes next finds some. */
+	const std::uint32_t least = credits.used() + credits.largest();
+	int error = 0;
+
+	if (!npr::with_credits(own, least, limit, [&](std::uint32_t n) { return !(error = resize(n)); }))
+		return error;
+	strays_.reserve(static_cast<std::size_t>(verbs->cqe));
+	credits.resize(static_cast<std::uint32_t>(verbs->cqe) - own);
+	serve_line();
+	return 0;
+}
+
 namespace npr {
 
-/* npr_attach_qp(), which uses no more than @most entries of the send queue if it is not told how many. */
-npr_qp *attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uint32_t most);
+/* npr_attach_cq() of one that is not half the application's, but @own entries. */
+npr_cq *attach_cq(npr_context *ctx, ibv_cq *cq, std::uint32_t own);
 
 } // namespace npr
 

@@ -112,7 +112,11 @@ struct device {
 	ibv_context_ops ops; /* the provider's */
 	decltype(verbs_context::create_qp_ex) create_qp_ex;
 	npr_context *lib;
+	int max_cqe; /* of one CQ */
 };
+
+/* Of a device that does not say how many. */
+constexpr int some_cqe = 1 << 16;
 
 struct queue {
 	npr_cq *lib;
@@ -142,8 +146,6 @@ struct objects {
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, npr_qp *> qps;
-	/* Entries of the send queue that they were meant to have: providers round up. */
-	std::unordered_map<ibv_qp *, std::uint32_t> meant;
 	/* Of QPs that could not be attached again: good until they are destroyed. */
 	std::unordered_map<ibv_qp *, std::unique_ptr<npr::qp_ex>> orphans;
 	std::unordered_map<ibv_srq *, npr_srq *> srqs;
@@ -294,7 +296,7 @@ const char *advice(int error)
 {
 	switch (error) {
 	case ENOSPC:
-		return "Its completion queue needs more entries. ";
+		return "It has too few entries of its send queue, or its completion queue too many queue pairs. ";
 	case ENOMEM:
 		return "There is too little memory, or RLIMIT_MEMLOCK is too low. ";
 	case EMFILE:
@@ -460,17 +462,6 @@ bool goes_on()
 	return true;
 }
 
-/* --- completion queues -------------------------------------------------- */
-
-/* No device has more. */
-constexpr int max_cqe = 1 << 24;
-
-/* The library's own completions need room as well. */
-constexpr int with_room(int cqe)
-{
-	return 2 * cqe + 64;
-}
-
 /* --- queue pairs -------------------------------------------------------- */
 
 /* Of all extended QPs; ibv_wr_*() does not come by here otherwise. */
@@ -495,7 +486,7 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
 	const inside here;
-	npr_qp *const lib = npr::attach_qp(cq, qp, nullptr, find(all().meant, qp));
+	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
 	if (!lib)
 		return errno;
 	if (!add(all().qps, qp, lib)) {
@@ -515,22 +506,14 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	return 0;
 }
 
-/* Twice what was asked for, as the library needs two entries for a WRITE; with_room() has as many. */
-constexpr std::uint32_t meant_for(std::uint32_t asked)
-{
-	return 2 * std::min(asked, std::numeric_limits<std::uint32_t>::max() / 2);
-}
-
 /* @qp, or null and errno. */
-ibv_qp *attach_new(ibv_qp *qp, std::uint32_t asked)
+ibv_qp *attach_new(ibv_qp *qp)
 {
 	std::unique_ptr<npr::qp_ex> none;
-	/* Where the provider makes a send queue though none was asked for, it may be used. */
-	const int error = add(all().meant, qp, std::max(meant_for(asked), 2U)) ? attach(qp, none) : ENOMEM;
+	const int error = attach(qp, none);
 
 	if (!error || may_be_left(qp->context, "QP", qp->qp_num, error))
 		return qp;
-	(void)take(all().meant, qp);
 	(void)verbs().ibv_destroy_qp(qp);
 	errno = error;
 	return nullptr;
@@ -599,15 +582,15 @@ int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 }
 
 /*
- * @create(cap) makes a QP, with more entries of the send queue than were asked for if the
- * device has them.
+ * @create(cap) makes a QP, with twice as many entries of the send queue as were asked for if the
+ * device has them, as the library needs two for a WRITE.
  */
 template <class F>
 ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
 {
 	const ibv_qp_cap asked = cap;
 
-	cap.max_send_wr = meant_for(asked.max_send_wr);
+	cap.max_send_wr = 2 * std::min(asked.max_send_wr, std::numeric_limits<std::uint32_t>::max() / 2);
 	if (ibv_qp *const qp = create())
 		return qp;
 	cap = asked;
@@ -622,9 +605,8 @@ ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 
 	if (!ours)
 		return d.create_qp_ex(context, attr);
-	const std::uint32_t asked = attr->cap.max_send_wr;
 	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
-	return qp ? attach_new(qp, asked) : qp;
+	return qp ? attach_new(qp) : qp;
 }
 
 } // namespace
@@ -639,7 +621,7 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 	if (!context)
 		return context;
 	const inside here;
-	device d{context->ops, extended ? extended->create_qp_ex : nullptr, npr_open(context, 0)};
+	device d{context->ops, extended ? extended->create_qp_ex : nullptr, npr_open(context, 0), some_cqe};
 	/* All memory that has an address is registered by our functions, and may be so before. */
 	npr::local_regions::all().know_all();
 	if (!d.lib) {
@@ -647,6 +629,8 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 			     ibv_get_device_name(dev));
 		return context;
 	}
+	if (ibv_device_attr attr{}; !ibv_query_device(context, &attr))
+		d.max_cqe = attr.max_cqe;
 	if (!add(all().devices, context, d)) {
 		(void)npr_close(d.lib);
 		return context;
@@ -798,15 +782,16 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 {
 	const device d = find_device(context);
 
-	if (busy || !d.lib || cqe < 0 || cqe > max_cqe)
+	if (busy || !d.lib || cqe < 0 || cqe > d.max_cqe)
 		return verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
 	const inside here;
-	ibv_cq *cq = verbs().ibv_create_cq(context, with_room(cqe), cq_context, channel, comp_vector);
-	if (!cq)
-		cq = verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
+	const auto own = static_cast<std::uint32_t>(cqe);
+	ibv_cq *const cq = npr::with_credits(own, 0, static_cast<std::uint32_t>(d.max_cqe), [&](std::uint32_t n) {
+		return verbs().ibv_create_cq(context, static_cast<int>(n), cq_context, channel, comp_vector);
+	});
 	if (!cq)
 		return cq;
-	npr_cq *const lib = npr_attach_cq(d.lib, cq);
+	npr_cq *const lib = npr::attach_cq(d.lib, cq, own);
 	const auto c = find(all().channels, channel);
 	int error = errno;
 	if (lib) {
@@ -829,18 +814,13 @@ NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
 {
 	npr_cq *const lib = find(all().cqs, cq).lib;
 
+	const int max_cqe = find_device(cq->context).max_cqe;
 	if (!lib || cqe < 0 || cqe > max_cqe)
 		return verbs().ibv_resize_cq(cq, cqe);
-	std::uint32_t used = 0;
-	{
-		const std::lock_guard lock(lib->mutex);
-		for (const auto &qp : lib->qps)
-			used += qp->budget;
-	}
-	/* What QPs were given when there were more stays theirs. */
-	const int least = std::max(cqe, static_cast<int>(used));
-	const int rc = verbs().ibv_resize_cq(cq, std::max(with_room(cqe), least));
-	return rc ? verbs().ibv_resize_cq(cq, least) : rc;
+	const inside here;
+	return lib->resize(static_cast<std::uint32_t>(cqe), static_cast<std::uint32_t>(max_cqe), [&](std::uint32_t n) {
+		return verbs().ibv_resize_cq(cq, static_cast<int>(n));
+	});
 }
 
 NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
@@ -955,12 +935,11 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 {
 	if (busy || !find_device(pd->context).lib)
 		return verbs().ibv_create_qp(pd, attr);
-	const std::uint32_t asked = attr->cap.max_send_wr;
 	ibv_qp *const qp = create_larger(attr->cap, [&] {
 		const inside here;
 		return verbs().ibv_create_qp(pd, attr);
 	});
-	return qp ? attach_new(qp, asked) : qp;
+	return qp ? attach_new(qp) : qp;
 }
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
@@ -968,13 +947,12 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 	const completions unseen(qp);
 	/* Before: what is under way ends by means of the QP. */
 	auto ex = detach(qp);
-	const std::uint32_t meant = take(all().meant, qp);
 	const int rc = verbs().ibv_destroy_qp(qp);
 
 	if (!rc)
 		unseen.forget();
 	/* It is still there, which is what the caller is told. */
-	if (rc && ex && add(all().meant, qp, meant))
+	if (rc && ex)
 		(void)attach_again(qp, std::move(ex));
 	return rc;
 }

@@ -79,7 +79,7 @@ struct device {
 			wc.qp_num = qp->qp_num;
 			if (dead.count(qp->qp_num)) {
 				wc.status = IBV_WC_WR_FLUSH_ERR;
-				completions.push_back(wc);
+				complete(wc);
 				continue;
 			}
 			posted.push_back(*wr);
@@ -92,10 +92,20 @@ struct device {
 				transfer(*wr, at, s);
 				at += wr->sg_list[i].length;
 			}
-			if (wr->send_flags & IBV_SEND_SIGNALED)
-				(stall ? stalled : completions).push_back(wc);
+			if (!(wr->send_flags & IBV_SEND_SIGNALED))
+				continue;
+			if (stall)
+				stalled.push_back(wc);
+			else
+				complete(wc);
 		}
 		return 0;
+	}
+
+	void complete(const ibv_wc &wc)
+	{
+		EXPECT_LT(completions.size(), capacity) << "CQ overrun";
+		completions.push_back(wc);
 	}
 
 	int receive(const ibv_recv_wr &wr)
@@ -139,6 +149,7 @@ struct device {
 	ibv_cq cq{};
 	std::mutex mutex;
 	std::deque<ibv_wc> completions, stalled;
+	std::size_t capacity = 4096; /* entries that are not full of what else completes */
 	std::deque<ibv_send_wr> posted; /* without its lists */
 	std::vector<std::byte> memory;
 	std::vector<std::uint64_t> words;
@@ -263,7 +274,7 @@ struct fake_kernel final : npr::kernel {
 		dev.dead[qp.qp_num] = true;
 		for (ibv_wc &w : dev.stalled) {
 			w.status = IBV_WC_WR_FLUSH_ERR;
-			dev.completions.push_back(w);
+			dev.complete(w);
 		}
 		dev.stalled.clear();
 		return 0;
@@ -315,7 +326,7 @@ struct fake_kernel final : npr::kernel {
 struct Objects : ::testing::Test {
 	Objects() : kernel_ptr(new fake_kernel(dev)), ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), 0)
 	{
-		cq = std::make_unique<npr_cq>(ctx, &dev.cq);
+		cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
 		for (std::size_t i = 0; i < dev.memory.size(); ++i)
 			dev.memory[i] = static_cast<std::byte>(i * 5 + i / 4096);
 	}
@@ -338,22 +349,8 @@ struct Objects : ::testing::Test {
 
 	npr_qp *attach(std::uint32_t number) { return cq->attach(&make_qp(number), params, &lkey); }
 
-	/* How many entries it got; 0: none were left. */
-	std::uint32_t attach(ibv_qp &q, std::uint32_t budget, bool share)
-	{
-		npr::qp_params p = params;
-		p.budget = budget;
-		p.share = share;
-		try {
-			return cq->attach(&q, p, &lkey)->budget;
-		} catch (const std::system_error &e) {
-			EXPECT_EQ(e.code().value(), ENOSPC);
-			return 0;
-		}
-	}
-
 	static int post(npr_qp *qp, ibv_wr_opcode op, std::uint64_t offset, std::span<std::byte> buffer,
-			std::uint64_t id, std::uint32_t key = rkey)
+			std::uint64_t id, std::uint32_t key = rkey, unsigned flags = IBV_SEND_SIGNALED)
 	{
 		ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer.data()), static_cast<std::uint32_t>(buffer.size()), 1};
 		ibv_send_wr wr{}, *bad;
@@ -361,7 +358,7 @@ struct Objects : ::testing::Test {
 		wr.sg_list = &s;
 		wr.num_sge = 1;
 		wr.opcode = op;
-		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.send_flags = flags;
 		wr.wr.rdma.remote_addr = base + offset;
 		wr.wr.rdma.rkey = key;
 		return npr_post_send(qp, &wr, &bad);
@@ -404,19 +401,6 @@ TEST_F(Objects, WhatIsInUseIsNotClosed)
 	EXPECT_THROW(attach(1), std::system_error);
 }
 
-TEST_F(Objects, QueuePairsThatAskForNoNumberLeaveRoomForOthers)
-{
-	dev.cq.cqe = 1023;
-	std::vector<std::uint32_t> budgets;
-	for (std::uint32_t i = 1; i <= 8; ++i)
-		budgets.push_back(attach(make_qp(i), 256, true));
-	EXPECT_EQ(budgets, (std::vector<std::uint32_t>{256, 256, 256, 128, 64, 32, 16, 8}));
-	EXPECT_EQ(attach(make_qp(9), 8, false), 0U);
-	EXPECT_EQ(attach(make_qp(9), 5, false), 5U);
-	EXPECT_EQ(attach(make_qp(10), 256, true), 2U) << "the last ones";
-	EXPECT_EQ(attach(make_qp(11), 256, true), 0U);
-}
-
 /* Counted by malloc(), which is not that of libc under a sanitizer and counts nothing there. */
 TEST_F(Objects, ReconnectingTakesNoMoreMemory)
 {
@@ -432,27 +416,10 @@ TEST_F(Objects, ReconnectingTakesNoMoreMemory)
 	EXPECT_LT(used(512), before + 16 * 1024);
 }
 
-TEST_F(Objects, QueuePairGetsItsSendQueueIfThereIsRoomForTwo)
-{
-	dev.cq.cqe = 511;
-	EXPECT_EQ(attach(make_qp(1), 256, true), 256U);
-	EXPECT_EQ(attach(make_qp(2), 255, false), 255U) << "all that is left, to who asks for it";
-}
-
-/* What a CQ made for one request each has: ibv_create_cq() of preload. */
-TEST_F(Objects, SmallQueuePairsAllFindRoom)
-{
-	dev.cq.cqe = 2 * 200 + 64;
-	for (std::uint32_t i = 1; i <= 200; ++i)
-		ASSERT_EQ(attach(make_qp(i), 2, true), 2U) << i;
-}
-
-TEST_F(Objects, QueuePairWithoutASendQueueTakesNoRoomAndSendsNothing)
+TEST_F(Objects, QueuePairWithoutASendQueueSendsNothing)
 {
 	npr::qp_params p = params;
 	p.depth = p.budget = 0;
-	p.share = true;
-	dev.cq.cqe = 2;
 	std::array<std::byte, 8> b{};
 	for (std::uint32_t i = 1; i <= 8; ++i) {
 		npr_qp *const qp = cq->attach(&make_qp(i), p, &lkey);
@@ -465,26 +432,170 @@ TEST_F(Objects, QueuePairWithoutASendQueueTakesNoRoomAndSendsNothing)
 		EXPECT_EQ(npr_post_recv(qp, &wr, &bad), i > device::max_receives ? -ENOMEM : 0);
 	}
 	EXPECT_TRUE(dev.posted.empty());
-	EXPECT_EQ(attach(make_qp(9), 2, true), 2U);
 }
 
-TEST_F(Objects, ThreadsThatAttachAtOnceDoNotShareEntries)
-{
-	dev.cq.cqe = 63;
-	std::vector<ibv_qp *> all;
-	std::vector<std::uint32_t> budgets(16);
-	std::vector<std::thread> threads;
-	for (std::uint32_t i = 0; i < budgets.size(); ++i)
-		all.push_back(&make_qp(i + 1));
-	for (std::uint32_t i = 0; i < budgets.size(); ++i)
-		threads.emplace_back([&, i] { budgets[i] = attach(*all[i], 16, i % 2); });
-	std::uint32_t sum = 0;
-	for (std::uint32_t i = 0; i < budgets.size(); ++i) {
-		threads[i].join();
-		sum += budgets[i];
+/*
+ * Queue pairs that share a CQ sized for what they signal, more of them than it has entries if that
+ * is all. The entries of the application are full of what it has not polled.
+ */
+struct Crowd : Objects {
+	static constexpr std::uint32_t queues = 64, depth = 256, every = 64;
+
+	void make(std::uint32_t own, std::uint32_t entries)
+	{
+		dev.cq.cqe = static_cast<int>(entries);
+		dev.capacity = std::max(entries - own, 2U);
+		cq = std::make_unique<npr_cq>(ctx, &dev.cq, own);
+		for (std::uint32_t i = 1; i <= queues; ++i) {
+			npr::qp_params p = params;
+			p.depth = depth;
+			p.budget = 2 * depth;
+			p.relaxed = true;
+			qps.push_back(cq->attach(&make_qp(i), p, &lkey));
+			ASSERT_EQ(npr_resolve(qps.back(), rkey, nullptr), 0);
+		}
+		dev.words.assign(pages, 4 | 3);
 	}
-	EXPECT_LE(sum, 63U);
-	EXPECT_GE(sum, 48U) << "as long as there is room, there is";
+
+	void post_all()
+	{
+		for (std::uint64_t n = 1; n <= depth; ++n)
+			for (npr_qp *qp : qps) {
+				/* a SEND waits for the WRITEs before it */
+				const ibv_wr_opcode op = n % 128 == 1 ? IBV_WR_SEND
+							 : n % 4 == 0 ? IBV_WR_RDMA_WRITE
+								      : IBV_WR_RDMA_READ;
+				ASSERT_EQ(post(qp, op, 8 * n, buffer, n, rkey, n % every ? 0 : IBV_SEND_SIGNALED), 0);
+			}
+	}
+
+	/* All that was asked for, in order. */
+	void poll_all()
+	{
+		std::map<std::uint32_t, std::uint64_t> last;
+		const auto begun = npr::monotonic();
+
+		for (std::uint32_t left = queues * depth / every; left;) {
+			ibv_wc wc[16];
+			const int n = npr_poll_cq(cq.get(), 16, wc);
+			ASSERT_GE(n, 0);
+			ASSERT_LT(npr::monotonic() - begun, 60'000'000'000U) << left << " are missing";
+			for (int i = 0; i < n; ++i, --left) {
+				ASSERT_EQ(wc[i].status, IBV_WC_SUCCESS);
+				ASSERT_EQ(wc[i].wr_id, last[wc[i].qp_num] += every);
+			}
+		}
+		EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc_), 0);
+		EXPECT_EQ(cq->credits.used(), 0U) << "the last of each is signaled";
+	}
+
+	std::array<std::byte, 8> buffer{};
+	std::vector<npr_qp *> qps;
+	ibv_wc wc_;
+};
+
+TEST_F(Crowd, CompletesOnACqForWhatItSignals)
+{
+	ASSERT_NO_FATAL_FAILURE(make(4096, 3 * 4096));
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	ASSERT_NO_FATAL_FAILURE(poll_all());
+}
+
+TEST_F(Crowd, CompletesOnACqOf16)
+{
+	ASSERT_NO_FATAL_FAILURE(make(16, 16 + 256));
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	ASSERT_NO_FATAL_FAILURE(poll_all());
+}
+
+TEST_F(Crowd, CompletesIfTheDeviceHasNoEntriesMore)
+{
+	ASSERT_NO_FATAL_FAILURE(make(4096, 4096));
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	ASSERT_NO_FATAL_FAILURE(poll_all());
+}
+
+TEST_F(Crowd, CompletesOnACqThatIsMadeSmallerAndLarger)
+{
+	std::uint32_t entries = 0;
+	const auto resize = [&](std::uint32_t own) {
+		return cq->resize(own, 1 << 22, [&](std::uint32_t n) {
+			EXPECT_LE(dev.completions.size() + own, n) << "what has completed is lost";
+			dev.cq.cqe = static_cast<int>(entries = n);
+			dev.capacity = n - own;
+			return 0;
+		});
+	};
+	ASSERT_NO_FATAL_FAILURE(make(4096, 3 * 4096));
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	const std::uint32_t used = cq->credits.used();
+	EXPECT_GT(used, 4096U);
+	ASSERT_EQ(resize(16), 0);
+	EXPECT_EQ(entries, 16 + used + npr::credits::most) << "all that is posted may complete";
+	EXPECT_EQ(cq->credits.total(), used + npr::credits::most);
+	ASSERT_NO_FATAL_FAILURE(poll_all());
+
+	ASSERT_EQ(resize(16), 0);
+	EXPECT_EQ(cq->credits.total(), 256U);
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	ASSERT_EQ(resize(4096), 0);
+	EXPECT_EQ(cq->credits.total(), 2U * 4096);
+	EXPECT_GT(cq->credits.used(), 256U) << "who stood in line goes on";
+	ASSERT_NO_FATAL_FAILURE(poll_all());
+}
+
+TEST_F(Crowd, CqThatCannotBeResizedStaysAsItIs)
+{
+	ASSERT_NO_FATAL_FAILURE(make(16, 16 + 64));
+	EXPECT_EQ(cq->resize(64, 1 << 22, [](std::uint32_t) { return ENOMEM; }), ENOMEM);
+	EXPECT_EQ(cq->credits.total(), 64U);
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	ASSERT_NO_FATAL_FAILURE(poll_all());
+}
+
+TEST_F(Crowd, DetachedQueuePairGivesItsCreditsToThoseInLine)
+{
+	ASSERT_NO_FATAL_FAILURE(make(16, 16 + 8));
+	dev.stall = true;
+	for (std::uint64_t n = 1; n <= depth; ++n)
+		ASSERT_EQ(post(qps[0], IBV_WR_RDMA_READ, 0, buffer, n), 0);
+	dev.stall = false;
+	const std::size_t posted = dev.posted.size();
+	for (std::uint64_t n = 1; n <= 16; ++n)
+		ASSERT_EQ(post(qps[1], IBV_WR_SEND, 0, buffer, n), 0);
+	EXPECT_LT(dev.posted.size(), posted + 16) << "the others stand in line";
+	const std::size_t before = dev.posted.size();
+	ASSERT_EQ(npr_detach_qp(qps[0]), 0);
+	EXPECT_GT(dev.posted.size(), before) << "nobody need poll for that";
+	for (std::uint64_t n = 1; n <= 16; ++n)
+		EXPECT_EQ(next().wr_id, n);
+	EXPECT_EQ(cq->credits.used(), 0U);
+}
+
+TEST_F(Crowd, QueuePairsBehindSilentOnesPostAtOnce)
+{
+	ASSERT_NO_FATAL_FAILURE(make(16, 16 + 64));
+	dev.stall = true;
+	for (std::size_t i = 0; i < 4; ++i)
+		for (std::uint64_t n = 1; n <= depth; ++n)
+			ASSERT_EQ(post(qps[i], IBV_WR_RDMA_READ, 0, buffer, n), 0);
+	EXPECT_TRUE(cq->credits.line());
+	const std::size_t posted = dev.posted.size();
+	ASSERT_EQ(post(qps[4], IBV_WR_RDMA_READ, 0, buffer, 1), 0);
+	EXPECT_EQ(dev.posted.size(), posted + 1);
+	dev.capacity = dev.posted.size(); /* what is under way is flushed */
+}
+
+/* Nobody says what else completes there. */
+TEST_F(Objects, HalfOfACqIsTheApplications)
+{
+	ibv_cq verbs{};
+	verbs.context = &dev.context;
+	verbs.cqe = 1023;
+	npr_cq *const half = npr_attach_cq(&ctx, &verbs);
+	ASSERT_TRUE(half);
+	EXPECT_EQ(half->credits.total(), 512U);
+	EXPECT_EQ(npr_detach_cq(half), 0);
 }
 
 TEST_F(Objects, ReadOfAbsentMemoryBringsTheMemory)
@@ -641,7 +752,7 @@ TEST_F(Local, ReceivesCompleteOnAnotherCqToo)
 	ibv_cq verbs{};
 	verbs.context = &dev.context;
 	verbs.cqe = 16;
-	npr_cq receiver(ctx, &verbs);
+	npr_cq receiver(ctx, &verbs, 16);
 	qp->verbs->recv_cq = &verbs;
 	ASSERT_EQ(receive(qp, 7, local), 0);
 	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
@@ -1364,6 +1475,23 @@ TEST_F(Sleeper, HearsOfThePauseThatNprResolveBegins)
 	kernel_ptr->unblock();
 }
 
+TEST_F(Sleeper, HearsOfWhatIsRefusedWhenItsTurnComes)
+{
+	npr_qp *other = attach(2);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	const std::uint32_t all = cq->credits.free();
+	cq->credits.take(all);
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	ASSERT_TRUE(cq->credits.line());
+	arm();
+	dev.refuse_post = EINVAL;
+	cq->credits.give(all);
+	ASSERT_EQ(npr_detach_qp(other), 0);
+	ASSERT_TRUE(woken());
+	EXPECT_EQ(next().status, IBV_WC_LOC_QP_OP_ERR);
+	dev.refuse_post = 0;
+}
+
 /* A READ whose key and page are known is posted at once. */
 TEST_F(Sleeper, HearsOfWhatTheProviderRefuses)
 {
@@ -1478,7 +1606,7 @@ TEST_F(Objects, ThreadsAreCancelledWhereTheyWait)
 	verbs.context = &dev.context;
 	verbs.channel = &channel;
 	{
-		npr_cq waits(ctx, &verbs);
+		npr_cq waits(ctx, &verbs, 1);
 		EXPECT_FALSE(done_by_cancelled([&] { (void)npr_wait_cq(&waits, -1); }));
 	}
 	close(channel.fd);

@@ -541,8 +541,42 @@ bool sim::complete_one()
 	wc.qp_num = 17;
 	if (before_cqe)
 		before_cqe(*this);
+	if (cq) {
+		EXPECT_LT(cq->cqes.size(), cq->pool.total()) << "CQ overrun";
+		cq->cqes.emplace_back(this, wc);
+		return true;
+	}
 	EXPECT_TRUE(attached->on_cqe(wc)) << "the engine did not know its own completion";
+	step();
+	return true;
+}
+
+void sim::step() noexcept
+{
 	attached->step();
+	if (cq)
+		cq->settle(*this);
+}
+
+void sim_cq::settle(sim &s) noexcept
+{
+	pool.line_up(s, s.attached->credits_wanted(), s.attached->credits_level());
+}
+
+void sim_cq::serve() noexcept
+{
+	pool.serve([](credits::waiter &w) { static_cast<sim &>(w).step(); });
+}
+
+bool sim_cq::poll()
+{
+	if (cqes.empty())
+		return false;
+	const auto [owner, wc] = cqes.front();
+	cqes.pop_front();
+	EXPECT_TRUE(owner->attached->on_cqe(wc)) << "the engine did not know its own completion";
+	owner->step();
+	serve();
 	return true;
 }
 
@@ -682,7 +716,7 @@ void sim::answer_resolve(std::size_t i, int error)
 		}
 	}
 	attached->on_resolved(rkey, error, info);
-	attached->step();
+	step();
 }
 
 void sim::deliver(std::size_t i)
@@ -691,7 +725,7 @@ void sim::deliver(std::size_t i)
 
 	events.erase(events.begin() + static_cast<std::ptrdiff_t>(i));
 	attached->on_event(e);
-	attached->step();
+	step();
 }
 
 void sim::run_control()
@@ -712,7 +746,7 @@ void sim::settle()
 		run_control();
 		if (const auto d = attached->deadline()) {
 			clock = *d;
-			attached->step();
+			step();
 		}
 	}
 }
@@ -754,15 +788,17 @@ void sim::tick()
 			answer_resolve(dice(resolves.size()));
 		clock += dice(100'000);
 		if (dice(4) == 0)
-			attached->step();
+			step();
 		break;
 	}
 }
 
 /* --- application ------------------------------------------------------- */
 
-app::app(engine_config c, std::uint64_t seed) : world(seed), config(c)
+app::app(engine_config c, std::uint64_t seed, sim_cq *cq) : world(seed), config(c)
 {
+	world.cq = cq;
+	config.pool = cq ? &cq->pool : &pool;
 	if (config.words.empty()) {
 		words.resize(engine::min_words);
 		config.words = words;
@@ -852,6 +888,10 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	/* before the post: it may take effect inside of it */
 	world.ops.push_back(std::move(o));
 	last_rc = eng->post_send(&wr, &bad);
+	if (world.cq) {
+		world.cq->settle(world);
+		world.cq->serve();
+	}
 	/* inline data is the caller's again */
 	std::fill(shown.begin(), shown.end(), std::byte{0xee});
 	if (last_rc) {

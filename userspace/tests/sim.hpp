@@ -15,7 +15,7 @@
  * READs and WRITEs overtake WRITEs as well, fence or not; completions still come in order.
  *
  * What it checks by itself (as test failures): keys that are used belong to a
- * region that was not forgotten, the send queue is not overrun, a region is
+ * region that was not forgotten, the send queue and the CQ are not overrun, a region is
  * forgotten only when nothing refers to it, a hold is released once, an effect
  * on memory keeps the order in which the application posted, what has to happen
  * once does.
@@ -98,7 +98,23 @@ struct app_op {
 	return op == IBV_WR_RDMA_WRITE || is_once(op);
 }
 
-class sim : public backend {
+class sim;
+
+/* A CQ of several sims. What is not for their credits is full of what an application has not polled. */
+struct sim_cq {
+	explicit sim_cq(std::uint32_t entries) : pool(entries) {}
+
+	/* After anything happened to the engine of @s. */
+	void settle(sim &s) noexcept;
+	void serve() noexcept;
+	/* False: it is empty. */
+	bool poll();
+
+	credits pool;
+	std::deque<std::pair<sim *, ibv_wc>> cqes;
+};
+
+class sim : public backend, public credits::waiter {
 public:
 	explicit sim(std::uint64_t seed = 1) : rng(seed) {}
 
@@ -147,13 +163,15 @@ public:
 	bool advance_request();
 	/* All that is posted, completed. */
 	void run_wire();
-	/* The completion of the first entry, if it is finished. */
+	/* The completion of the first entry, if it is finished: to the engine, or into the CQ. */
 	bool complete_one();
 	void serve_fault(std::size_t i, rdma_np_status status = RDMA_NP_OK);
 	void answer_resolve(std::size_t i, int error = 0);
 	void deliver(std::size_t i);
 	/* Each FAULT answered and each event delivered. */
 	void run_control();
+
+	void step() noexcept;
 
 	/* --- for everything at once: until nothing is left to do --- */
 	void settle();
@@ -179,6 +197,7 @@ public:
 
 	std::mt19937_64 rng;
 	engine *attached = nullptr;
+	sim_cq *cq = nullptr; /* shared with others; without it an engine hears of completions at once */
 	std::deque<sim_region> regions;
 	std::deque<std::vector<std::byte>> memories;
 	std::deque<std::vector<std::uint64_t>> stamps; /* by byte: the app_op that wrote it last */
@@ -240,7 +259,7 @@ private:
 /* An application on a sim: posts, polls, and knows what it must see. */
 class app {
 public:
-	explicit app(engine_config config, std::uint64_t seed = 1);
+	explicit app(engine_config config, std::uint64_t seed = 1, sim_cq *cq = nullptr);
 
 	/* Random work on all regions, until @count requests are posted. */
 	bool post_random(std::size_t count);
@@ -260,6 +279,7 @@ public:
 	sim world;
 	std::vector<std::uint64_t> words;
 	engine_config config;
+	credits pool{1U << 20}; /* without a CQ that is shared */
 	std::unique_ptr<engine> eng;
 	std::vector<ibv_wc> completions;
 	std::vector<std::vector<std::byte>> reference;

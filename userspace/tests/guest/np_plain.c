@@ -332,8 +332,8 @@ static int make_queues(struct np_end *end, struct ibv_qp_init_attr *init, struct
 	return 0;
 }
 
-/* A completion queue for what they may have under way. */
-TEST_F(queues, are_as_many_as_there_is_room_for)
+/* A program that signals few of its requests needs no completion queue for all of them. */
+TEST_F(queues, are_any_number_on_a_small_completion_queue)
 {
 	static const struct { size_t queues, depth; } cases[] = { { 24, 17 }, { 90, 1 } };
 	struct ibv_qp *qps[90];
@@ -347,8 +347,7 @@ TEST_F(queues, are_as_many_as_there_is_room_for)
 				 .max_send_sge = 1, .max_recv_sge = 1 },
 		};
 
-		init.send_cq = ibv_create_cq(self->peer.ctx, cases[c].queues * cases[c].depth,
-					     NULL, NULL, 0);
+		init.send_cq = ibv_create_cq(self->peer.ctx, 4, NULL, NULL, 0);
 		ASSERT_NE(NULL, init.send_cq);
 		ASSERT_EQ(0, make_queues(&self->peer, &init, qps, cases[c].queues));
 		for (i = 0; i < cases[c].queues; i++)
