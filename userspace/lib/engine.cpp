@@ -201,7 +201,6 @@ engine::engine(const engine_config &config, backend &world)
 		p.ring = none;
 		put(free_, p);
 	}
-	bindings_.resize(16);
 }
 
 /* --- lists ------------------------------------------------------------- */
@@ -288,6 +287,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 				return rc;
 	}
 	++tail_;
+	++stats_.slow;
 	if (dead_)
 		next_ = tail_;
 	return 0;
@@ -351,14 +351,16 @@ void engine::abandon() noexcept
  */
 bool engine::post_quick(const ibv_send_wr &wr) noexcept
 {
-	const binding *b = last_binding_;
 	const bool write = wr.opcode == IBV_WR_RDMA_WRITE;
 
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
 	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
-	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
-	    b->state != binding_state::bound || !calm() || !room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
+	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !calm() || !room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
 	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
+		return false;
+
+	const binding *b = find_binding(wr.wr.rdma.rkey);
+	if (!b || b->state != binding_state::bound)
 		return false;
 
 	region &r = *b->to;
@@ -487,6 +489,7 @@ void engine::unpack(piece &p) noexcept
 /* Ops from @first on, just accepted and not begun, were never there. */
 void engine::retract(std::uint64_t first) noexcept
 {
+	stats_.slow -= tail_ - first;
 	while (tail_ > first)
 		free_buffers(op_at(--tail_));
 	next_ = std::min(next_, tail_);
@@ -921,8 +924,10 @@ void engine::unref(piece &p) noexcept
 	region *r = p.reg;
 
 	p.reg = nullptr;
-	if (r && !--r->refs && r->gone)
+	if (r && !--r->refs && r->gone) {
+		retire(*r);
 		forget_dead();
+	}
 }
 
 /* Go on now if the send queue has room and nobody was first. */
@@ -1567,8 +1572,10 @@ void engine::on_event(const rdma_np_event &e) noexcept
 			/* An answer that names it may be on its way: it must not be believed. */
 			rdma_np_region_info info{};
 			info.region_id = e.region_id;
-			if (region *z = make_region(info))
+			if (region *z = make_region(info)) {
 				z->gone = true;
+				retire(*z);
+			}
 		}
 		return;
 	}
@@ -1661,50 +1668,70 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 
 /* --- regions and keys -------------------------------------------------- */
 
-engine::binding *engine::find_binding(std::uint32_t rkey) noexcept
+engine::binding *engine::look_up(std::uint32_t rkey) noexcept
 {
-	const std::size_t mask = bindings_.size() - 1;
+	const auto i = bindings_.find(rkey);
 
-	for (std::size_t i = rkey * 0x9e3779b1U & mask;; i = (i + 1) & mask) {
-		if (!bindings_[i].used)
-			return nullptr;
-		if (bindings_[i].rkey == rkey)
-			return &bindings_[i];
-	}
+	return i == bindings_.end() ? nullptr : recent(rkey) = &i->second;
 }
 
 engine::binding *engine::make_binding(std::uint32_t rkey) noexcept
 {
-	const auto place = [](std::vector<binding> &in, const binding &b) -> binding * {
-		const std::size_t mask = in.size() - 1;
-		std::size_t i = b.rkey * 0x9e3779b1U & mask;
-		while (in[i].used)
-			i = (i + 1) & mask;
-		in[i] = b;
-		return &in[i];
-	};
-
-	if (last_binding_ && last_binding_->rkey == rkey)
-		return last_binding_;
 	if (binding *b = find_binding(rkey))
-		return last_binding_ = b;
-	if (2 * (bound_ + 1) > bindings_.size()) {
-		try {
-			std::vector<binding> more(2 * bindings_.size());
-			for (const binding &b : bindings_)
-				if (b.used)
-					place(more, b);
-			bindings_.swap(more);
-			last_binding_ = nullptr;
-		} catch (const std::bad_alloc &) {
-			return nullptr;
-		}
+		return b;
+	if (nr_loose_ >= max_loose_keys)
+		drop_key();
+	try {
+		binding &b = bindings_[rkey];
+		b.rkey = rkey;
+		loose_.append(b);
+		++nr_loose_;
+		return recent(rkey) = &b;
+	} catch (const std::bad_alloc &) {
+		return nullptr;
 	}
-	++bound_;
-	binding b;
-	b.rkey = rkey;
-	b.used = true;
-	return place(bindings_, b);
+}
+
+/* What is known of @b now; @r: the region that it names. */
+void engine::bind(binding &b, binding_state state, region *r) noexcept
+{
+	b.state = state;
+	if (b.to == r)
+		return;
+	nr_loose_ += !r;
+	nr_loose_ -= !b.to;
+	b.to = r;
+	b.unlink();
+	(r ? r->keys : loose_).append(b);
+}
+
+/* Nothing is known of it, and no answer is to come. */
+void engine::erase(binding &b) noexcept
+{
+	const std::uint32_t rkey = b.rkey;
+
+	if (recent(rkey) == &b)
+		recent(rkey) = nullptr;
+	nr_loose_ -= !b.to;
+	b.unlink();
+	bindings_.erase(rkey);
+}
+
+/*
+ * One key of no region makes room for another, and is asked about if it is used again. One that was used since
+ * this came by last, or that is asked about, is passed over; of the latter there are few, for a piece has one key.
+ */
+void engine::drop_key() noexcept
+{
+	for (std::size_t tries = 2 * nr_loose_; tries; --tries) {
+		binding &b = static_cast<binding &>(*loose_.next);
+
+		if (!b.asks && !b.seen)
+			return erase(b);
+		b.seen = false;
+		b.unlink();
+		loose_.append(b);
+	}
 }
 
 void engine::send_resolve(binding &b) noexcept
@@ -1721,8 +1748,7 @@ void engine::ask_resolve(binding &b) noexcept
 {
 	if (b.state == binding_state::asked)
 		return;
-	b.state = binding_state::asked;
-	b.to = nullptr;
+	bind(b, binding_state::asked);
 	send_resolve(b);
 }
 
@@ -1739,6 +1765,7 @@ void engine::ask_resolve(binding &b) noexcept
  */
 bool engine::is_plain(binding &b, std::uint64_t i) noexcept
 {
+	b.seen = true;
 	if (i < b.upto || b.until == ~0ULL)
 		return true;
 
@@ -1758,8 +1785,7 @@ void engine::make_plain(binding &b, int error, nanoseconds asked, std::uint64_t 
 {
 	if (b.state != binding_state::plain)
 		b.until = b.upto = 0;
-	b.state = binding_state::plain;
-	b.to = nullptr;
+	bind(b, binding_state::plain);
 	b.upto = std::max(b.upto, tail);
 	if (error == -EACCES)
 		b.until = std::max(b.until, asked + plain_time);
@@ -1769,26 +1795,24 @@ void engine::make_plain(binding &b, int error, nanoseconds asked, std::uint64_t 
 
 engine::region *engine::find_region(std::uint64_t id) noexcept
 {
-	for (auto &r : regions_)
-		if (r->info.region_id == id)
-			return r.get();
-	return nullptr;
+	const auto i = regions_.find(id);
+
+	return i == regions_.end() ? nullptr : &i->second;
 }
 
 engine::region *engine::make_region(const rdma_np_region_info &info) noexcept
 {
 	try {
-		regions_.push_back(std::make_unique<region>());
+		region &r = regions_[info.region_id];
+		r.info = info;
+		/* What the arrays here have room for. */
+		r.info.max_pages = std::min<std::uint32_t>(info.max_pages, page_bits::capacity);
+		r.info.max_ranges = std::min<std::uint32_t>(info.max_ranges, RDMA_NP_MAX_RANGES);
+		r.uid = next_uid_++;
+		return &r;
 	} catch (const std::bad_alloc &) {
 		return nullptr;
 	}
-	region &r = *regions_.back();
-	r.info = info;
-	/* What the arrays here have room for. */
-	r.info.max_pages = std::min<std::uint32_t>(info.max_pages, page_bits::capacity);
-	r.info.max_ranges = std::min<std::uint32_t>(info.max_ranges, RDMA_NP_MAX_RANGES);
-	r.uid = next_uid_++;
-	return &r;
 }
 
 void engine::region_dies(region &r) noexcept
@@ -1797,24 +1821,35 @@ void engine::region_dies(region &r) noexcept
 		return;
 	r.gone = true;
 	++stats_.gone;
-	for (binding &b : bindings_) {
-		if (b.to == &r) {
-			b.to = nullptr;
-			b.state = binding_state::unknown;
-		}
+	while (!r.keys.empty()) {
+		binding &b = static_cast<binding &>(*r.keys.next);
+
+		/* An answer finds the question that it belongs to. */
+		if (b.asks)
+			bind(b, binding_state::unknown);
+		else
+			erase(b);
 	}
+	if (!r.refs)
+		retire(r);
+}
+
+/* It is dead, and no piece refers to it, nor ever will. */
+void engine::retire(region &r) noexcept
+{
+	r.unused = unused_;
+	unused_ = &r;
 }
 
 void engine::forget_dead() noexcept
 {
-	if (resolves_)
-		return;
-	std::erase_if(regions_, [&](const std::unique_ptr<region> &r) {
-		if (!r->gone || r->refs)
-			return false;
-		world_.forget(r->info.region_id);
-		return true;
-	});
+	while (!resolves_ && unused_) {
+		const std::uint64_t id = unused_->info.region_id;
+
+		unused_ = unused_->unused;
+		world_.forget(id);
+		regions_.erase(id);
+	}
 }
 
 /* The region of @p has died: its key may name another one by now. */
@@ -1863,8 +1898,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			/* Pinned, or nonsense: the HCA will say. */
 			make_plain(*b, error, asked, tail);
 		} else {
-			b->to = nullptr;
-			b->state = binding_state::unknown;
+			bind(*b, binding_state::unknown);
 		}
 		if (!error) {
 			region *r = find_region(info.region_id);
@@ -1873,8 +1907,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			if (!r) {
 				error = -ENOBUFS;
 			} else if (!r->gone) {
-				b->to = r;
-				b->state = binding_state::bound;
+				bind(*b, binding_state::bound, r);
 				/* It is the peer's bound for the QP, which all of its regions tell. */
 				config_.max_faults = std::min(config_.max_faults, info.max_outstanding);
 				++stats_.resolves;

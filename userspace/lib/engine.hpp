@@ -68,11 +68,12 @@
 #include <nprdma/nprdma.h>
 #include <rdma/nprdma.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace npr {
@@ -199,6 +200,10 @@ public:
 					    bool write) noexcept;
 
 	[[nodiscard]] const npr_stats &stats() const noexcept { return stats_; }
+	/* Remote keys of which something is known. */
+	[[nodiscard]] std::size_t keys() const noexcept { return bindings_.size(); }
+	/* So many keys that are of no region are kept: an application may use new ones for ever. */
+	static constexpr std::size_t max_loose_keys = 1024;
 
 private:
 	static constexpr std::uint32_t none = ~0U;
@@ -214,11 +219,35 @@ private:
 	/* What cannot do without a hold asks for it so long while the peer has no memory. */
 	static constexpr nanoseconds hold_patience = 10'000'000'000;
 
+	/* A place in a ring of keys, or its head. It stays where it is. */
+	struct key_ring {
+		key_ring *prev = this, *next = this;
+		key_ring() noexcept = default;
+		key_ring(const key_ring &) = delete;
+		key_ring &operator=(const key_ring &) = delete;
+		[[nodiscard]] bool empty() const noexcept { return next == this; }
+		void unlink() noexcept
+		{
+			prev->next = next;
+			next->prev = prev;
+			prev = next = this;
+		}
+		/* As the last one; of a place that is in no ring. */
+		void append(key_ring &k) noexcept
+		{
+			k.prev = prev;
+			k.next = this;
+			prev = prev->next = &k;
+		}
+	};
+
 	struct region {
 		rdma_np_region_info info;
 		std::uint32_t uid;	 /* for the word cache */
 		std::uint32_t refs = 0; /* pieces */
 		bool gone = false;
+		key_ring keys;		/* those bound to it */
+		region *unused = nullptr; /* the next one on unused_ */
 		/* P1: a READ does not overtake an earlier WRITE. Unknown counts as no. */
 		[[nodiscard]] bool in_order() const noexcept { return info.read_order == RDMA_NP_READ_IN_ORDER; }
 		/* sequential READs: the first page not asked for, and how far ahead to ask */
@@ -227,10 +256,11 @@ private:
 	};
 
 	enum class binding_state : std::uint8_t { unknown, asked, plain, bound };
-	struct binding {
+	/* In the ring of its region, or among the loose ones. */
+	struct binding : key_ring {
 		std::uint32_t rkey = 0;
 		binding_state state = binding_state::unknown;
-		bool used = false;
+		bool seen = false; /* used since drop_key() came by */
 		bool renews = false; /* one of those counted in renewals_ is for it */
 		std::uint32_t asks = 0; /* RESOLVEs of ours that are not answered */
 		region *to = nullptr;
@@ -407,8 +437,22 @@ private:
 	}
 
 	/* regions and keys */
-	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept;
+	[[nodiscard]] binding *&recent(std::uint32_t rkey) noexcept
+	{
+		/* The upper bits: in keys of some HCAs the lower eight are all the same. */
+		return recent_[rkey * 0x9e3779b1U >> (32 - recent_bits)];
+	}
+	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept
+	{
+		binding *b = recent(rkey);
+
+		return b && b->rkey == rkey ? b : look_up(rkey);
+	}
+	[[nodiscard]] binding *look_up(std::uint32_t rkey) noexcept;
 	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
+	void bind(binding &b, binding_state state, region *r = nullptr) noexcept;
+	void erase(binding &b) noexcept;
+	void drop_key() noexcept;
 	void ask_resolve(binding &b) noexcept;
 	void send_resolve(binding &b) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
@@ -418,6 +462,7 @@ private:
 	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
 	[[nodiscard]] region *make_region(const rdma_np_region_info &info) noexcept;
 	void region_dies(region &r) noexcept;
+	void retire(region &r) noexcept;
 	void forget_dead() noexcept;
 	void unref(piece &p) noexcept;
 	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept;
@@ -504,10 +549,13 @@ private:
 	std::uint32_t ring_end_ = 0;
 
 	word_cache cache_;
-	std::vector<std::unique_ptr<region>> regions_;
-	std::vector<binding> bindings_; /* open hash; a power of two */
-	std::size_t bound_ = 0;
-	binding *last_binding_ = nullptr;
+	static constexpr unsigned recent_bits = 6;
+	std::array<binding *, 1U << recent_bits> recent_{}; /* of bindings_, by a hash */
+	std::unordered_map<std::uint32_t, binding> bindings_; /* by rkey */
+	key_ring loose_; /* keys of no region, those longest without use first, about */
+	std::size_t nr_loose_ = 0;
+	std::unordered_map<std::uint64_t, region> regions_; /* by id */
+	region *unused_ = nullptr; /* dead ones that no piece refers to */
 	std::uint32_t next_uid_ = 1;
 	std::uint32_t faults_ = 0, resolves_ = 0;
 	unsigned renewals_ = 0; /* of these, for keys that are plain still */

@@ -2465,6 +2465,81 @@ TEST_F(Engine, KeyOfWhichNothingIsPromisedIsAskedAboutForEachRequest)
 	EXPECT_EQ(a.poll(), 3U);
 }
 
+TEST_F(Engine, SeveralKeysInTurnAreQuick)
+{
+	std::vector<sim_region *> all{&r};
+	for (std::uint32_t k = 1; k < 5; ++k)
+		all.push_back(&a.world.add_region(0x100000 + (k << 24), page_size, 0x100 + (k << 8)));
+	for (sim_region *q : all) {
+		a.eng->resolve_begins();
+		ASSERT_EQ(a.eng->resolve_ended(q->rkey, 0, q->info, a.world.now()), 0);
+		a.world.all_in(*q, true);
+	}
+	for (unsigned i = 0; i < 15; ++i)
+		a.post(IBV_WR_RDMA_READ, i % 5, 0, 64);
+	EXPECT_EQ(a.eng->stats().slow, 0U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 15U);
+}
+
+/* Resolves @n keys of pinned memory, from @rkey on. */
+void resolve_pinned(engine &e, std::uint32_t rkey, std::size_t n)
+{
+	for (; n; --n, ++rkey) {
+		e.resolve_begins();
+		EXPECT_EQ(e.resolve_ended(rkey, -EACCES, {}, 1), -EACCES);
+	}
+}
+
+/* A peer may have new keys for ever. */
+TEST_F(Engine, KeysThatAreOfNoRegionAreForgottenButForThoseInUse)
+{
+	resolve();
+	sim_region &second = a.world.add_region(0x2000000, page_size, 0x200);
+	a.world.pin_region(second);
+	a.world.deliver(0);
+	resolve_pinned(*a.eng, second.rkey, 1);
+	for (std::uint32_t i = 0; i < 40; ++i) {
+		resolve_pinned(*a.eng, 0x10000 + 100 * i, 100);
+		EXPECT_LE(a.eng->keys(), engine::max_loose_keys + 1);
+		a.post(IBV_WR_RDMA_READ, 1, 0, 64);
+		a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		EXPECT_TRUE(a.world.resolves.empty()) << "both are known";
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 2U);
+	}
+	resolve_pinned(*a.eng, 0x20000, engine::max_loose_keys * 2);
+	a.post(IBV_WR_RDMA_READ, 1, 0, 64);
+	EXPECT_EQ(a.world.resolves.size(), 1U) << "forgotten by now";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, KeyThatIsAskedAboutIsNotForgotten)
+{
+	a.expect_success = false;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	resolve_pinned(*a.eng, 0x10000, 2 * engine::max_loose_keys);
+	a.world.answer_resolve(0, -ETIMEDOUT);
+	a.world.run_wire();
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_RETRY_EXC_ERR);
+}
+
+TEST_F(Engine, KeysOfDeadRegionsAreForgotten)
+{
+	for (std::uint32_t k = 0; k < 50; ++k) {
+		sim_region &q = a.world.add_region(0x2000000, page_size, 0x200 + k);
+		a.eng->resolve_begins();
+		ASSERT_EQ(a.eng->resolve_ended(q.rkey, 0, q.info, a.world.now()), 0);
+		a.world.kill_region(q);
+		a.world.deliver(0);
+		EXPECT_TRUE(q.forgotten);
+		EXPECT_EQ(a.eng->keys(), 0U);
+	}
+}
+
 TEST_F(Engine, AnswerThatNamesADeadRegionIsNotBelieved)
 {
 	/* RESOLVE is answered, the region dies, and the death is heard first */
