@@ -355,7 +355,7 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 
 	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
 	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
-	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !calm() || !room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
+	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !calm() || tail_ - head_ >= config_.depth ||
 	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
 
@@ -369,13 +369,15 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	const std::uint32_t length = wr.sg_list[0].length;
 	/* The words of a WRITE go with it, or when it has completed. */
 	const bool chained = write && r.in_order();
-	const std::uint32_t entries = chained ? 2 : 1;
+	const std::uint64_t head = write ? 0 : split(addr, length);
+	const std::uint32_t entries = chained || head ? 2 : 1;
 
-	if (!length || addr < info.base || length > info.length || addr - info.base > info.length - length)
+	if (!room(entries) || !length || addr < info.base || length > info.length || addr - info.base > info.length - length)
 		return false;
 
 	piece &p = pieces_[free_.first];
 	ibv_send_wr &w = chain_[0];
+	w.sg_list = wr.sg_list;
 	if (write) {
 		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
 		const std::uint32_t pages = pages_of(addr, length);
@@ -413,16 +415,30 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	} else {
 		/* in one piece for sure: no need to count its pages */
 		if (length > (info.max_pages - 1) * page_size || length - 1 >= quick_limit_ ||
-		    split(addr, length) || !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
+		    !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
 			return false;
 		p.ring = none;
-		w.send_flags = IBV_SEND_SIGNALED;
+		w.send_flags = head ? 0 : IBV_SEND_SIGNALED;
 		w.wr.rdma.rkey = info.read_key;
 		w.wr.rdma.remote_addr = addr - info.base + info.read_addr;
-		w.next = nullptr;
+		w.next = head ? &chain_[1] : nullptr;
+		if (head) {
+			const ibv_sge s = wr.sg_list[0];
+			ibv_send_wr &rest = chain_[1];
+			w.sg_list = &chain_sges_[0];
+			w.sg_list[0] = {s.addr, static_cast<std::uint32_t>(head), s.lkey};
+			rest.wr_id = sq_id(sq_tail_ + 1);
+			rest.next = nullptr;
+			rest.sg_list = &chain_sges_[config_.max_sge];
+			rest.sg_list[0] = {s.addr + head, static_cast<std::uint32_t>(length - head), s.lkey};
+			rest.num_sge = 1;
+			rest.opcode = wr.opcode;
+			rest.send_flags = IBV_SEND_SIGNALED;
+			rest.wr.rdma.rkey = info.read_key;
+			rest.wr.rdma.remote_addr = w.wr.rdma.remote_addr + head;
+		}
 	}
 	w.wr_id = sq_id(sq_tail_);
-	w.sg_list = wr.sg_list;
 	w.num_sge = 1;
 	w.opcode = wr.opcode;
 
@@ -1102,10 +1118,9 @@ void engine::read_arrived(piece &p) noexcept
 		const rdma_np_region_info &i = p.reg->info;
 		const std::uint64_t raddr = o.wr.wr.rdma.remote_addr - i.base + i.read_addr;
 
-		if ((raddr | p.length) % unit_size == 0 &&
-		    !any_unit_matches(reinterpret_cast<const std::byte *>(
-					      static_cast<std::uintptr_t>(o.wr.sg_list[0].addr)),
-				      p.length / unit_size, i.signature))
+		if (!any_suspicious(reinterpret_cast<const std::byte *>(
+					    static_cast<std::uintptr_t>(o.wr.sg_list[0].addr)),
+				    raddr, p.length, i.signature))
 			return end_piece(p);
 		unpack(p);
 	}

@@ -576,6 +576,7 @@ TEST_F(Engine, OnlyAReadThatBeginsWithinAUnitAndReachesIntoAnotherIsTwo)
 		EXPECT_EQ(a.poll(), 1U);
 		EXPECT_EQ(a.world.data_reads, reads) << length << " bytes at " << offset;
 	}
+	EXPECT_EQ(a.eng->stats().slow, 0U) << "one or two, all are posted at once";
 }
 
 /*
