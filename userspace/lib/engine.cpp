@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace npr {
 
@@ -234,11 +236,10 @@ void engine::take(piece &p) noexcept
 
 /* --- ops --------------------------------------------------------------- */
 
-int engine::accept(const ibv_send_wr &wr) noexcept
+/* 0, and the bytes of local buffers; or what is wrong with the request by itself. */
+int engine::check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
 {
-	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
-	std::uint64_t length = 0;
-
+	length = 0;
 	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge || !is_known(wr))
 		return -EINVAL;
 	/* What a window shows would have to stay where it is. */
@@ -247,8 +248,19 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 		return -EOPNOTSUPP;
 	for (int i = 0; i < wr.num_sge; ++i)
 		length += wr.sg_list[i].length;
-	if (length > 1ULL << 31 || (inlined && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
+	if (length > 1ULL << 31 ||
+	    (wr.send_flags & IBV_SEND_INLINE && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
 		return -EINVAL;
+	return 0;
+}
+
+int engine::accept(const ibv_send_wr &wr) noexcept
+{
+	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
+	std::uint64_t length;
+
+	if (const int rc = check(wr, length))
+		return rc;
 	if (tail_ - head_ >= config_.depth) {
 		drop_silent();
 		if (tail_ - head_ >= config_.depth)
@@ -342,43 +354,34 @@ void engine::abandon() noexcept
 }
 
 /*
- * A READ, or a WRITE to pages that are known to be writable, in one piece and
- * with nothing else to think of.
- *
- * What the HCA has to know comes first: the rest is written while it works. Of
- * the piece only what every end of it needs is filled in; unpack() does the
- * rest if it turns out that one try was not enough.
+ * A READ, or a WRITE to pages that are known to be writable, in one piece and with nothing else to think of. Of
+ * the piece only what every end of it needs is filled in; unpack() does the rest if it turns out that one try was
+ * not enough.
  */
-bool engine::post_quick(const ibv_send_wr &wr) noexcept
+template <bool write>
+bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 {
-	const bool write = wr.opcode == IBV_WR_RDMA_WRITE;
-
-	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
-	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
-	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !calm() || tail_ - head_ >= config_.depth ||
-	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
+	if (wr.num_sge != 1 || wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
+	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || free_.empty())
 		return false;
 
-	const binding *b = find_binding(wr.wr.rdma.rkey);
-	if (!b || b->state != binding_state::bound)
-		return false;
-
-	region &r = *b->to;
 	const rdma_np_region_info &info = r.info;
 	const std::uint64_t addr = wr.wr.rdma.remote_addr;
-	const std::uint32_t length = wr.sg_list[0].length;
+	const ibv_sge s = wr.sg_list[0];
+	const std::uint32_t length = s.length;
 	/* The words of a WRITE go with it, or when it has completed. */
 	const bool chained = write && r.in_order();
 	const std::uint64_t head = write ? 0 : split(addr, length);
 	const std::uint32_t entries = chained || head ? 2 : 1;
 
-	if (!room(entries) || !length || addr < info.base || length > info.length || addr - info.base > info.length - length)
+	if (!room(entries) || !length || addr < info.base || length > info.length ||
+	    addr - info.base > info.length - length)
 		return false;
 
 	piece &p = pieces_[free_.first];
-	ibv_send_wr &w = chain_[0];
-	w.sg_list = wr.sg_list;
-	if (write) {
+	ibv_send_wr *const w = &chain_[chained_];
+	ibv_send_wr &second = w[entries - 1];
+	if constexpr (write) {
 		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
 		const std::uint32_t pages = pages_of(addr, length);
 
@@ -395,75 +398,57 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 			return false;
 		std::copy_n(known, pages, &snap_[p.ring_offset]);
 
-		w.send_flags = chained ? 0 : IBV_SEND_SIGNALED;
-		w.wr.rdma.rkey = info.write_key;
-		w.wr.rdma.remote_addr = addr - info.base + info.write_addr;
-		w.next = chained ? &chain_[1] : nullptr;
+		w->wr.rdma.rkey = info.write_key;
+		w->wr.rdma.remote_addr = addr - info.base + info.write_addr;
 		if (chained) {
-			ibv_send_wr &words = chain_[1];
-			words.wr_id = sq_id(sq_tail_ + 1);
-			words.next = nullptr;
-			words.sg_list = &chain_sges_[config_.max_sge];
-			words.num_sge = 1;
-			words.opcode = IBV_WR_RDMA_READ;
-			words.send_flags = IBV_SEND_SIGNALED;
-			words.wr.rdma.rkey = info.table_key;
-			words.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
-			words.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
-					    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+			second.sg_list = &chain_sges_[(chained_ + 1) * config_.max_sge];
+			second.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
+					     static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+			second.wr.rdma.rkey = info.table_key;
+			second.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
 		}
+		w->sg_list = wr.sg_list;
 	} else {
 		/* in one piece for sure: no need to count its pages */
 		if (length > (info.max_pages - 1) * page_size || length - 1 >= quick_limit_ ||
 		    !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
 			return false;
 		p.ring = none;
-		w.send_flags = head ? 0 : IBV_SEND_SIGNALED;
-		w.wr.rdma.rkey = info.read_key;
-		w.wr.rdma.remote_addr = addr - info.base + info.read_addr;
-		w.next = head ? &chain_[1] : nullptr;
+		w->wr.rdma.rkey = info.read_key;
+		w->wr.rdma.remote_addr = addr - info.base + info.read_addr;
+		w->sg_list = wr.sg_list;
 		if (head) {
-			const ibv_sge s = wr.sg_list[0];
-			ibv_send_wr &rest = chain_[1];
-			w.sg_list = &chain_sges_[0];
-			w.sg_list[0] = {s.addr, static_cast<std::uint32_t>(head), s.lkey};
-			rest.wr_id = sq_id(sq_tail_ + 1);
-			rest.next = nullptr;
-			rest.sg_list = &chain_sges_[config_.max_sge];
-			rest.sg_list[0] = {s.addr + head, static_cast<std::uint32_t>(length - head), s.lkey};
-			rest.num_sge = 1;
-			rest.opcode = wr.opcode;
-			rest.send_flags = IBV_SEND_SIGNALED;
-			rest.wr.rdma.rkey = info.read_key;
-			rest.wr.rdma.remote_addr = w.wr.rdma.remote_addr + head;
+			w->sg_list = &chain_sges_[chained_ * config_.max_sge];
+			w->sg_list[0] = {s.addr, static_cast<std::uint32_t>(head), s.lkey};
+			second.sg_list = &chain_sges_[(chained_ + 1) * config_.max_sge];
+			second.sg_list[0] = {s.addr + head, static_cast<std::uint32_t>(length - head), s.lkey};
+			second.wr.rdma.rkey = info.read_key;
+			second.wr.rdma.remote_addr = w->wr.rdma.remote_addr + head;
 		}
 	}
-	w.wr_id = sq_id(sq_tail_);
-	w.num_sge = 1;
-	w.opcode = wr.opcode;
+	w->wr_id = sq_id(sq_tail_);
+	w->num_sge = 1;
+	w->opcode = wr.opcode;
+	w->send_flags = 0;
+	w->next = w + 1;
+	if (entries == 2) {
+		second.wr_id = sq_id(sq_tail_ + 1);
+		second.num_sge = 1;
+		second.opcode = IBV_WR_RDMA_READ;
+		second.next = &second + 1;
+	}
+	second.send_flags = IBV_SEND_SIGNALED;
+	chained_ += entries;
 
-	ibv_send_wr *bad = nullptr;
-	const int rc = world_.post(&w, &bad);
+	const std::uint32_t lost = last ? send_chain() : 0;
 
-	op &o = op_at(tail_);
-	ibv_sge *sges = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
-	sges[0] = wr.sg_list[0];
-	o.wr.wr_id = wr.wr_id;
-	o.wr.sg_list = o.wire = sges;
-	o.held = 0;
+	op &o = begin(wr, write ? op_kind::write : op_kind::read, length);
+	o.wr.sg_list = o.wire = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
+	o.wr.sg_list[0] = s;
 	o.wr.num_sge = 1;
-	o.wr.opcode = wr.opcode;
-	o.wr.send_flags = wr.send_flags;
 	o.wr.wr.rdma = wr.wr.rdma;
-	o.length = o.issued = length;
 	o.pieces = 1;
 	o.slots = entries;
-	o.vendor_err = 0;
-	o.status = IBV_WC_SUCCESS;
-	o.kind = write ? op_kind::write : op_kind::read;
-	o.opaque = false;
-	o.started = true;
-	o.finished = false;
 	++(write ? live_writes_ : live_reads_);
 	stats_.word_reads += chained;
 
@@ -480,16 +465,113 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	p.live = p.quick = true;
 	p.dropped = false;
 
-	for (std::uint32_t k = 0; k < entries; ++k)
-		slots_[sq_tail_++ & sq_mask_] = {tail_, index(p)};
+	slots_[sq_tail_ & sq_mask_] = {tail_, index(p)};
+	if (entries == 2)
+		slots_[(sq_tail_ + 1) & sq_mask_] = {tail_, index(p)};
+	sq_tail_ += entries;
 	tail_signaled_ = true;
 	unsignaled_ = 0;
 	next_ = ++tail_;
-	if (rc) [[unlikely]] {
-		not_posted(entries - posted(bad));
+	if (lost) [[unlikely]] {
+		not_posted(lost);
 		step();
 	}
 	return true;
+}
+
+/*
+ * A request that is posted as it is, with its local buffers where they are and, if it has a key, with one that
+ * is known (@b) to be pinned memory's.
+ *
+ * The caller's request gets neither our wr_id nor our flags, not for a moment: threads may share one, and it may
+ * be in memory that cannot be written to. So it is copied, once, but for what only windows need.
+ */
+bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
+{
+	std::uint64_t length;
+
+	if (wr.opcode == IBV_WR_BIND_MW || live_writes_ || (holds_wanted_ && takes_receive(wr.opcode)) ||
+	    (wr.send_flags & IBV_SEND_FENCE && live_reads_) || !room(1) || check(wr, length))
+		return false;
+	if (needs_hold(wr))
+		return false;
+	if (is_atomic(wr.opcode))
+		length = atomic_size;
+	if (is_remote(wr.opcode) && !config_.local_only && length && (!b || !stays_plain(*b)))
+		return false;
+
+	const bool signaled = config_.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED || unsignaled_ + 1 >= signal_every_;
+	ibv_send_wr &w = chain_[chained_];
+	std::memcpy(&w, &wr, offsetof(ibv_send_wr, bind_mw));
+	w.wr_id = sq_id(sq_tail_);
+	w.next = &w + 1;
+	if (signaled)
+		w.send_flags |= IBV_SEND_SIGNALED;
+	++chained_;
+
+	const std::uint32_t lost = last ? send_chain() : 0;
+
+	op &o = begin(wr, op_kind::pass, static_cast<std::uint32_t>(length));
+	o.pieces = 0;
+	o.slots = 1;
+	slots_[sq_tail_++ & sq_mask_] = {tail_, none};
+	tail_signaled_ = signaled;
+	unsignaled_ = signaled ? 0 : unsignaled_ + 1;
+	if (takes_receive(wr.opcode))
+		stalls_ = sq_tail_;
+	next_ = ++tail_;
+	if (lost) [[unlikely]] {
+		not_posted(lost);
+		step();
+	}
+	return true;
+}
+
+/*
+ * What needs no detour, of a QP of which nothing waits, is posted as it comes: the @last one of a list, and
+ * with it, in one call, what is in the chain; one before it goes into the chain.
+ *
+ * What the HCA has to know comes first: the rest is written while it works.
+ */
+bool engine::post_quick(const ibv_send_wr &wr, bool last) noexcept
+{
+	if (chained_ + 2 > chain_.size())
+		flush();
+	if (!undisturbed() || tail_ - head_ >= config_.depth || live_once_ || (live_writes_ && !config_.relaxed))
+		return false;
+	if (config_.local_only || !is_remote(wr.opcode))
+		return quick_pass(wr, nullptr, last);
+
+	binding *b = find_binding(rkey_of(wr));
+	if (!b || b->state != binding_state::bound)
+		return quick_pass(wr, b, last);
+	switch (wr.opcode) {
+	case IBV_WR_RDMA_READ:
+		return quick_move<false>(wr, *b->to, last);
+	case IBV_WR_RDMA_WRITE:
+		return quick_move<true>(wr, *b->to, last);
+	default:
+		return false;
+	}
+}
+
+/* The next op, which is posted or in the chain: what is the same for all of them. */
+engine::op &engine::begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept
+{
+	op &o = op_at(tail_);
+
+	o.wr.wr_id = wr.wr_id;
+	o.wr.opcode = wr.opcode;
+	o.wr.send_flags = wr.send_flags;
+	o.held = 0;
+	o.length = o.issued = length;
+	o.vendor_err = 0;
+	o.status = IBV_WC_SUCCESS;
+	o.kind = kind;
+	o.opaque = false;
+	o.started = true;
+	o.finished = false;
+	return o;
 }
 
 /* A quick piece needs more than one try. */
@@ -511,22 +593,55 @@ void engine::retract(std::uint64_t first) noexcept
 	next_ = std::min(next_, tail_);
 }
 
+/* Is any of its local buffers one for which hold_buffers() asks the kernel? */
+bool engine::needs_hold(const ibv_send_wr &wr) const noexcept
+{
+	if (!config_.local || wr.send_flags & IBV_SEND_INLINE)
+		return false;
+	for (int k = 0; k < wr.num_sge; ++k)
+		if (wr.sg_list[k].length && !world_.is_plain(wr.sg_list[k].lkey))
+			return true;
+	return false;
+}
+
+/* Is there nothing for which accept() would refuse one of the list? */
+bool engine::takes_all(const ibv_send_wr *wr) const noexcept
+{
+	std::uint64_t n = tail_ - head_, length;
+
+	for (; wr; wr = wr->next) {
+		if (++n > config_.depth || check(*wr, length) || needs_hold(*wr))
+			return false;
+	}
+	return true;
+}
+
 int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 {
 	const std::uint64_t first = tail_;
-	int rc = 0;
+	/* What is begun is not taken back. */
+	const bool at_once = !whole || !wr->next || takes_all(wr);
+	int rc;
 
-	if (!wr->next && post_quick(*wr))
-		return 0;
-	for (; wr; wr = wr->next) {
+	for (;; wr = wr->next) {
+		if (at_once && post_quick(*wr, !wr->next)) {
+			if (!wr->next)
+				return 0;
+			continue;
+		}
 		rc = accept(*wr);
 		if (rc) {
 			if (bad)
 				*bad = wr;
-			if (whole)
+			if (!at_once)
 				retract(first);
 			break;
 		}
+		if (!wr->next)
+			break;
+		/* If it waits for nothing the next one may be quick. */
+		if (at_once && posting_.empty())
+			issue();
 	}
 	step();
 	return rc;
@@ -632,6 +747,7 @@ void engine::issue() noexcept
 			ibv_send_wr &w = push(next_, nullptr, signaled);
 			const std::uint64_t id = w.wr_id;
 			w = o.wr;
+			w.next = &w + 1;
 			w.sg_list = o.wire;
 			w.wr_id = id;
 			if (signaled)
@@ -1795,6 +1911,19 @@ bool engine::is_plain(binding &b, std::uint64_t i) noexcept
 	return true;
 }
 
+/* As is_plain() for a request that is posted now, if the key need not be asked about for that. */
+bool engine::stays_plain(binding &b) noexcept
+{
+	if (b.state != binding_state::plain)
+		return false;
+	b.seen = true;
+	if (b.until == ~0ULL)
+		return true;
+
+	const nanoseconds now = world_.now();
+	return now < b.until && (b.asks || b.until - now >= plain_time / 2);
+}
+
 /* RESOLVE, asked at @asked with requests below @tail, said that it is no unpinned region. */
 void engine::make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept
 {
@@ -2013,6 +2142,7 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 
 	/* The rest is zero, or of a request that was passed on, and nothing to a READ or WRITE. */
 	ibv_send_wr &w = chain_[chained_];
+	w.next = &w + 1;
 	w.num_sge = 0;
 	w.wr_id = sq_id(sq_tail_);
 	w.sg_list = &chain_sges_[chained_ * config_.max_sge];
@@ -2124,22 +2254,25 @@ void engine::push_drain() noexcept
 	w.wr.rdma = {};
 }
 
-void engine::flush() noexcept
+/* How many of the chain, which is not empty, could not be posted? */
+std::uint32_t engine::send_chain() noexcept
 {
+	const std::uint32_t n = std::exchange(chained_, 0);
 	ibv_send_wr *bad = nullptr;
 
-	if (!chained_)
-		return;
-	for (std::uint32_t i = 0; i + 1 < chained_; ++i)
-		chain_[i].next = &chain_[i + 1];
-	chain_[chained_ - 1].next = nullptr;
-	const std::uint32_t n = chained_;
-	chained_ = 0;
+	chain_[n - 1].next = nullptr;
 	/* Nothing may follow what could not be posted. */
 	if ((!broken_ || dead_) && !world_.post(chain_.data(), &bad))
-		return;
+		return 0;
+	return n - posted(bad);
+}
 
-	not_posted(n - posted(bad));
+void engine::flush() noexcept
+{
+	if (!chained_)
+		return;
+	if (const std::uint32_t lost = send_chain())
+		not_posted(lost);
 }
 
 /* How many work requests of the chain the provider took before @bad. */

@@ -153,17 +153,8 @@ public:
 
 	/* As npr_post_send(); @whole: on error none of the list is accepted. */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
-	/*
-	 * The common case without detours: one READ or WRITE, of pages of one piece, by a QP
-	 * of which nothing waits. True: posted, and nothing else has changed.
-	 */
-	[[nodiscard]] bool post_quick(const ibv_send_wr &wr) noexcept;
 	/* Nothing waits that step() could run. */
-	[[nodiscard]] bool calm() const noexcept
-	{
-		return next_ == tail_ && !chained_ && posting_.empty() && asking_.empty() && pausing_.empty() &&
-		       tails_.empty() && failing_ == ~0ULL && !dead_ && !broken_;
-	}
+	[[nodiscard]] bool calm() const noexcept { return !chained_ && undisturbed(); }
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
 	void on_event(const rdma_np_event &event) noexcept;
@@ -213,7 +204,7 @@ private:
 	static constexpr unsigned max_renewals = 8;
 	/* A READ that misses no more than this behind what was asked for goes on there. */
 	static constexpr std::uint64_t sequential_gap = 32;
-	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that post_quick() takes */
+	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that quick_move() takes */
 	static constexpr nanoseconds min_backoff = 20'000;
 	static constexpr nanoseconds max_backoff = 20'000'000;
 	/* What cannot do without a hold asks for it so long while the peer has no memory. */
@@ -339,7 +330,7 @@ private:
 		bool no_hold;	/* this memory cannot be held: it has to do without */
 		bool refused;	/* a hold was: it is in no hurry any more */
 		bool done_held; /* it happened, under a hold; did the region live? */
-		bool quick; /* see post_quick(): the rest is not filled in */
+		bool quick; /* see quick_move(): the rest is not filled in */
 		page_bits todo;		/* not proven */
 		page_bits ask;		/* of these, to be asked for */
 	};
@@ -370,7 +361,25 @@ private:
 	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
 	[[nodiscard]] const op &op_at(std::uint64_t i) const noexcept { return ops_[i & op_mask_]; }
 
+	/* As calm(), in the middle of a list. */
+	[[nodiscard]] bool undisturbed() const noexcept
+	{
+		/* An empty list begins with all bits set. All of this is asked twice for each request. */
+		return next_ == tail_ && (posting_.first & asking_.first & pausing_.first & tails_.first) == none &&
+		       failing_ == ~0ULL && !(dead_ | broken_);
+	}
+
+	/* the quick path: false, and nothing has changed, or the request is begun */
+	[[nodiscard]] bool post_quick(const ibv_send_wr &wr, bool last) noexcept;
+	template <bool write>
+	[[nodiscard]] bool quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept;
+	[[nodiscard]] bool quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept;
+	op &begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept;
+	[[nodiscard]] bool needs_hold(const ibv_send_wr &wr) const noexcept;
+	[[nodiscard]] bool takes_all(const ibv_send_wr *wr) const noexcept;
+
 	/* ops */
+	[[nodiscard]] int check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
 	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
 	[[nodiscard]] int hold_buffers(std::uint64_t i) noexcept;
 	void free_buffers(op &o) noexcept;
@@ -456,6 +465,7 @@ private:
 	void ask_resolve(binding &b) noexcept;
 	void send_resolve(binding &b) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
+	[[nodiscard]] bool stays_plain(binding &b) noexcept;
 	void make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept;
 	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
 		   std::uint64_t tail) noexcept;
@@ -478,6 +488,7 @@ private:
 	void push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept;
 	void push_once(piece &p, bool signaled) noexcept;
 	void push_words(piece &p, bool signaled, unsigned flags = 0) noexcept;
+	[[nodiscard]] std::uint32_t send_chain() noexcept;
 	void flush() noexcept;
 	[[nodiscard]] std::uint32_t posted(const ibv_send_wr *bad) const noexcept;
 	void not_posted(std::uint32_t n) noexcept;
@@ -530,7 +541,7 @@ private:
 	list tails_; /* that wait for a hold to end */
 	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
 	unsigned max_runs_; /* that the send queue has room for */
-	std::uint32_t quick_limit_; /* bytes of a READ that post_quick() takes, exclusive */
+	std::uint32_t quick_limit_; /* bytes of a READ that quick_move() takes, exclusive */
 
 	std::vector<slot> slots_;
 	std::uint64_t sq_mask_;
