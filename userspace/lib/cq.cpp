@@ -902,19 +902,14 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 	if (solicited_) [[unlikely]]
 		arm(false);
 
-	/* it completes nothing and waits for nobody: nothing to settle */
-	if (!wr->next && qp.engine.post_quick(*wr)) {
-		if (!qp.engine.calm()) [[unlikely]] {
-			settle(qp);
-			wake(qp);
-		}
-		return 0;
-	}
-
+	const std::uint64_t slow = qp.engine.stats().slow;
 	const int rc = qp.engine.post_send(wr, bad, whole);
-	settle(qp);
-	serve_line();
-	wake(qp);
+	/* What went the quick path has completed nothing and asks for nothing. */
+	if (rc || qp.engine.stats().slow != slow || !qp.engine.calm()) {
+		settle(qp);
+		serve_line();
+		wake(qp);
+	}
 	return rc;
 }
 

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace npr {
 
@@ -201,7 +203,6 @@ engine::engine(const engine_config &config, backend &world)
 		p.ring = none;
 		put(free_, p);
 	}
-	bindings_.resize(16);
 }
 
 engine::~engine()
@@ -242,11 +243,10 @@ void engine::take(piece &p) noexcept
 
 /* --- ops --------------------------------------------------------------- */
 
-int engine::accept(const ibv_send_wr &wr) noexcept
+/* 0, and the bytes of local buffers; or what is wrong with the request by itself. */
+int engine::check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
 {
-	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
-	std::uint64_t length = 0;
-
+	length = 0;
 	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge || !is_known(wr))
 		return -EINVAL;
 	/* What a window shows would have to stay where it is. */
@@ -255,8 +255,19 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 		return -EOPNOTSUPP;
 	for (int i = 0; i < wr.num_sge; ++i)
 		length += wr.sg_list[i].length;
-	if (length > 1ULL << 31 || (inlined && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
+	if (length > 1ULL << 31 ||
+	    (wr.send_flags & IBV_SEND_INLINE && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
 		return -EINVAL;
+	return 0;
+}
+
+int engine::accept(const ibv_send_wr &wr) noexcept
+{
+	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
+	std::uint64_t length;
+
+	if (const int rc = check(wr, length))
+		return rc;
 	if (tail_ - head_ >= config_.depth) {
 		drop_silent();
 		if (tail_ - head_ >= config_.depth)
@@ -295,6 +306,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 				return rc;
 	}
 	++tail_;
+	++stats_.slow;
 	if (dead_)
 		next_ = tail_;
 	return 0;
@@ -349,39 +361,34 @@ void engine::abandon() noexcept
 }
 
 /*
- * A READ, or a WRITE to pages that are known to be writable, in one piece and
- * with nothing else to think of.
- *
- * What the HCA has to know comes first: the rest is written while it works. Of
- * the piece only what every end of it needs is filled in; unpack() does the
- * rest if it turns out that one try was not enough.
+ * A READ, or a WRITE to pages that are known to be writable, in one piece and with nothing else to think of. Of
+ * the piece only what every end of it needs is filled in; unpack() does the rest if it turns out that one try was
+ * not enough.
  */
-bool engine::post_quick(const ibv_send_wr &wr) noexcept
+template <bool write>
+bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 {
-	const binding *b = last_binding_;
-	const bool write = wr.opcode == IBV_WR_RDMA_WRITE;
-
-	if ((!write && wr.opcode != IBV_WR_RDMA_READ) || wr.num_sge != 1 ||
-	    wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
-	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !b || b->rkey != wr.wr.rdma.rkey ||
-	    b->state != binding_state::bound || !calm() || !has_room(write ? 2 : 1) || tail_ - head_ >= config_.depth ||
-	    free_.empty() || live_once_ || (live_writes_ && !config_.relaxed))
+	if (wr.num_sge != 1 || wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
+	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || free_.empty())
 		return false;
 
-	region &r = *b->to;
 	const rdma_np_region_info &info = r.info;
 	const std::uint64_t addr = wr.wr.rdma.remote_addr;
-	const std::uint32_t length = wr.sg_list[0].length;
+	const ibv_sge s = wr.sg_list[0];
+	const std::uint32_t length = s.length;
 	/* The words of a WRITE go with it, or when it has completed. */
 	const bool chained = write && r.in_order();
-	const std::uint32_t entries = chained ? 2 : 1;
+	const std::uint64_t head = write ? 0 : split(addr, length);
+	const std::uint32_t entries = chained || head ? 2 : 1;
 
-	if (!length || addr < info.base || length > info.length || addr - info.base > info.length - length)
+	if (!has_room(entries) || !length || addr < info.base || length > info.length ||
+	    addr - info.base > info.length - length)
 		return false;
 
 	piece &p = pieces_[free_.first];
-	ibv_send_wr &w = chain_[0];
-	if (write) {
+	ibv_send_wr *const w = &chain_[chained_];
+	ibv_send_wr &second = w[entries - 1];
+	if constexpr (write) {
 		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
 		const std::uint32_t pages = pages_of(addr, length);
 
@@ -398,61 +405,57 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 			return false;
 		std::copy_n(known, pages, &snap_[p.ring_offset]);
 
-		w.send_flags = chained ? 0 : IBV_SEND_SIGNALED;
-		w.wr.rdma.rkey = info.write_key;
-		w.wr.rdma.remote_addr = addr - info.base + info.write_addr;
-		w.next = chained ? &chain_[1] : nullptr;
+		w->wr.rdma.rkey = info.write_key;
+		w->wr.rdma.remote_addr = addr - info.base + info.write_addr;
 		if (chained) {
-			ibv_send_wr &words = chain_[1];
-			words.wr_id = sq_id(sq_tail_ + 1);
-			words.next = nullptr;
-			words.sg_list = &chain_sges_[config_.max_sge];
-			words.num_sge = 1;
-			words.opcode = IBV_WR_RDMA_READ;
-			words.send_flags = IBV_SEND_SIGNALED;
-			words.wr.rdma.rkey = info.table_key;
-			words.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
-			words.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
-					    static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+			second.sg_list = &chain_sges_[(chained_ + 1) * config_.max_sge];
+			second.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
+					     static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
+			second.wr.rdma.rkey = info.table_key;
+			second.wr.rdma.remote_addr = info.table_addr + page * sizeof(std::uint64_t);
 		}
+		w->sg_list = wr.sg_list;
 	} else {
 		/* in one piece for sure: no need to count its pages */
 		if (length > (info.max_pages - 1) * page_size || length - 1 >= quick_limit_ ||
-		    split(addr, length) || !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
+		    !info.read_key || !(info.access & IBV_ACCESS_REMOTE_READ) || config_.opaque_sinks)
 			return false;
 		p.ring = none;
-		w.send_flags = IBV_SEND_SIGNALED;
-		w.wr.rdma.rkey = info.read_key;
-		w.wr.rdma.remote_addr = addr - info.base + info.read_addr;
-		w.next = nullptr;
+		w->wr.rdma.rkey = info.read_key;
+		w->wr.rdma.remote_addr = addr - info.base + info.read_addr;
+		w->sg_list = wr.sg_list;
+		if (head) {
+			w->sg_list = &chain_sges_[chained_ * config_.max_sge];
+			w->sg_list[0] = {s.addr, static_cast<std::uint32_t>(head), s.lkey};
+			second.sg_list = &chain_sges_[(chained_ + 1) * config_.max_sge];
+			second.sg_list[0] = {s.addr + head, static_cast<std::uint32_t>(length - head), s.lkey};
+			second.wr.rdma.rkey = info.read_key;
+			second.wr.rdma.remote_addr = w->wr.rdma.remote_addr + head;
+		}
 	}
-	w.wr_id = sq_id(sq_tail_);
-	w.sg_list = wr.sg_list;
-	w.num_sge = 1;
-	w.opcode = wr.opcode;
+	w->wr_id = sq_id(sq_tail_);
+	w->num_sge = 1;
+	w->opcode = wr.opcode;
+	w->send_flags = 0;
+	w->next = w + 1;
+	if (entries == 2) {
+		second.wr_id = sq_id(sq_tail_ + 1);
+		second.num_sge = 1;
+		second.opcode = IBV_WR_RDMA_READ;
+		second.next = &second + 1;
+	}
+	second.send_flags = IBV_SEND_SIGNALED;
+	chained_ += entries;
 
-	ibv_send_wr *bad = nullptr;
-	const int rc = world_.post(&w, &bad);
+	const std::uint32_t lost = last ? send_chain() : 0;
 
-	op &o = op_at(tail_);
-	ibv_sge *sges = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
-	sges[0] = wr.sg_list[0];
-	o.wr.wr_id = wr.wr_id;
-	o.wr.sg_list = o.wire = sges;
-	o.held = 0;
+	op &o = begin(wr, write ? op_kind::write : op_kind::read, length);
+	o.wr.sg_list = o.wire = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
+	o.wr.sg_list[0] = s;
 	o.wr.num_sge = 1;
-	o.wr.opcode = wr.opcode;
-	o.wr.send_flags = wr.send_flags;
 	o.wr.wr.rdma = wr.wr.rdma;
-	o.length = o.issued = length;
 	o.pieces = 1;
 	o.slots = entries;
-	o.vendor_err = 0;
-	o.status = IBV_WC_SUCCESS;
-	o.kind = write ? op_kind::write : op_kind::read;
-	o.opaque = false;
-	o.started = true;
-	o.finished = false;
 	++(write ? live_writes_ : live_reads_);
 	stats_.word_reads += chained;
 
@@ -469,17 +472,115 @@ bool engine::post_quick(const ibv_send_wr &wr) noexcept
 	p.live = p.quick = true;
 	p.dropped = false;
 
-	for (std::uint32_t k = 0; k < entries; ++k)
-		slots_[sq_tail_++ & sq_mask_] = {tail_, index(p)};
+	slots_[sq_tail_ & sq_mask_] = {tail_, index(p)};
+	if (entries == 2)
+		slots_[(sq_tail_ + 1) & sq_mask_] = {tail_, index(p)};
+	sq_tail_ += entries;
 	credits_.take(entries);
 	if (unsignaled_)
 		set_tail(0);
 	next_ = ++tail_;
-	if (rc) [[unlikely]] {
-		not_posted(entries - posted(bad));
+	if (lost) [[unlikely]] {
+		not_posted(lost);
 		step();
 	}
 	return true;
+}
+
+/*
+ * A request that is posted as it is, with its local buffers where they are and, if it has a key, with one that
+ * is known (@b) to be pinned memory's.
+ *
+ * The caller's request gets neither our wr_id nor our flags, not for a moment: threads may share one, and it may
+ * be in memory that cannot be written to. So it is copied, once, but for what only windows need.
+ */
+bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
+{
+	std::uint64_t length;
+
+	if (wr.opcode == IBV_WR_BIND_MW || live_writes_ || (holds_wanted_ && takes_receive(wr.opcode)) ||
+	    (wr.send_flags & IBV_SEND_FENCE && live_reads_) || !has_room(1) || check(wr, length))
+		return false;
+	if (needs_hold(wr))
+		return false;
+	if (is_atomic(wr.opcode))
+		length = atomic_size;
+	if (is_remote(wr.opcode) && !config_.local_only && length && (!b || !stays_plain(*b)))
+		return false;
+
+	const bool signaled = config_.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED || unsignaled_ + 1 >= signal_every_ ||
+			      !credits_.tail_may_grow();
+	ibv_send_wr &w = chain_[chained_];
+	std::memcpy(&w, &wr, offsetof(ibv_send_wr, bind_mw));
+	w.wr_id = sq_id(sq_tail_);
+	w.next = &w + 1;
+	if (signaled)
+		w.send_flags |= IBV_SEND_SIGNALED;
+	++chained_;
+
+	const std::uint32_t lost = last ? send_chain() : 0;
+
+	op &o = begin(wr, op_kind::pass, static_cast<std::uint32_t>(length));
+	o.pieces = 0;
+	o.slots = 1;
+	slots_[sq_tail_++ & sq_mask_] = {tail_, none};
+	credits_.take(1);
+	set_tail(signaled ? 0 : unsignaled_ + 1);
+	if (takes_receive(wr.opcode))
+		stalls_ = sq_tail_;
+	next_ = ++tail_;
+	if (lost) [[unlikely]] {
+		not_posted(lost);
+		step();
+	}
+	return true;
+}
+
+/*
+ * What needs no detour, of a QP of which nothing waits, is posted as it comes: the @last one of a list, and
+ * with it, in one call, what is in the chain; one before it goes into the chain.
+ *
+ * What the HCA has to know comes first: the rest is written while it works.
+ */
+bool engine::post_quick(const ibv_send_wr &wr, bool last) noexcept
+{
+	if (chained_ + 2 > chain_.size())
+		flush();
+	if (!undisturbed() || tail_ - head_ >= config_.depth || live_once_ || (live_writes_ && !config_.relaxed))
+		return false;
+	if (config_.local_only || !is_remote(wr.opcode))
+		return quick_pass(wr, nullptr, last);
+
+	binding *b = find_binding(rkey_of(wr));
+	if (!b || b->state != binding_state::bound)
+		return quick_pass(wr, b, last);
+	switch (wr.opcode) {
+	case IBV_WR_RDMA_READ:
+		return quick_move<false>(wr, *b->to, last);
+	case IBV_WR_RDMA_WRITE:
+		return quick_move<true>(wr, *b->to, last);
+	default:
+		return false;
+	}
+}
+
+/* The next op, which is posted or in the chain: what is the same for all of them. */
+engine::op &engine::begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept
+{
+	op &o = op_at(tail_);
+
+	o.wr.wr_id = wr.wr_id;
+	o.wr.opcode = wr.opcode;
+	o.wr.send_flags = wr.send_flags;
+	o.held = 0;
+	o.length = o.issued = length;
+	o.vendor_err = 0;
+	o.status = IBV_WC_SUCCESS;
+	o.kind = kind;
+	o.opaque = false;
+	o.started = true;
+	o.finished = false;
+	return o;
 }
 
 /* A quick piece needs more than one try. */
@@ -495,27 +596,61 @@ void engine::unpack(piece &p) noexcept
 /* Ops from @first on, just accepted and not begun, were never there. */
 void engine::retract(std::uint64_t first) noexcept
 {
+	stats_.slow -= tail_ - first;
 	while (tail_ > first)
 		free_buffers(op_at(--tail_));
 	next_ = std::min(next_, tail_);
 }
 
+/* Is any of its local buffers one for which hold_buffers() asks the kernel? */
+bool engine::needs_hold(const ibv_send_wr &wr) const noexcept
+{
+	if (!config_.local || wr.send_flags & IBV_SEND_INLINE)
+		return false;
+	for (int k = 0; k < wr.num_sge; ++k)
+		if (wr.sg_list[k].length && !world_.is_plain(wr.sg_list[k].lkey))
+			return true;
+	return false;
+}
+
+/* Is there nothing for which accept() would refuse one of the list? */
+bool engine::takes_all(const ibv_send_wr *wr) const noexcept
+{
+	std::uint64_t n = tail_ - head_, length;
+
+	for (; wr; wr = wr->next) {
+		if (++n > config_.depth || check(*wr, length) || needs_hold(*wr))
+			return false;
+	}
+	return true;
+}
+
 int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 {
 	const std::uint64_t first = tail_;
-	int rc = 0;
+	/* What is begun is not taken back. */
+	const bool at_once = !whole || !wr->next || takes_all(wr);
+	int rc;
 
-	if (!wr->next && post_quick(*wr))
-		return 0;
-	for (; wr; wr = wr->next) {
+	for (;; wr = wr->next) {
+		if (at_once && post_quick(*wr, !wr->next)) {
+			if (!wr->next)
+				return 0;
+			continue;
+		}
 		rc = accept(*wr);
 		if (rc) {
 			if (bad)
 				*bad = wr;
-			if (whole)
+			if (!at_once)
 				retract(first);
 			break;
 		}
+		if (!wr->next)
+			break;
+		/* If it waits for nothing the next one may be quick. */
+		if (at_once && posting_.empty())
+			issue();
 	}
 	step();
 	return rc;
@@ -621,6 +756,7 @@ void engine::issue() noexcept
 			ibv_send_wr &w = push(next_, nullptr, signaled);
 			const std::uint64_t id = w.wr_id;
 			w = o.wr;
+			w.next = &w + 1;
 			w.sg_list = o.wire;
 			w.wr_id = id;
 			if (signaled)
@@ -929,8 +1065,10 @@ void engine::unref(piece &p) noexcept
 	region *r = p.reg;
 
 	p.reg = nullptr;
-	if (r && !--r->refs && r->gone)
+	if (r && !--r->refs && r->gone) {
+		retire(*r);
 		forget_dead();
+	}
 }
 
 /* Go on now if the send queue has room and nobody was first. */
@@ -1105,10 +1243,9 @@ void engine::read_arrived(piece &p) noexcept
 		const rdma_np_region_info &i = p.reg->info;
 		const std::uint64_t raddr = o.wr.wr.rdma.remote_addr - i.base + i.read_addr;
 
-		if ((raddr | p.length) % unit_size == 0 &&
-		    !any_unit_matches(reinterpret_cast<const std::byte *>(
-					      static_cast<std::uintptr_t>(o.wr.sg_list[0].addr)),
-				      p.length / unit_size, i.signature))
+		if (!any_suspicious(reinterpret_cast<const std::byte *>(
+					    static_cast<std::uintptr_t>(o.wr.sg_list[0].addr)),
+				    raddr, p.length, i.signature))
 			return end_piece(p);
 		unpack(p);
 	}
@@ -1575,8 +1712,10 @@ void engine::on_event(const rdma_np_event &e) noexcept
 			/* An answer that names it may be on its way: it must not be believed. */
 			rdma_np_region_info info{};
 			info.region_id = e.region_id;
-			if (region *z = make_region(info))
+			if (region *z = make_region(info)) {
 				z->gone = true;
+				retire(*z);
+			}
 		}
 		return;
 	}
@@ -1669,50 +1808,70 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 
 /* --- regions and keys -------------------------------------------------- */
 
-engine::binding *engine::find_binding(std::uint32_t rkey) noexcept
+engine::binding *engine::look_up(std::uint32_t rkey) noexcept
 {
-	const std::size_t mask = bindings_.size() - 1;
+	const auto i = bindings_.find(rkey);
 
-	for (std::size_t i = rkey * 0x9e3779b1U & mask;; i = (i + 1) & mask) {
-		if (!bindings_[i].used)
-			return nullptr;
-		if (bindings_[i].rkey == rkey)
-			return &bindings_[i];
-	}
+	return i == bindings_.end() ? nullptr : recent(rkey) = &i->second;
 }
 
 engine::binding *engine::make_binding(std::uint32_t rkey) noexcept
 {
-	const auto place = [](std::vector<binding> &in, const binding &b) -> binding * {
-		const std::size_t mask = in.size() - 1;
-		std::size_t i = b.rkey * 0x9e3779b1U & mask;
-		while (in[i].used)
-			i = (i + 1) & mask;
-		in[i] = b;
-		return &in[i];
-	};
-
-	if (last_binding_ && last_binding_->rkey == rkey)
-		return last_binding_;
 	if (binding *b = find_binding(rkey))
-		return last_binding_ = b;
-	if (2 * (bound_ + 1) > bindings_.size()) {
-		try {
-			std::vector<binding> more(2 * bindings_.size());
-			for (const binding &b : bindings_)
-				if (b.used)
-					place(more, b);
-			bindings_.swap(more);
-			last_binding_ = nullptr;
-		} catch (const std::bad_alloc &) {
-			return nullptr;
-		}
+		return b;
+	if (nr_loose_ >= max_loose_keys)
+		drop_key();
+	try {
+		binding &b = bindings_[rkey];
+		b.rkey = rkey;
+		loose_.append(b);
+		++nr_loose_;
+		return recent(rkey) = &b;
+	} catch (const std::bad_alloc &) {
+		return nullptr;
 	}
-	++bound_;
-	binding b;
-	b.rkey = rkey;
-	b.used = true;
-	return place(bindings_, b);
+}
+
+/* What is known of @b now; @r: the region that it names. */
+void engine::bind(binding &b, binding_state state, region *r) noexcept
+{
+	b.state = state;
+	if (b.to == r)
+		return;
+	nr_loose_ += !r;
+	nr_loose_ -= !b.to;
+	b.to = r;
+	b.unlink();
+	(r ? r->keys : loose_).append(b);
+}
+
+/* Nothing is known of it, and no answer is to come. */
+void engine::erase(binding &b) noexcept
+{
+	const std::uint32_t rkey = b.rkey;
+
+	if (recent(rkey) == &b)
+		recent(rkey) = nullptr;
+	nr_loose_ -= !b.to;
+	b.unlink();
+	bindings_.erase(rkey);
+}
+
+/*
+ * One key of no region makes room for another, and is asked about if it is used again. One that was used since
+ * this came by last, or that is asked about, is passed over; of the latter there are few, for a piece has one key.
+ */
+void engine::drop_key() noexcept
+{
+	for (std::size_t tries = 2 * nr_loose_; tries; --tries) {
+		binding &b = static_cast<binding &>(*loose_.next);
+
+		if (!b.asks && !b.seen)
+			return erase(b);
+		b.seen = false;
+		b.unlink();
+		loose_.append(b);
+	}
 }
 
 void engine::send_resolve(binding &b) noexcept
@@ -1729,8 +1888,7 @@ void engine::ask_resolve(binding &b) noexcept
 {
 	if (b.state == binding_state::asked)
 		return;
-	b.state = binding_state::asked;
-	b.to = nullptr;
+	bind(b, binding_state::asked);
 	send_resolve(b);
 }
 
@@ -1747,6 +1905,7 @@ void engine::ask_resolve(binding &b) noexcept
  */
 bool engine::is_plain(binding &b, std::uint64_t i) noexcept
 {
+	b.seen = true;
 	if (i < b.upto || b.until == ~0ULL)
 		return true;
 
@@ -1765,13 +1924,25 @@ bool engine::is_plain(binding &b, std::uint64_t i) noexcept
 	return true;
 }
 
+/* As is_plain() for a request that is posted now, if the key need not be asked about for that. */
+bool engine::stays_plain(binding &b) noexcept
+{
+	if (b.state != binding_state::plain)
+		return false;
+	b.seen = true;
+	if (b.until == ~0ULL)
+		return true;
+
+	const nanoseconds now = world_.now();
+	return now < b.until && (b.asks || b.until - now >= plain_time / 2);
+}
+
 /* RESOLVE, asked at @asked with requests below @tail, said that it is no unpinned region. */
 void engine::make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept
 {
 	if (b.state != binding_state::plain)
 		b.until = b.upto = 0;
-	b.state = binding_state::plain;
-	b.to = nullptr;
+	bind(b, binding_state::plain);
 	b.upto = std::max(b.upto, tail);
 	if (error == -EACCES)
 		b.until = std::max(b.until, asked + plain_time);
@@ -1781,26 +1952,24 @@ void engine::make_plain(binding &b, int error, nanoseconds asked, std::uint64_t 
 
 engine::region *engine::find_region(std::uint64_t id) noexcept
 {
-	for (auto &r : regions_)
-		if (r->info.region_id == id)
-			return r.get();
-	return nullptr;
+	const auto i = regions_.find(id);
+
+	return i == regions_.end() ? nullptr : &i->second;
 }
 
 engine::region *engine::make_region(const rdma_np_region_info &info) noexcept
 {
 	try {
-		regions_.push_back(std::make_unique<region>());
+		region &r = regions_[info.region_id];
+		r.info = info;
+		/* What the arrays here have room for. */
+		r.info.max_pages = std::min<std::uint32_t>(info.max_pages, page_bits::capacity);
+		r.info.max_ranges = std::min<std::uint32_t>(info.max_ranges, RDMA_NP_MAX_RANGES);
+		r.uid = next_uid_++;
+		return &r;
 	} catch (const std::bad_alloc &) {
 		return nullptr;
 	}
-	region &r = *regions_.back();
-	r.info = info;
-	/* What the arrays here have room for. */
-	r.info.max_pages = std::min<std::uint32_t>(info.max_pages, page_bits::capacity);
-	r.info.max_ranges = std::min<std::uint32_t>(info.max_ranges, RDMA_NP_MAX_RANGES);
-	r.uid = next_uid_++;
-	return &r;
 }
 
 void engine::region_dies(region &r) noexcept
@@ -1809,24 +1978,35 @@ void engine::region_dies(region &r) noexcept
 		return;
 	r.gone = true;
 	++stats_.gone;
-	for (binding &b : bindings_) {
-		if (b.to == &r) {
-			b.to = nullptr;
-			b.state = binding_state::unknown;
-		}
+	while (!r.keys.empty()) {
+		binding &b = static_cast<binding &>(*r.keys.next);
+
+		/* An answer finds the question that it belongs to. */
+		if (b.asks)
+			bind(b, binding_state::unknown);
+		else
+			erase(b);
 	}
+	if (!r.refs)
+		retire(r);
+}
+
+/* It is dead, and no piece refers to it, nor ever will. */
+void engine::retire(region &r) noexcept
+{
+	r.unused = unused_;
+	unused_ = &r;
 }
 
 void engine::forget_dead() noexcept
 {
-	if (resolves_)
-		return;
-	std::erase_if(regions_, [&](const std::unique_ptr<region> &r) {
-		if (!r->gone || r->refs)
-			return false;
-		world_.forget(r->info.region_id);
-		return true;
-	});
+	while (!resolves_ && unused_) {
+		const std::uint64_t id = unused_->info.region_id;
+
+		unused_ = unused_->unused;
+		world_.forget(id);
+		regions_.erase(id);
+	}
 }
 
 /* The region of @p has died: its key may name another one by now. */
@@ -1875,8 +2055,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			/* Pinned, or nonsense: the HCA will say. */
 			make_plain(*b, error, asked, tail);
 		} else {
-			b->to = nullptr;
-			b->state = binding_state::unknown;
+			bind(*b, binding_state::unknown);
 		}
 		if (!error) {
 			region *r = find_region(info.region_id);
@@ -1885,8 +2064,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			if (!r) {
 				error = -ENOBUFS;
 			} else if (!r->gone) {
-				b->to = r;
-				b->state = binding_state::bound;
+				bind(*b, binding_state::bound, r);
 				/* It is the peer's bound for the QP, which all of its regions tell. */
 				config_.max_faults = std::min(config_.max_faults, info.max_outstanding);
 				++stats_.resolves;
@@ -1977,6 +2155,7 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 
 	/* The rest is zero, or of a request that was passed on, and nothing to a READ or WRITE. */
 	ibv_send_wr &w = chain_[chained_];
+	w.next = &w + 1;
 	w.num_sge = 0;
 	w.wr_id = sq_id(sq_tail_);
 	w.sg_list = &chain_sges_[chained_ * config_.max_sge];
@@ -2088,22 +2267,25 @@ void engine::push_drain() noexcept
 	w.wr.rdma = {};
 }
 
-void engine::flush() noexcept
+/* How many of the chain, which is not empty, could not be posted? */
+std::uint32_t engine::send_chain() noexcept
 {
+	const std::uint32_t n = std::exchange(chained_, 0);
 	ibv_send_wr *bad = nullptr;
 
-	if (!chained_)
-		return;
-	for (std::uint32_t i = 0; i + 1 < chained_; ++i)
-		chain_[i].next = &chain_[i + 1];
-	chain_[chained_ - 1].next = nullptr;
-	const std::uint32_t n = chained_;
-	chained_ = 0;
+	chain_[n - 1].next = nullptr;
 	/* Nothing may follow what could not be posted. */
 	if ((!broken_ || dead_) && !world_.post(chain_.data(), &bad))
-		return;
+		return 0;
+	return n - posted(bad);
+}
 
-	not_posted(n - posted(bad));
+void engine::flush() noexcept
+{
+	if (!chained_)
+		return;
+	if (const std::uint32_t lost = send_chain())
+		not_posted(lost);
 }
 
 /* How many work requests of the chain the provider took before @bad. */

@@ -70,11 +70,12 @@
 #include <rdma/nprdma.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace npr {
@@ -158,17 +159,8 @@ public:
 
 	/* As npr_post_send(); @whole: on error none of the list is accepted. */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
-	/*
-	 * The common case without detours: one READ or WRITE, of pages of one piece, by a QP
-	 * of which nothing waits. True: posted, and nothing else has changed.
-	 */
-	[[nodiscard]] bool post_quick(const ibv_send_wr &wr) noexcept;
 	/* Nothing waits that step() could run. */
-	[[nodiscard]] bool calm() const noexcept
-	{
-		return next_ == tail_ && !chained_ && posting_.empty() && asking_.empty() && pausing_.empty() &&
-		       tails_.empty() && failing_ == ~0ULL && !dead_ && !broken_;
-	}
+	[[nodiscard]] bool calm() const noexcept { return !chained_ && undisturbed(); }
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
 	void on_event(const rdma_np_event &event) noexcept;
@@ -208,6 +200,10 @@ public:
 					    bool write) noexcept;
 
 	[[nodiscard]] const npr_stats &stats() const noexcept { return stats_; }
+	/* Remote keys of which something is known. */
+	[[nodiscard]] std::size_t keys() const noexcept { return bindings_.size(); }
+	/* So many keys that are of no region are kept: an application may use new ones for ever. */
+	static constexpr std::size_t max_loose_keys = 1024;
 
 private:
 	static constexpr std::uint32_t none = ~0U;
@@ -217,17 +213,41 @@ private:
 	static constexpr unsigned max_renewals = 8;
 	/* A READ that misses no more than this behind what was asked for goes on there. */
 	static constexpr std::uint64_t sequential_gap = 32;
-	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that post_quick() takes */
+	static constexpr std::uint32_t quick_pages = 16; /* of a WRITE that quick_move() takes */
 	static constexpr nanoseconds min_backoff = 20'000;
 	static constexpr nanoseconds max_backoff = 20'000'000;
 	/* What cannot do without a hold asks for it so long while the peer has no memory. */
 	static constexpr nanoseconds hold_patience = 10'000'000'000;
+
+	/* A place in a ring of keys, or its head. It stays where it is. */
+	struct key_ring {
+		key_ring *prev = this, *next = this;
+		key_ring() noexcept = default;
+		key_ring(const key_ring &) = delete;
+		key_ring &operator=(const key_ring &) = delete;
+		[[nodiscard]] bool empty() const noexcept { return next == this; }
+		void unlink() noexcept
+		{
+			prev->next = next;
+			next->prev = prev;
+			prev = next = this;
+		}
+		/* As the last one; of a place that is in no ring. */
+		void append(key_ring &k) noexcept
+		{
+			k.prev = prev;
+			k.next = this;
+			prev = prev->next = &k;
+		}
+	};
 
 	struct region {
 		rdma_np_region_info info;
 		std::uint32_t uid;	 /* for the word cache */
 		std::uint32_t refs = 0; /* pieces */
 		bool gone = false;
+		key_ring keys;		/* those bound to it */
+		region *unused = nullptr; /* the next one on unused_ */
 		/* P1: a READ does not overtake an earlier WRITE. Unknown counts as no. */
 		[[nodiscard]] bool in_order() const noexcept { return info.read_order == RDMA_NP_READ_IN_ORDER; }
 		/* sequential READs: the first page not asked for, and how far ahead to ask */
@@ -236,10 +256,11 @@ private:
 	};
 
 	enum class binding_state : std::uint8_t { unknown, asked, plain, bound };
-	struct binding {
+	/* In the ring of its region, or among the loose ones. */
+	struct binding : key_ring {
 		std::uint32_t rkey = 0;
 		binding_state state = binding_state::unknown;
-		bool used = false;
+		bool seen = false; /* used since drop_key() came by */
 		bool renews = false; /* one of those counted in renewals_ is for it */
 		std::uint32_t asks = 0; /* RESOLVEs of ours that are not answered */
 		region *to = nullptr;
@@ -318,7 +339,7 @@ private:
 		bool no_hold;	/* this memory cannot be held: it has to do without */
 		bool refused;	/* a hold was: it is in no hurry any more */
 		bool done_held; /* it happened, under a hold; did the region live? */
-		bool quick; /* see post_quick(): the rest is not filled in */
+		bool quick; /* see quick_move(): the rest is not filled in */
 		page_bits todo;		/* not proven */
 		page_bits ask;		/* of these, to be asked for */
 	};
@@ -349,7 +370,25 @@ private:
 	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
 	[[nodiscard]] const op &op_at(std::uint64_t i) const noexcept { return ops_[i & op_mask_]; }
 
+	/* As calm(), in the middle of a list. */
+	[[nodiscard]] bool undisturbed() const noexcept
+	{
+		/* An empty list begins with all bits set. All of this is asked twice for each request. */
+		return next_ == tail_ && (posting_.first & asking_.first & pausing_.first & tails_.first) == none &&
+		       failing_ == ~0ULL && !(dead_ | broken_);
+	}
+
+	/* the quick path: false, and nothing has changed, or the request is begun */
+	[[nodiscard]] bool post_quick(const ibv_send_wr &wr, bool last) noexcept;
+	template <bool write>
+	[[nodiscard]] bool quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept;
+	[[nodiscard]] bool quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept;
+	op &begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept;
+	[[nodiscard]] bool needs_hold(const ibv_send_wr &wr) const noexcept;
+	[[nodiscard]] bool takes_all(const ibv_send_wr *wr) const noexcept;
+
 	/* ops */
+	[[nodiscard]] int check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
 	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
 	[[nodiscard]] int hold_buffers(std::uint64_t i) noexcept;
 	void free_buffers(op &o) noexcept;
@@ -416,17 +455,33 @@ private:
 	}
 
 	/* regions and keys */
-	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept;
+	[[nodiscard]] binding *&recent(std::uint32_t rkey) noexcept
+	{
+		/* The upper bits: in keys of some HCAs the lower eight are all the same. */
+		return recent_[rkey * 0x9e3779b1U >> (32 - recent_bits)];
+	}
+	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept
+	{
+		binding *b = recent(rkey);
+
+		return b && b->rkey == rkey ? b : look_up(rkey);
+	}
+	[[nodiscard]] binding *look_up(std::uint32_t rkey) noexcept;
 	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
+	void bind(binding &b, binding_state state, region *r = nullptr) noexcept;
+	void erase(binding &b) noexcept;
+	void drop_key() noexcept;
 	void ask_resolve(binding &b) noexcept;
 	void send_resolve(binding &b) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
+	[[nodiscard]] bool stays_plain(binding &b) noexcept;
 	void make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept;
 	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
 		   std::uint64_t tail) noexcept;
 	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
 	[[nodiscard]] region *make_region(const rdma_np_region_info &info) noexcept;
 	void region_dies(region &r) noexcept;
+	void retire(region &r) noexcept;
 	void forget_dead() noexcept;
 	void unref(piece &p) noexcept;
 	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept;
@@ -464,6 +519,7 @@ private:
 	void push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept;
 	void push_once(piece &p, bool signaled) noexcept;
 	void push_words(piece &p, bool signaled, unsigned flags = 0) noexcept;
+	[[nodiscard]] std::uint32_t send_chain() noexcept;
 	void flush() noexcept;
 	[[nodiscard]] std::uint32_t posted(const ibv_send_wr *bad) const noexcept;
 	void not_posted(std::uint32_t n) noexcept;
@@ -518,7 +574,7 @@ private:
 	list tails_; /* that wait for a hold to end */
 	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
 	std::uint32_t max_entries_; /* of the send queue, at once */
-	std::uint32_t quick_limit_; /* bytes of a READ that post_quick() takes, exclusive */
+	std::uint32_t quick_limit_; /* bytes of a READ that quick_move() takes, exclusive */
 
 	std::vector<slot> slots_;
 	std::uint64_t sq_mask_;
@@ -537,10 +593,13 @@ private:
 	std::uint32_t ring_end_ = 0;
 
 	word_cache cache_;
-	std::vector<std::unique_ptr<region>> regions_;
-	std::vector<binding> bindings_; /* open hash; a power of two */
-	std::size_t bound_ = 0;
-	binding *last_binding_ = nullptr;
+	static constexpr unsigned recent_bits = 6;
+	std::array<binding *, 1U << recent_bits> recent_{}; /* of bindings_, by a hash */
+	std::unordered_map<std::uint32_t, binding> bindings_; /* by rkey */
+	key_ring loose_; /* keys of no region, those longest without use first, about */
+	std::size_t nr_loose_ = 0;
+	std::unordered_map<std::uint64_t, region> regions_; /* by id */
+	region *unused_ = nullptr; /* dead ones that no piece refers to */
 	std::uint32_t next_uid_ = 1;
 	std::uint32_t faults_ = 0, resolves_ = 0;
 	unsigned renewals_ = 0; /* of these, for keys that are plain still */

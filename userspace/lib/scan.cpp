@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "scan.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace npr {
@@ -12,6 +14,19 @@ std::uint64_t load(const std::byte *p) noexcept
 	std::uint64_t v;
 	std::memcpy(&v, p, sizeof(v));
 	return v;
+}
+
+/* Are the @n bytes at @p, of a unit that begins before or ends after them, those of the signature at @raddr? */
+bool part_matches(const std::byte *p, std::uint64_t n, std::uint64_t raddr, std::uint64_t signature) noexcept
+{
+	/* the signature from any byte of a word on */
+	const std::array pattern{signature, signature};
+	const std::uint64_t word = load(reinterpret_cast<const std::byte *>(pattern.data()) + raddr % 8);
+
+	for (; n >= sizeof(word); n -= sizeof(word), p += sizeof(word))
+		if (load(p) != word)
+			return false;
+	return !std::memcmp(p, &word, n);
 }
 
 /* A position in a scatter list. */
@@ -64,6 +79,17 @@ bool any_unit_matches(const std::byte *p, std::size_t units, std::uint64_t signa
 	return false;
 }
 
+bool any_suspicious(const std::byte *p, std::uint64_t raddr, std::uint64_t length, std::uint64_t signature) noexcept
+{
+	const std::uint64_t head = std::min(-raddr % unit_size, length);
+	const std::uint64_t units = (length - head) / unit_size;
+	const std::uint64_t tail = (length - head) % unit_size;
+	const std::uint64_t end = length - tail;
+
+	return (head && part_matches(p, head, raddr, signature)) || any_unit_matches(p + head, units, signature) ||
+	       (tail && part_matches(p + end, tail, raddr + end, signature));
+}
+
 void scan_suspicious(std::span<const ibv_sge> sgl, std::uint64_t offset, std::uint64_t raddr,
 		     std::uint64_t length, std::uint64_t signature, std::uint64_t origin,
 		     page_bits &out) noexcept
@@ -82,10 +108,7 @@ void scan_suspicious(std::span<const ibv_sge> sgl, std::uint64_t offset, std::ui
 			match = any_unit_matches(at.data(), n / unit_size, signature);
 			at.advance(n);
 		} else {
-			/* the pattern, from any byte of a word on */
-			std::array<std::uint64_t, unit_size / 8 + 1> pattern;
 			std::array<std::byte, unit_size> bytes;
-			pattern.fill(signature);
 			n = std::min<std::uint64_t>(length, unit_size - raddr % unit_size);
 			for (std::uint64_t done = 0; done < n;) {
 				const std::uint64_t part = std::min(n - done, at.left());
@@ -93,8 +116,7 @@ void scan_suspicious(std::span<const ibv_sge> sgl, std::uint64_t offset, std::ui
 				at.advance(part);
 				done += part;
 			}
-			match = !std::memcmp(bytes.data(),
-					     reinterpret_cast<const std::byte *>(pattern.data()) + raddr % 8, n);
+			match = part_matches(bytes.data(), n, raddr, signature);
 		}
 		if (match)
 			out.set(page);

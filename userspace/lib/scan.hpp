@@ -25,6 +25,10 @@ inline constexpr std::uint64_t page_size = 1ULL << page_shift;
 /* Is the first word of any of the @units units at @p the signature? */
 [[nodiscard]] bool any_unit_matches(const std::byte *p, std::size_t units, std::uint64_t signature) noexcept;
 
+/* Is anything suspicious in @length bytes, at least one, that were read from remote address @raddr to @p? */
+[[nodiscard]] bool any_suspicious(const std::byte *p, std::uint64_t raddr, std::uint64_t length,
+				  std::uint64_t signature) noexcept;
+
 /*
  * @length bytes that were read from remote address @raddr lie in @sgl from
  * byte @offset on. Sets in @out the bit of each suspicious page; bit 0 is the

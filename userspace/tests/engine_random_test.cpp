@@ -73,7 +73,11 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 
 	std::uint64_t steps = 0;
 	while (a.posted < count) {
+		a.listing = a.world.dice(3) == 0;
+		for (std::uint64_t n = a.listing ? a.world.dice(8) : 0; n; --n)
+			a.post_random(count);
 		a.post_random(count);
+		a.post_list(a.world.dice(2));
 		const std::uint64_t n = a.world.dice(40);
 		for (std::uint64_t i = 0; i < n; ++i)
 			a.world.tick();
@@ -157,7 +161,10 @@ TEST(RandomErrors, EveryRequestCompletesOnceInOrder)
 		std::uint64_t ticks = 0;
 		bool died = false;
 		for (std::uint64_t steps = 0; a.posted < count && steps < 100'000; ++steps) {
+			a.listing = a.world.dice(2);
 			a.post_random(count);
+			a.post_random(count);
+			a.post_list(a.world.dice(2));
 			for (std::uint64_t i = 0; i < 10; ++i, ++ticks) {
 				const auto first = std::find_if(a.world.queue.begin(), a.world.queue.end(),
 								[](const sim::wire &w) { return !w.finished; });

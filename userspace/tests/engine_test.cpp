@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <gtest/gtest-spi.h>
+#include <sys/mman.h>
 
 namespace npr::test {
 namespace {
@@ -93,6 +94,15 @@ struct Engine : ::testing::Test {
 	app a;
 	sim_region &r;
 };
+
+/* Resolves @n keys of pinned memory, from @rkey on. */
+void resolve_pinned(engine &e, std::uint32_t rkey, std::size_t n)
+{
+	for (; n; --n, ++rkey) {
+		e.resolve_begins();
+		EXPECT_EQ(e.resolve_ended(rkey, -EACCES, {}, 1), -EACCES);
+	}
+}
 
 /* --- what is refused ---------------------------------------------------- */
 
@@ -576,6 +586,7 @@ TEST_F(Engine, OnlyAReadThatBeginsWithinAUnitAndReachesIntoAnotherIsTwo)
 		EXPECT_EQ(a.poll(), 1U);
 		EXPECT_EQ(a.world.data_reads, reads) << length << " bytes at " << offset;
 	}
+	EXPECT_EQ(a.eng->stats().slow, 0U) << "one or two, all are posted at once";
 }
 
 /*
@@ -1967,10 +1978,14 @@ TEST_F(Engine, UnsignaledRequestsLeaveNoCompletionAndNoTrace)
 
 TEST_F(Engine, UnsignaledSendsAreSignaledNowAndThenSoThatTheQueueMoves)
 {
-	for (int i = 0; i < 200; ++i) {
-		a.post(IBV_WR_SEND, 0, 0, 8, 0);
-		ASSERT_EQ(a.last_rc, 0) << i;
-		a.world.run_wire();
+	/* quickly, and with buffers that are to be held */
+	for (const unsigned local : {0U, 100U}) {
+		a.chance_local = local;
+		for (int i = 0; i < 200; ++i) {
+			a.post(IBV_WR_SEND, 0, 0, 8, 0);
+			ASSERT_EQ(a.last_rc, 0) << i;
+			a.world.run_wire();
+		}
 	}
 	EXPECT_EQ(a.poll(), 0U);
 }
@@ -2264,6 +2279,250 @@ TEST_F(Engine, ProviderThatRefusesAPostEndsTheQueuePair)
 	}
 }
 
+/* --- the quick path ------------------------------------------------------ */
+
+TEST_F(Engine, ListOfReadsIsPostedQuicklyAndInOneCall)
+{
+	resolve();
+	a.world.all_in(r, false);
+	for (const bool whole : {false, true}) {
+		a.world.doorbells = 0;
+		a.listing = true;
+		for (unsigned i = 0; i < 6; ++i)
+			a.post(IBV_WR_RDMA_READ, 0, 1000 * i, 4096);
+		a.post_list(whole);
+		EXPECT_EQ(a.world.doorbells, 1U);
+		EXPECT_EQ(a.world.queue.size(), 11U) << "only the first one begins with a unit";
+		for (std::size_t i = 0; i + 1 < a.world.queue.size(); ++i)
+			EXPECT_EQ(a.world.queue[i + 1].wr.wr_id, a.world.queue[i].wr.wr_id + 1);
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 6U);
+	}
+	EXPECT_EQ(a.eng->stats().slow, 0U);
+}
+
+TEST_F(Engine, RequestOfAListThatIsNotQuickKeepsItsPlaceAndLeavesTheOthersQuick)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.listing = true;
+	a.post(IBV_WR_SEND, 0, 0, 10);
+	a.post(IBV_WR_RDMA_READ, 0, 64, 4096);
+	a.post(IBV_WR_RDMA_READ, 0, 128, 4096, signaled, 3);
+	a.post(IBV_WR_SEND, 0, 0, 11);
+	a.post(IBV_WR_RDMA_READ, 0, 192, 4096);
+	a.post_list(false);
+	EXPECT_EQ(a.world.doorbells, 1U);
+	EXPECT_EQ(a.eng->stats().slow, 1U);
+	ASSERT_EQ(a.world.queue.size(), 5U);
+	for (std::size_t i = 0; i < 5; ++i)
+		EXPECT_EQ(a.world.queue[i].wr.opcode, i % 3 ? IBV_WR_RDMA_READ : IBV_WR_SEND) << i;
+	EXPECT_EQ(a.world.queue[0].length, 10U);
+	EXPECT_EQ(a.world.queue[3].length, 11U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 5U);
+}
+
+TEST_F(Engine, ListIsQuickUntilTheSendQueueIsFull)
+{
+	resolve();
+	a.world.all_in(r, false);
+	a.listing = true;
+	for (unsigned i = 0; i < 30; ++i)
+		a.post(IBV_WR_RDMA_READ, 0, 64 * i, 128);
+	a.post_list(false);
+	EXPECT_EQ(a.world.queue.size(), 16U);
+	EXPECT_EQ(a.eng->stats().slow, 14U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 30U);
+}
+
+/* In strict order one WRITE is under way, in relaxed order as many as there is room for. */
+TEST_F(Engine, ListOfWritesIsQuickWhereTheOrderIsRelaxed)
+{
+	for (const bool relaxed : {false, true}) {
+		engine_config c = small_config();
+		c.relaxed = relaxed;
+		app b(c);
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.all_in(q, true);
+		b.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+		const std::uint64_t before = b.eng->stats().slow;
+		b.world.doorbells = 0;
+		b.listing = true;
+		for (unsigned i = 0; i < 4; ++i)
+			b.post(IBV_WR_RDMA_WRITE, 0, page_size * i, 64);
+		b.post_list(false);
+		EXPECT_EQ(b.world.doorbells, 1U);
+		EXPECT_EQ(b.world.queue.size(), relaxed ? 8U : 2U);
+		EXPECT_EQ(b.eng->stats().slow - before, relaxed ? 0U : 3U);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 4U);
+		b.check_memory();
+	}
+}
+
+/* Of a list that is to be posted as a whole nothing is, if anything in it is refused. */
+TEST_F(Engine, NothingOfAListIsBegunOfWhichOneIsRefused)
+{
+	resolve();
+	std::byte buffer[8];
+	ibv_sge s[5]{{reinterpret_cast<std::uintptr_t>(buffer), 8, pinned_lkey}};
+	ibv_send_wr wr[3]{}, *bad = nullptr;
+	for (int i = 0; i < 3; ++i) {
+		wr[i].sg_list = s;
+		wr[i].num_sge = 1;
+		wr[i].opcode = i == 1 ? IBV_WR_SEND : IBV_WR_RDMA_READ;
+		wr[i].wr.rdma.rkey = r.rkey;
+		wr[i].wr.rdma.remote_addr = r.info.base;
+		wr[i].next = i < 2 ? &wr[i + 1] : nullptr;
+	}
+	wr[2].num_sge = 5;
+	EXPECT_EQ(a.eng->post_send(wr, &bad, true), -EINVAL);
+	EXPECT_EQ(bad, &wr[2]);
+	wr[2].num_sge = 2;
+	s[1] = {reinterpret_cast<std::uintptr_t>(buffer), 8, local_lkey};
+	a.world.local_error = -EFAULT;
+	EXPECT_EQ(a.eng->post_send(wr, &bad, true), -EFAULT);
+	EXPECT_EQ(bad, &wr[2]);
+	EXPECT_EQ(a.world.doorbells, 0U);
+	EXPECT_TRUE(a.eng->idle());
+	/* More than there is room for. */
+	std::vector<ibv_send_wr> many(33, wr[0]);
+	for (std::size_t i = 0; i < many.size(); ++i)
+		many[i].next = i + 1 < many.size() ? &many[i + 1] : nullptr;
+	EXPECT_EQ(a.eng->post_send(many.data(), &bad, true), -ENOMEM);
+	EXPECT_EQ(bad, &many[32]);
+	EXPECT_EQ(a.world.doorbells, 0U);
+	EXPECT_TRUE(a.eng->idle());
+	EXPECT_EQ(a.eng->stats().slow, 0U) << "all of it is taken back";
+}
+
+/* What the provider has not taken of a list fails, the first with the reason. */
+TEST_F(Engine, ProviderThatRefusesAPartOfAListEndsTheQueuePair)
+{
+	for (int after = 0; after < 7; ++after) {
+		SCOPED_TRACE(after);
+		app b(small_config());
+		b.expect_success = false;
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.all_in(q, true);
+		b.eng->resolve_begins();
+		ASSERT_EQ(b.eng->resolve_ended(q.rkey, 0, q.info, 1), 0);
+		b.world.refuse_post_after = after;
+		b.listing = true;
+		b.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		b.post(IBV_WR_RDMA_READ, 0, 8, 640);
+		b.post(IBV_WR_SEND, 0, 0, 8, 0);
+		b.post(IBV_WR_RDMA_READ, 0, 128, 64);
+		b.post(IBV_WR_RDMA_READ, 0, 8, 640);
+		b.post_list(false);
+		EXPECT_EQ(b.eng->stats().slow, 0U);
+		b.world.settle();
+		b.poll();
+		EXPECT_TRUE(b.eng->idle()) << "everything has completed";
+		EXPECT_TRUE(b.world.qp_error);
+		unsigned refused = 0;
+		for (const ibv_wc &wc : b.completions)
+			refused += wc.status == IBV_WC_LOC_QP_OP_ERR;
+		EXPECT_EQ(refused, 1U);
+	}
+}
+
+TEST_F(Engine, WhatIsPassedOnIsQuick)
+{
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	resolve_pinned(*a.eng, r.rkey, 1);
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	a.post(IBV_WR_SEND, 0, 0, 64, signaled | IBV_SEND_INLINE);
+	a.post(IBV_WR_SEND, 0, 0, 64, IBV_SEND_SOLICITED, 4);
+	a.post(IBV_WR_SEND, 0, 0, 64, signaled | IBV_SEND_FENCE);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 0);
+	a.post(IBV_WR_RDMA_READ, 0, 7, 2 * page_size, signaled, 4);
+	a.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 0, 64);
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 128, 8);
+	EXPECT_EQ(a.eng->stats().slow, 0U);
+	ASSERT_EQ(a.world.queue.size(), 8U);
+	EXPECT_EQ(a.world.queue[2].wr.send_flags & IBV_SEND_SOLICITED, unsigned{IBV_SEND_SOLICITED});
+	EXPECT_EQ(a.world.queue[3].wr.send_flags & IBV_SEND_FENCE, unsigned{IBV_SEND_FENCE});
+	EXPECT_EQ(a.world.queue[5].sges.size(), 4U);
+	EXPECT_EQ(a.world.queue[5].wr.wr.rdma.rkey, r.rkey);
+	EXPECT_EQ(a.world.queue[5].wr.wr.rdma.remote_addr, r.info.base + 7);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 7U);
+	EXPECT_EQ(a.eng->stats().passed, 8U);
+	a.post(IBV_WR_SEND, 0, 0, 257, signaled | IBV_SEND_INLINE);
+	EXPECT_EQ(a.last_rc, -EINVAL);
+}
+
+/* Each for a reason of its own: each of these has to go the long way, or to wait. */
+TEST_F(Engine, WhatIsPassedOnIsNotQuickerThanItMayBe)
+{
+	resolve();
+	a.world.all_in(r, true);
+	a.chance_local = 100;
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.local_holds.size(), 1U) << "a buffer that is to be held";
+	a.chance_local = 0;
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 64);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	std::uint64_t slow = a.eng->stats().slow;
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 64);
+	EXPECT_EQ(a.eng->stats().slow, slow);
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.queue.size(), 2U) << "behind a WRITE that is not proven";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+	slow = a.eng->stats().slow;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.eng->stats().slow, slow);
+	a.post(IBV_WR_SEND, 0, 0, 64, signaled | IBV_SEND_FENCE);
+	EXPECT_EQ(a.world.queue.size(), 1U) << "a fence behind a READ that is not proven";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+}
+
+/* Not even for a moment: other threads may post the same one, and memory may be read-only. */
+TEST_F(Engine, RequestsOfTheCallerAreNotWrittenTo)
+{
+	struct constant {
+		ibv_send_wr wr[3];
+		ibv_sge s;
+	};
+	resolve();
+	a.world.all_in(r, true);
+	void *const page = mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(page, MAP_FAILED);
+	auto *c = new (page) constant{};
+	std::vector<std::byte> buffer(100);
+	c->s = {reinterpret_cast<std::uintptr_t>(buffer.data()), 100, pinned_lkey};
+	for (int i = 0; i < 3; ++i) {
+		c->wr[i].wr_id = 7;
+		c->wr[i].next = i < 2 ? &c->wr[i + 1] : nullptr;
+		c->wr[i].sg_list = &c->s;
+		c->wr[i].num_sge = 1;
+		c->wr[i].opcode = i == 1 ? IBV_WR_RDMA_READ : IBV_WR_SEND;
+		c->wr[i].imm_data = 1;
+		c->wr[i].wr.rdma.rkey = r.rkey;
+		c->wr[i].wr.rdma.remote_addr = r.info.base + 1;
+	}
+	ASSERT_EQ(mprotect(page, page_size, PROT_READ), 0);
+	ibv_send_wr *bad;
+	/* Unsignaled: now and then one of them is made to be signaled. */
+	for (unsigned i = 0; i < 4; ++i) {
+		EXPECT_EQ(a.eng->post_send(c->wr, &bad, i % 2), 0);
+		a.world.settle();
+	}
+	EXPECT_EQ(a.eng->stats().slow, 0U);
+	munmap(page, page_size);
+}
+
 TEST_F(Engine, ZeroLengthNeedsNoKey)
 {
 	a.post(IBV_WR_RDMA_WRITE, 0, 0, 0);
@@ -2428,23 +2687,26 @@ TEST_F(Engine, KeyThatWasPinnedMemorysIsAskedAboutAgainInTime)
 
 TEST_F(Engine, KeyThatWasPinnedMemorysIsNotUsedLongerThanPromised)
 {
-	a.world.pin_region(r);
-	a.world.deliver(0);
-	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
-	a.world.clock += 5;
-	a.world.answer_resolve(0);
-	a.world.settle();
-	EXPECT_EQ(a.poll(), 1U);
-	a.world.clock += pinned_time - 5;
-	sim_region &second = a.world.replace_region(a.world.regions.back());
-	second.pinned = false;
-	second.info.read_addr = 0x710000000000;
-	a.world.events.clear();
-	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
-	EXPECT_TRUE(a.world.queue.empty());
-	a.world.all_in(second, false);
-	a.world.settle();
-	EXPECT_EQ(a.poll(), 1U);
+	for (const nanoseconds late : {nanoseconds{0}, pinned_time}) {
+		app b(small_config());
+		b.world.pin_region(b.world.add_region(0x100000, 16 * page_size, 0x100));
+		b.world.deliver(0);
+		b.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		b.world.clock += 5;
+		b.world.answer_resolve(0);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+		b.world.clock += pinned_time - 5 + late;
+		sim_region &second = b.world.replace_region(b.world.regions.back());
+		second.pinned = false;
+		second.info.read_addr = 0x710000000000;
+		b.world.events.clear();
+		b.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		EXPECT_TRUE(b.world.queue.empty());
+		b.world.all_in(second, false);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+	}
 }
 
 TEST_F(Engine, KeyOfWhichNothingIsPromisedIsAskedAboutForEachRequest)
@@ -2463,6 +2725,72 @@ TEST_F(Engine, KeyOfWhichNothingIsPromisedIsAskedAboutForEachRequest)
 	ASSERT_EQ(a.world.resolves.size(), 1U);
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 3U);
+}
+
+TEST_F(Engine, SeveralKeysInTurnAreQuick)
+{
+	std::vector<sim_region *> all{&r};
+	for (std::uint32_t k = 1; k < 5; ++k)
+		all.push_back(&a.world.add_region(0x100000 + (k << 24), page_size, 0x100 + (k << 8)));
+	for (sim_region *q : all) {
+		a.eng->resolve_begins();
+		ASSERT_EQ(a.eng->resolve_ended(q->rkey, 0, q->info, a.world.now()), 0);
+		a.world.all_in(*q, true);
+	}
+	for (unsigned i = 0; i < 15; ++i)
+		a.post(IBV_WR_RDMA_READ, i % 5, 0, 64);
+	EXPECT_EQ(a.eng->stats().slow, 0U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 15U);
+}
+
+/* A peer may have new keys for ever. */
+TEST_F(Engine, KeysThatAreOfNoRegionAreForgottenButForThoseInUse)
+{
+	resolve();
+	sim_region &second = a.world.add_region(0x2000000, page_size, 0x200);
+	a.world.pin_region(second);
+	a.world.deliver(0);
+	resolve_pinned(*a.eng, second.rkey, 1);
+	for (std::uint32_t i = 0; i < 40; ++i) {
+		resolve_pinned(*a.eng, 0x10000 + 100 * i, 100);
+		EXPECT_LE(a.eng->keys(), engine::max_loose_keys + 1);
+		a.post(IBV_WR_RDMA_READ, 1, 0, 64);
+		a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		EXPECT_TRUE(a.world.resolves.empty()) << "both are known";
+		a.world.settle();
+		EXPECT_EQ(a.poll(), 2U);
+	}
+	resolve_pinned(*a.eng, 0x20000, engine::max_loose_keys * 2);
+	a.post(IBV_WR_RDMA_READ, 1, 0, 64);
+	EXPECT_EQ(a.world.resolves.size(), 1U) << "forgotten by now";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+}
+
+TEST_F(Engine, KeyThatIsAskedAboutIsNotForgotten)
+{
+	a.expect_success = false;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	resolve_pinned(*a.eng, 0x10000, 2 * engine::max_loose_keys);
+	a.world.answer_resolve(0, -ETIMEDOUT);
+	a.world.run_wire();
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_RETRY_EXC_ERR);
+}
+
+TEST_F(Engine, KeysOfDeadRegionsAreForgotten)
+{
+	for (std::uint32_t k = 0; k < 50; ++k) {
+		sim_region &q = a.world.add_region(0x2000000, page_size, 0x200 + k);
+		a.eng->resolve_begins();
+		ASSERT_EQ(a.eng->resolve_ended(q.rkey, 0, q.info, a.world.now()), 0);
+		a.world.kill_region(q);
+		a.world.deliver(0);
+		EXPECT_TRUE(q.forgotten);
+		EXPECT_EQ(a.eng->keys(), 0U);
+	}
 }
 
 TEST_F(Engine, AnswerThatNamesADeadRegionIsNotBelieved)

@@ -55,6 +55,30 @@ TEST(Scan, DataWithoutTheSignatureIsNotSuspicious)
 	EXPECT_FALSE(t.scan(0, 8192).any());
 }
 
+/* Of one buffer, whatever it begins and ends with, and wherever the signature is. */
+TEST(Scan, AnythingSuspiciousIsASuspiciousPage)
+{
+	std::mt19937_64 rng(1);
+	unsigned found = 0;
+
+	for (unsigned i = 0; i < 20'000; ++i) {
+		const std::size_t n = 1 + rng() % 300;
+		const std::uint64_t raddr = 0x1000 + rng() % 128;
+		auto d = quiet(n);
+		/* units, and what is nearly one */
+		const std::size_t from = rng() % 3 ? (-raddr % 64 + rng() % 3 * 64) % n : rng() % n;
+		const std::size_t to = std::min(n, from + (rng() % 3 ? 64 : rng() % 80));
+		for (std::size_t k = rng() % 2 ? 0 : from; k < to; ++k)
+			d[k] = pattern_byte(raddr + k);
+		const transfer t(raddr, d, {n});
+		const bool any = any_suspicious(d.data(), raddr, n, sig);
+		ASSERT_EQ(any, t.scan(0, n).any()) << n << " bytes at " << raddr << ", signature to " << to;
+		found += any;
+	}
+	EXPECT_GT(found, 1000U);
+	EXPECT_LT(found, 19'000U);
+}
+
 TEST(Scan, OneUnitMakesItsPageSuspiciousAndNoOther)
 {
 	auto d = quiet(3 * 4096);

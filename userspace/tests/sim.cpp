@@ -187,6 +187,7 @@ bool may_overtake(const ibv_send_wr &wr, const ibv_send_wr &earlier)
 
 int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
+	++doorbells;
 	for (ibv_send_wr *w = chain; w; w = w->next) {
 		EXPECT_TRUE(qp_error || !takes_receive(w->opcode) || holds.empty())
 			<< "it may wait for a receive for longer than a hold lives";
@@ -838,7 +839,8 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 				  ref.begin() + static_cast<std::ptrdiff_t>(offset + length));
 
 	/* cut the buffer at odd places */
-	std::vector<ibv_sge> list;
+	request &req = list_.emplace_back();
+	std::vector<ibv_sge> &list = req.sges;
 	std::uint64_t start = 0;
 	for (unsigned i = 0; i < sges; ++i) {
 		const std::uint64_t left = length - start;
@@ -853,7 +855,7 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 		}
 		start += n;
 	}
-	std::vector<std::byte> shown;
+	std::vector<std::byte> &shown = req.shown;
 	if (flags & IBV_SEND_INLINE) {
 		shown = o.buffer;
 		for (ibv_sge &s : list)
@@ -865,7 +867,7 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	for (const sim_region &x : world.regions)
 		if (x.memory == &world.memories[memory])
 			r = &x;
-	ibv_send_wr wr{}, *bad = nullptr;
+	ibv_send_wr &wr = req.wr;
 	wr.wr_id = o.seq;
 	wr.sg_list = list.data();
 	wr.num_sge = static_cast<int>(list.size());
@@ -887,13 +889,7 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 
 	/* before the post: it may take effect inside of it */
 	world.ops.push_back(std::move(o));
-	last_rc = eng->post_send(&wr, &bad);
-	if (world.cq) {
-		world.cq->settle(world);
-		world.cq->serve();
-	}
-	/* inline data is the caller's again */
-	std::fill(shown.begin(), shown.end(), std::byte{0xee});
+	last_rc = listing ? 0 : give(false);
 	if (last_rc) {
 		world.ops.pop_back();
 		static app_op refused;
@@ -907,6 +903,45 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	else if (changes_memory(opcode))
 		std::copy(kept.buffer.begin(), kept.buffer.end(), ref.begin() + static_cast<std::ptrdiff_t>(offset));
 	return kept;
+}
+
+int app::give(bool whole)
+{
+	std::vector<ibv_send_wr> wrs, before;
+	std::vector<std::vector<ibv_sge>> sges;
+	ibv_send_wr *bad = nullptr;
+
+	for (const request &q : list_) {
+		wrs.push_back(q.wr);
+		sges.push_back(q.sges);
+	}
+	for (std::size_t i = 0; i + 1 < wrs.size(); ++i)
+		wrs[i].next = &wrs[i + 1];
+	before = wrs;
+	const int rc = eng->post_send(wrs.data(), &bad, whole);
+	if (world.cq) {
+		world.cq->settle(world);
+		world.cq->serve();
+	}
+	for (std::size_t i = 0; i < wrs.size(); ++i) {
+		EXPECT_EQ(std::memcmp(&wrs[i], &before[i], sizeof(wrs[i])), 0) << "the caller's request has changed";
+		EXPECT_TRUE(std::equal(sges[i].begin(), sges[i].end(), list_[i].sges.begin(),
+				       [](const ibv_sge &x, const ibv_sge &y) { return !std::memcmp(&x, &y, sizeof(x)); }))
+			<< "the caller's list has changed";
+		/* inline data is the caller's again, and so are the lists */
+		std::fill(list_[i].shown.begin(), list_[i].shown.end(), std::byte{0xee});
+		std::fill(list_[i].sges.begin(), list_[i].sges.end(), ibv_sge{0xee, 0xee, 0xee});
+	}
+	list_.clear();
+	return rc;
+}
+
+void app::post_list(bool whole)
+{
+	listing = false;
+	if (!list_.empty()) {
+		ASSERT_EQ(give(whole), 0);
+	}
 }
 
 /* A WRITE must not meet a READ under way, nor, out of order, another WRITE. */

@@ -234,6 +234,7 @@ public:
 	std::uint32_t request = 4096; /* bytes that a READ fetches at once, a multiple of 64 */
 
 	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
+	unsigned doorbells = 0; /* calls of post() */
 	std::vector<std::vector<rdma_np_range>> fault_log;
 	std::function<void(sim &)> before_cqe; /* runs before each completion */
 	/* What receivers heard: immediate data and byte count. */
@@ -270,6 +271,9 @@ public:
 	unsigned chance_local = 0; /* percent of buffers that are in an unpinned region */
 	unsigned chance_opaque = 0; /* percent that the CPU knows by another address, or by none; 100: none */
 	unsigned chance_once = 0; /* percent of WRITEs that are atomics or have an immediate */
+	/* Meanwhile post() only makes a list, which @whole or not is posted by post_list(). */
+	bool listing = false;
+	void post_list(bool whole);
 	/* Takes completions and checks them against the ops, in order. */
 	unsigned poll();
 	void finish(std::uint64_t limit = 20'000'000);
@@ -291,7 +295,16 @@ public:
 	std::size_t window = 0; /* outstanding ops; 0: the depth */
 
 private:
+	struct request {
+		ibv_send_wr wr{};
+		std::vector<ibv_sge> sges;
+		std::vector<std::byte> shown; /* inline data */
+	};
 	[[nodiscard]] bool conflicts(const app_op &o) const;
+	/* The engine has it to read, until it returns. */
+	int give(bool whole);
+
+	std::vector<request> list_;
 	std::uint64_t next_seq_ = 1;
 };
 

@@ -135,7 +135,8 @@ struct npr_stats {
 	uint64_t gone;			/* regions that died under us */
 	uint64_t atomics;		/* atomics on unpinned regions completed */
 	uint64_t read_ahead;		/* pages asked for ahead of sequential READs */
-	uint64_t reserved[6];
+	uint64_t slow;			/* work requests that were not posted at once, as they came */
+	uint64_t reserved[5];
 };
 
 /* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
