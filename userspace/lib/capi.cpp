@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The C ABI: checks, and no exception gets past here. */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <algorithm>
@@ -100,21 +99,22 @@ NPR_EXPORT ibv_mr *npr_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 		std::unique_ptr<ibv_mr, dereg> mr(ibv_reg_mr(pd, addr, length, access | IBV_ACCESS_UNPINNED));
 
 		if (mr)
-			npr::local_regions::all().add(*mr);
+			npr::local_regions::of(mr->context).add(*mr);
 		return mr.release();
 	});
 }
 
 NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
 {
+	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
 	/* Another thread's region may have the key as soon as this one has not */
-	const auto key = npr::local_regions::all().remove(*mr);
+	const auto key = regions ? regions->remove(*mr) : std::nullopt;
 	const int rc = ibv_dereg_mr(mr);
 	if (!rc)
 		return 0;
 	try {
 		if (key)
-			npr::local_regions::all().add(*mr, *key);
+			regions->add(*mr, *key);
 	} catch (const std::bad_alloc &) {
 		/* it is a region still, but no local buffer */
 	}

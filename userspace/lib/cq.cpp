@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <algorithm>
@@ -259,7 +258,8 @@ using namespace npr;
 /* --- context ----------------------------------------------------------- */
 
 npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags)
-    : verbs(v), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel)
+    : verbs(v), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
+      regions(npr::local_regions::of(v))
 {
 	if (const int rc = kernel->query(caps))
 		fail(-rc, "nprdma query");
@@ -274,21 +274,17 @@ bool npr_context::attached(const ibv_cq *cq) noexcept
 
 bool npr_context::is_local(std::uint32_t lkey) const noexcept
 {
-	const local_regions &regions = local_regions::all();
-
-	return regions.any() && regions.find(verbs, lkey).handle;
+	return regions.find(lkey).handle.has_value();
 }
 
 bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 {
-	const local_regions &regions = local_regions::all();
-
-	return !regions.any() || regions.find(verbs, lkey).plain();
+	return regions.find(lkey).plain();
 }
 
 int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
 {
-	const local_key key = local_regions::all().find(verbs, sge.lkey);
+	const local_key key = regions.find(sge.lkey);
 	rdma_np_hold_req req{};
 	rdma_np_hold_info info;
 

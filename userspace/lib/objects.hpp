@@ -17,6 +17,7 @@
 #include "engine.hpp"
 #include "extended.hpp"
 #include "kernel.hpp"
+#include "local_regions.hpp"
 #include "optional_mutex.hpp"
 #include "receives.hpp"
 #include "uncancelled.hpp"
@@ -136,6 +137,7 @@ struct npr_context {
 	rdma_np_query caps{};
 	npr::resolver resolver;
 	npr::receives receives;
+	npr::local_regions &regions;
 	std::atomic<unsigned> srqs{0};
 	std::mutex cqs_mutex;
 	std::vector<npr_cq *> cqs;

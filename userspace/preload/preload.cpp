@@ -12,7 +12,6 @@
  * to the provider: it works, but not with unpinned regions, which fail closed. One that it
  * cannot take, without memory or room, is not made, unless the program has pinned regions.
  */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <nprdma/nprdma.h>
@@ -640,8 +639,6 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 		return context;
 	const inside here;
 	device d{context->ops, extended ? extended->create_qp_ex : nullptr, npr_open(context, 0)};
-	/* All memory that has an address is registered by our functions, and may be so before. */
-	npr::local_regions::all().know_all();
 	if (!d.lib) {
 		std::fprintf(stderr, "libnprdma-preload: %s has no unpinned regions (%m): left as it is\n",
 			     ibv_get_device_name(dev));
@@ -651,6 +648,8 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 		(void)npr_close(d.lib);
 		return context;
 	}
+	/* All memory that has an address is registered by our functions from here on. */
+	d.lib->regions.know_all();
 	context->ops.post_send = post_send;
 	context->ops.post_recv = post_recv;
 	context->ops.post_srq_recv = post_srq_recv;
@@ -683,6 +682,7 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 				return entry.second->qp_base.context == context;
 			});
 		}
+		d.lib->regions.clear();
 		(void)npr_close(d.lib);
 		context->ops = d.ops;
 		if (d.create_qp_ex)
@@ -694,7 +694,9 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 
 NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	if (busy || !find_device(pd->context).lib)
+	const device d = find_device(pd->context);
+
+	if (busy || !d.lib)
 		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	const bool unpinned = length >= threshold();
 	if (unpinned)
@@ -708,7 +710,7 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint6
 		if (unpinned)
 			key.handle = mr->handle;
 		key.offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
-		npr::local_regions::all().add(*mr, key);
+		d.lib->regions.add(*mr, key);
 	} catch (const std::bad_alloc &) {
 		(void)verbs().ibv_dereg_mr(mr);
 		errno = ENOMEM;
@@ -733,15 +735,15 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64
 /* Not of unpinned regions, which the kernel refuses. What it moves is at the CPU's addresses. */
 NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
 {
-	npr::local_regions &regions = npr::local_regions::all();
-	auto key = regions.remove(*mr);
+	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
+	auto key = regions ? regions->remove(*mr) : std::nullopt;
 	const int rc = verbs().ibv_rereg_mr(mr, flags, pd, addr, length, access);
 
 	if (!rc && key && flags & IBV_REREG_MR_CHANGE_TRANSLATION)
 		key->offset = 0;
 	try {
 		if (key)
-			regions.add(*mr, *key);
+			regions->add(*mr, *key);
 	} catch (const std::bad_alloc &) {
 		/* what is not known is not looked at */
 	}

@@ -4,7 +4,6 @@
  * a provider whose posts take effect at once, and a kernel that answers when
  * it is told to. Real threads, real file descriptors.
  */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <nprdma/nprdma.hpp>
@@ -524,9 +523,9 @@ struct Local : Objects {
 		mr.context = &dev.context;
 		mr.lkey = 0x900;
 		mr.handle = 42;
-		npr::local_regions::all().add(mr);
+		ctx.regions.add(mr);
 	}
-	~Local() override { npr::local_regions::all().remove(mr); }
+	~Local() override { ctx.regions.remove(mr); }
 
 	static int receive(npr_qp *qp, std::uint64_t id, std::span<ibv_sge> sges)
 	{
@@ -783,7 +782,7 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 	for (const bool unpinned : {true, false}) {
 		ibv_mr iova = mr;
 		iova.lkey = 0x901;
-		npr::local_regions::all().add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
+		ctx.regions.add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
 		std::fill(dev.words.begin(), dev.words.end(), 0);
 		ibv_sge s{reinterpret_cast<std::uintptr_t>(sink.data()) + away, sink.size(), 0x901};
 		ibv_send_wr wr{}, *bad;
@@ -804,31 +803,8 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
 		EXPECT_TRUE(std::equal(sink.begin(), sink.end(), dev.memory.begin() + 4000));
 		EXPECT_TRUE(kernel_ptr->local_holds.empty());
-		EXPECT_TRUE(npr::local_regions::all().remove(iova));
+		EXPECT_TRUE(ctx.regions.remove(iova));
 	}
-}
-
-TEST(LocalRegions, WhatIsNotKnownIsPlainUnlessAllIsKnown)
-{
-	npr::local_regions regions;
-	ibv_mr mr{};
-	mr.lkey = 5;
-	mr.handle = 9;
-	EXPECT_FALSE(regions.any());
-	EXPECT_TRUE(regions.find(nullptr, 5).plain());
-	regions.add(mr);
-	EXPECT_TRUE(regions.any());
-	EXPECT_EQ(regions.find(nullptr, 5).handle, 9U);
-	EXPECT_TRUE(regions.find(nullptr, 6).plain());
-	regions.know_all();
-	EXPECT_TRUE(regions.find(nullptr, 6).opaque);
-	EXPECT_FALSE(regions.find(nullptr, 6).handle);
-	EXPECT_FALSE(regions.find(nullptr, 5).opaque);
-	EXPECT_EQ(regions.remove(mr)->handle, 9U);
-	EXPECT_FALSE(regions.remove(mr));
-	EXPECT_TRUE(regions.any());
-	regions.add(mr, {});
-	EXPECT_TRUE(regions.find(nullptr, 5).plain());
 }
 
 /* The application freed it with ibv_dereg_mr(), and its key names another one now. */
