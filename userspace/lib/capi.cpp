@@ -64,16 +64,21 @@ NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 	return 0;
 }
 
-NPR_EXPORT npr_context *npr_open(ibv_context *verbs, unsigned int flags)
+npr_context *npr::open(ibv_context *verbs, unsigned int flags, const npr::provider &provider) noexcept
 {
 	if (flags & ~static_cast<unsigned int>(NPR_OPEN_SINGLE_THREADED)) {
 		errno = EINVAL;
 		return nullptr;
 	}
 	return guarded([&] {
-		return std::make_unique<npr_context>(verbs, std::make_unique<npr::uverbs_kernel>(*verbs), flags)
+		return std::make_unique<npr_context>(verbs, std::make_unique<npr::uverbs_kernel>(*verbs), flags, provider)
 			.release();
 	});
+}
+
+NPR_EXPORT npr_context *npr_open(ibv_context *verbs, unsigned int flags)
+{
+	return npr::open(verbs, flags, npr::provider(*verbs));
 }
 
 NPR_EXPORT int npr_close(npr_context *ctx)
@@ -104,12 +109,12 @@ NPR_EXPORT ibv_mr *npr_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 	});
 }
 
-NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
+int npr::dereg_mr(ibv_mr *mr, decltype(npr::provider::dereg_mr) dereg) noexcept
 {
 	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
 	/* Another thread's region may have the key as soon as this one has not */
 	const auto key = regions ? regions->remove(*mr) : std::nullopt;
-	const int rc = ibv_dereg_mr(mr);
+	const int rc = dereg(mr);
 	if (!rc)
 		return 0;
 	try {
@@ -119,6 +124,11 @@ NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
 		/* it is a region still, but no local buffer */
 	}
 	return -rc;
+}
+
+NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
+{
+	return npr::dereg_mr(mr, ibv_dereg_mr);
 }
 
 NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)

@@ -257,8 +257,8 @@ using namespace npr;
 
 /* --- context ----------------------------------------------------------- */
 
-npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags)
-    : verbs(v), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
+npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p)
+    : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
       regions(npr::local_regions::of(v))
 {
 	if (const int rc = kernel->query(caps))
@@ -403,7 +403,7 @@ int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	for (; wr; wr = wr->next) {
 		const int rc = ctx.post_recv(this, *wr, sges_, [&](ibv_recv_wr &w) {
 			ibv_recv_wr *b;
-			return ibv_post_srq_recv(verbs, &w, &b);
+			return ctx.provider.post_srq_recv(verbs, &w, &b);
 		});
 		if (rc) {
 			if (bad)
@@ -461,12 +461,13 @@ std::size_t requests_of(std::uint32_t budget) noexcept
 	return std::max<std::size_t>(budget, 16) + 16;
 }
 
-ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
+ibv_mr *reg_words(const provider &p, ibv_pd *pd, std::uint64_t *words)
 {
-	ibv_mr *mr = ibv_reg_mr(pd, words, ring_words * sizeof(std::uint64_t), IBV_ACCESS_LOCAL_WRITE);
+	ibv_mr *mr = p.reg_mr(pd, words, ring_words * sizeof(std::uint64_t),
+			      reinterpret_cast<std::uintptr_t>(words), IBV_ACCESS_LOCAL_WRITE);
 
 	if (!mr)
-		fail(errno, "ibv_reg_mr");
+		fail(errno, "ibv_reg_mr_iova2");
 	return mr;
 }
 
@@ -475,7 +476,7 @@ ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
 npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
     : cq(c), verbs(q), budget(params.budget), cookie(id),
       requests_(c.ctx.resolver, requests_of(params.budget)), words_(alloc_words()),
-      words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
+      words_mr_(words_lkey ? nullptr : reg_words(c.ctx.provider, q->pd, words_.get()), c.ctx.provider.dereg_mr),
       receive_sges_(params.receive_sge),
       engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
       ex(std::make_unique<qp_ex>(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads))
@@ -485,7 +486,7 @@ npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, 
 
 int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
-	return ibv_post_send(verbs, chain, bad);
+	return cq.ctx.provider.post_send(verbs, chain, bad);
 }
 
 int npr_qp::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept
@@ -532,7 +533,7 @@ int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 {
 	return cq.ctx.post_recv(this, wr, receive_sges_, [&](ibv_recv_wr &w) {
 		ibv_recv_wr *bad;
-		return ibv_post_recv(verbs, &w, &bad);
+		return cq.ctx.provider.post_recv(verbs, &w, &bad);
 	});
 }
 
@@ -578,7 +579,6 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v)
 	}
 	rebuild_table();
 	strays_.reserve(static_cast<std::size_t>(verbs->cqe));
-
 	const std::lock_guard lock(ctx.cqs_mutex);
 	ctx.cqs.push_back(this);
 }
@@ -702,7 +702,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 		const nanoseconds begun = monotonic();
 		ibv_wc wc;
 		while (qp->engine.waits_for_wire() && monotonic() - begun < 1'000'000'000) {
-			if (ibv_poll_cq(verbs, 1, &wc) <= 0) {
+			if (ctx.provider.poll_cq(verbs, 1, &wc) <= 0) {
 				qp->engine.step();
 				continue;
 			}
@@ -924,7 +924,7 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		ibv_wc raw[batch];
 		/* Each raw completion needs room: it may be nobody's but the application's. */
 		asked = std::min(n - got, batch);
-		count = ibv_poll_cq(verbs, asked, raw);
+		count = ctx.provider.poll_cq(verbs, asked, raw);
 		if (count < 0)
 			return got ? got : count;
 		for (int i = 0; i < count; ++i) {
@@ -982,7 +982,7 @@ void npr_cq::set_timer() noexcept
 int npr_cq::arm(bool solicited) noexcept
 {
 	solicited_ = solicited;
-	return verbs->channel ? -ibv_req_notify_cq(verbs, solicited) : 0;
+	return verbs->channel ? -ctx.provider.req_notify_cq(verbs, solicited) : 0;
 }
 
 int npr_cq::req_notify(bool solicited) noexcept

@@ -19,6 +19,7 @@
 #include "kernel.hpp"
 #include "local_regions.hpp"
 #include "optional_mutex.hpp"
+#include "provider.hpp"
 #include "receives.hpp"
 #include "uncancelled.hpp"
 
@@ -129,9 +130,10 @@ struct qp_params {
 } // namespace npr
 
 struct npr_context {
-	npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags);
+	npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p);
 
 	ibv_context *verbs;
+	const npr::provider provider;
 	std::unique_ptr<npr::kernel> kernel;
 	bool threads;
 	rdma_np_query caps{};
@@ -216,12 +218,9 @@ private:
 	struct free_words {
 		void operator()(std::uint64_t *p) const noexcept { std::free(p); }
 	};
-	struct dereg {
-		void operator()(ibv_mr *m) const noexcept { ibv_dereg_mr(m); }
-	};
 	requests requests_;
 	std::unique_ptr<std::uint64_t[], free_words> words_;
-	std::unique_ptr<ibv_mr, dereg> words_mr_;
+	std::unique_ptr<ibv_mr, int (*)(ibv_mr *)> words_mr_;
 	std::vector<ibv_sge> receive_sges_;
 
 public:
@@ -319,6 +318,10 @@ private:
 
 namespace npr {
 
+/* npr_open() on @provider. */
+npr_context *open(ibv_context *verbs, unsigned int flags, const provider &provider) noexcept;
+/* npr_dereg_mr() by @dereg, which is ibv_dereg_mr(). */
+int dereg_mr(ibv_mr *mr, decltype(provider::dereg_mr) dereg) noexcept;
 /* npr_attach_qp(), which uses no more than @most entries of the send queue if it is not told how many. */
 npr_qp *attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr, std::uint32_t most);
 

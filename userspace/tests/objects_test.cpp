@@ -312,7 +312,7 @@ struct fake_kernel final : npr::kernel {
 };
 
 struct Objects : ::testing::Test {
-	Objects() : kernel_ptr(new fake_kernel(dev)), ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), 0)
+	Objects() : kernel_ptr(new fake_kernel(dev)), ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), 0, npr::provider(dev.context))
 	{
 		cq = std::make_unique<npr_cq>(ctx, &dev.cq);
 		for (std::size_t i = 0; i < dev.memory.size(); ++i)
@@ -388,7 +388,7 @@ TEST_F(Objects, DeviceWithoutSupportIsRefusedWithTheKernelsReason)
 	auto k = std::make_unique<fake_kernel>(dev);
 	k->refuse_query = -EOPNOTSUPP;
 	try {
-		npr_context c(&dev.context, std::move(k), 0);
+		npr_context c(&dev.context, std::move(k), 0, npr::provider(dev.context));
 		FAIL();
 	} catch (const std::system_error &e) {
 		EXPECT_EQ(e.code().value(), EOPNOTSUPP);
