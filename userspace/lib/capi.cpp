@@ -85,12 +85,9 @@ NPR_EXPORT int npr_close(npr_context *ctx)
 {
 	const npr::uncancelled here;
 
-	{
-		const std::lock_guard lock(ctx->cqs_mutex);
-		/* a count; the caller orders its calls */
-		if (!ctx->cqs.empty() || ctx->srqs.load(std::memory_order_relaxed))
-			return -EBUSY;
-	}
+	/* a count; the caller orders its calls */
+	if (ctx->users.load(std::memory_order_relaxed))
+		return -EBUSY;
 	const std::unique_ptr<npr_context> owned(ctx);
 	return 0;
 }

@@ -265,13 +265,6 @@ npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigne
 		fail(-rc, "nprdma query");
 }
 
-bool npr_context::attached(const ibv_cq *cq) noexcept
-{
-	const std::lock_guard lock(cqs_mutex);
-
-	return std::any_of(cqs.begin(), cqs.end(), [&](const npr_cq *c) { return c->verbs == cq; });
-}
-
 bool npr_context::is_local(std::uint32_t lkey) const noexcept
 {
 	return regions.find(lkey).handle.has_value();
@@ -387,13 +380,13 @@ npr_srq::npr_srq(npr_context &c, ibv_srq *s, std::uint32_t max_wr, std::uint32_t
     : ctx(c), verbs(s), mutex(c.threads), sges_(max_sge)
 {
 	ctx.receives.reserve(max_wr, max_sge);
-	ctx.srqs.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
+	ctx.users.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
 }
 
 npr_srq::~npr_srq()
 {
 	ctx.abandon(this);
-	ctx.srqs.fetch_sub(1, std::memory_order_relaxed); /* as above */
+	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as above */
 }
 
 int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
@@ -563,7 +556,7 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v)
       event(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
       mutex(c.threads),
-      ex(*this, *v, c.threads)
+      ex(*this, *v, c.threads), handle_(v->handle)
 {
 	int fd;
 
@@ -579,15 +572,15 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v)
 	}
 	rebuild_table();
 	strays_.reserve(static_cast<std::size_t>(verbs->cqe));
-	const std::lock_guard lock(ctx.cqs_mutex);
-	ctx.cqs.push_back(this);
+	if (!ctx.cqs.set(handle_, verbs, this))
+		fail(ENOMEM, "table of CQs");
+	ctx.users.fetch_add(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
 npr_cq::~npr_cq()
 {
-	const std::lock_guard lock(ctx.cqs_mutex);
-
-	std::erase(ctx.cqs, this);
+	ctx.cqs.remove(handle_, this);
+	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
 std::uint32_t npr_cq::room() const noexcept
@@ -772,7 +765,7 @@ void npr_cq::settle(npr_qp &qp) noexcept
 /* After settle() outside of poll(): who sleeps on the fd has to hear of a completion or a pause of @qp. */
 void npr_cq::wake(const npr_qp &qp) noexcept
 {
-	if (!notify_)
+	if (!notifies())
 		return;
 	if (qp.timed)
 		set_timer();
@@ -896,7 +889,7 @@ int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	const std::lock_guard lock(mutex);
 
 	for (; wr; wr = wr->next) {
-		const bool ours = qp.verbs->recv_cq == verbs || ctx.attached(qp.verbs->recv_cq);
+		const bool ours = qp.verbs->recv_cq == verbs || ctx.cqs.find(qp.verbs->recv_cq->handle, qp.verbs->recv_cq);
 		const int rc = qp.verbs->srq || !ours ? -EINVAL : qp.post_recv(*wr);
 		if (rc) {
 			if (bad)
@@ -954,10 +947,10 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 			step_touched();
 		if (got < n && !ready_.empty())
 			got += take_ready(n - got, wc + got);
-		if (notify_ && (timed_ || timer_at_))
+		if (notifies() && (timed_ || timer_at_))
 			set_timer();
 	}
-	if (left <= 0 && notify_)
+	if (left <= 0 && notifies())
 		kick();
 	return got;
 }
@@ -994,7 +987,7 @@ int npr_cq::req_notify(bool solicited) noexcept
 	const bool told = ::read(event.get(), &count, sizeof(count)) > 0;
 	(void)!::read(timer.get(), &count, sizeof(count));
 	timer_at_ = 0;
-	notify_ = true;
+	notify_.store(true, std::memory_order_relaxed); /* see notifies() */
 	polls_ = idle_interval - 1;
 	set_timer();
 	/*

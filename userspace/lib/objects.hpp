@@ -8,7 +8,7 @@
  * npr_srq      one shared receive queue
  *
  * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
- * those of the resolver, of receives, npr_cq::results_mutex, npr_context::cqs_mutex.
+ * those of the resolver, of receives, of tables, npr_cq::results_mutex.
  * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex.
  */
 #ifndef NPR_OBJECTS_HPP
@@ -16,6 +16,7 @@
 
 #include "engine.hpp"
 #include "extended.hpp"
+#include "handle_table.hpp"
 #include "kernel.hpp"
 #include "local_regions.hpp"
 #include "optional_mutex.hpp"
@@ -140,12 +141,9 @@ struct npr_context {
 	npr::resolver resolver;
 	npr::receives receives;
 	npr::local_regions &regions;
-	std::atomic<unsigned> srqs{0};
-	std::mutex cqs_mutex;
-	std::vector<npr_cq *> cqs;
+	std::atomic<unsigned> users{0}; /* npr_cq and npr_srq */
+	npr::handle_table<ibv_cq, npr_cq> cqs; /* those that this library polls */
 
-	/* Is @cq polled by this library? */
-	[[nodiscard]] bool attached(const ibv_cq *cq) noexcept;
 	/* As backend::hold_local(). */
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
@@ -267,6 +265,8 @@ struct npr_cq {
 			      bool write) noexcept;
 	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	void kick() noexcept;
+	/* Has anybody asked for events? Relaxed: the lock orders what those who poll see. */
+	[[nodiscard]] bool notifies() const noexcept { return notify_.load(std::memory_order_relaxed); }
 
 	npr_context &ctx;
 	ibv_cq *verbs;
@@ -299,12 +299,13 @@ private:
 	void set_timer() noexcept;
 	int arm(bool solicited) noexcept;
 
+	std::uint32_t handle_;   /* of @verbs, which may be destroyed before this is */
 	npr_qp *last_ = nullptr; /* found */
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;
 	std::vector<ibv_wc> strays_; /* polled for others by a detach */
 	unsigned waiting_ = 0, timed_ = 0, polls_ = 0;
-	bool notify_ = false;    /* somebody may sleep on the fd */
+	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;
 	std::uint16_t next_cookie_ = 0;

@@ -639,6 +639,7 @@ TEST_F(Local, ReceivesCompleteOnAnotherCqToo)
 	npr_qp *qp = attach(1);
 	ibv_cq verbs{};
 	verbs.context = &dev.context;
+	verbs.handle = 1;
 	verbs.cqe = 16;
 	npr_cq receiver(ctx, &verbs);
 	qp->verbs->recv_cq = &verbs;
@@ -1452,6 +1453,7 @@ TEST_F(Objects, ThreadsAreCancelledWhereTheyWait)
 	ibv_comp_channel channel{&dev.context, eventfd(0, 0), 0};
 	ibv_cq verbs{};
 	verbs.context = &dev.context;
+	verbs.handle = 1;
 	verbs.channel = &channel;
 	{
 		npr_cq waits(ctx, &verbs);
