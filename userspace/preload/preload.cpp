@@ -577,12 +577,22 @@ ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
 	return create();
 }
 
+/* What npr::qp_ex has functions for. Calls through the pointers of others would end in the void. */
+constexpr std::uint64_t send_ops = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+	IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+	IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
+	IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
+
 ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 {
 	const device &d = *find(context);
 
 	if (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UC && attr->qp_type != IBV_QPT_UD)
 		return d.create_qp_ex(context, attr);
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && attr->send_ops_flags & ~send_ops) {
+		errno = EOPNOTSUPP;
+		return nullptr;
+	}
 	const std::uint32_t asked = attr->cap.max_send_wr;
 	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
 	return qp ? attach_new(qp, asked) : qp;

@@ -297,6 +297,45 @@ TEST(Preload, QueuePairThatIsResetGoesOnAndSoDoesItsExtendedOne)
 	}
 }
 
+/* As by a provider that does not have them; what they are called through would be null. */
+TEST(Preload, QueuePairForOperationsThatTheLibraryHasNotIsRefused)
+{
+	device d;
+	ibv_cq *const cq = d.make_cq();
+	ibv_qp_init_attr_ex attr{};
+
+	attr.send_cq = attr.recv_cq = cq;
+	attr.pd = &d.pd;
+	attr.cap = {4, 4, 4, 4, 64};
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	for (const ibv_qp_type type : {IBV_QPT_RC, IBV_QPT_UD}) {
+		attr.qp_type = type;
+		/* The last are of headers to come. */
+		for (unsigned bit = 0; bit < 64; ++bit) {
+			attr.send_ops_flags = 1ULL << bit | IBV_QP_EX_WITH_SEND;
+			errno = 0;
+			ibv_qp *const qp = ibv_create_qp_ex(d.context, &attr);
+			EXPECT_EQ(qp != nullptr, bit <= 9) << bit;
+			if (!qp) {
+				EXPECT_EQ(errno, EOPNOTSUPP);
+				continue;
+			}
+			ibv_qp_ex *const ex = ibv_qp_to_qp_ex(qp);
+			EXPECT_TRUE(ex->wr_rdma_write && ex->wr_rdma_write_imm && ex->wr_send && ex->wr_send_imm &&
+				    ex->wr_rdma_read && ex->wr_atomic_cmp_swp && ex->wr_atomic_fetch_add &&
+				    ex->wr_local_inv && ex->wr_bind_mw && ex->wr_send_inv);
+			EXPECT_EQ(ibv_destroy_qp(qp), 0);
+		}
+	}
+	/* That one is the provider's alone. */
+	attr.qp_type = IBV_QPT_RAW_PACKET;
+	attr.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	ibv_qp *const raw = ibv_create_qp_ex(d.context, &attr);
+	ASSERT_TRUE(raw);
+	EXPECT_EQ(ibv_destroy_qp(raw), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+}
+
 TEST(Preload, HandlesAreUsedAgainByObjectsOfAnyKind)
 {
 	device d;
