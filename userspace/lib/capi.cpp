@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The C ABI: checks, and no exception gets past here. */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <algorithm>
@@ -64,28 +63,30 @@ NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 	return 0;
 }
 
-NPR_EXPORT npr_context *npr_open(ibv_context *verbs, unsigned int flags)
+npr_context *npr::open(ibv_context *verbs, unsigned int flags, const npr::provider &provider) noexcept
 {
 	if (flags & ~static_cast<unsigned int>(NPR_OPEN_SINGLE_THREADED)) {
 		errno = EINVAL;
 		return nullptr;
 	}
 	return guarded([&] {
-		return std::make_unique<npr_context>(verbs, std::make_unique<npr::uverbs_kernel>(*verbs), flags)
+		return std::make_unique<npr_context>(verbs, std::make_unique<npr::uverbs_kernel>(*verbs), flags, provider)
 			.release();
 	});
+}
+
+NPR_EXPORT npr_context *npr_open(ibv_context *verbs, unsigned int flags)
+{
+	return npr::open(verbs, flags, npr::provider(*verbs));
 }
 
 NPR_EXPORT int npr_close(npr_context *ctx)
 {
 	const npr::uncancelled here;
 
-	{
-		const std::lock_guard lock(ctx->cqs_mutex);
-		/* a count; the caller orders its calls */
-		if (!ctx->cqs.empty() || ctx->srqs.load(std::memory_order_relaxed))
-			return -EBUSY;
-	}
+	/* a count; the caller orders its calls */
+	if (ctx->users.load(std::memory_order_relaxed))
+		return -EBUSY;
 	const std::unique_ptr<npr_context> owned(ctx);
 	return 0;
 }
@@ -99,25 +100,31 @@ NPR_EXPORT ibv_mr *npr_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 		std::unique_ptr<ibv_mr, dereg> mr(ibv_reg_mr(pd, addr, length, access | IBV_ACCESS_UNPINNED));
 
 		if (mr)
-			npr::local_regions::all().add(*mr);
+			npr::local_regions::of(mr->context).add(*mr);
 		return mr.release();
 	});
 }
 
-NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
+int npr::dereg_mr(ibv_mr *mr, decltype(npr::provider::dereg_mr) dereg) noexcept
 {
+	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
 	/* Another thread's region may have the key as soon as this one has not */
-	const auto key = npr::local_regions::all().remove(*mr);
-	const int rc = ibv_dereg_mr(mr);
+	const auto key = regions ? regions->remove(*mr) : std::nullopt;
+	const int rc = dereg(mr);
 	if (!rc)
 		return 0;
 	try {
 		if (key)
-			npr::local_regions::all().add(*mr, *key);
+			regions->add(*mr, *key);
 	} catch (const std::bad_alloc &) {
 		/* it is a region still, but no local buffer */
 	}
 	return -rc;
+}
+
+NPR_EXPORT int npr_dereg_mr(ibv_mr *mr)
+{
+	return npr::dereg_mr(mr, ibv_dereg_mr);
 }
 
 NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)

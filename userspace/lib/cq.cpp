@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <algorithm>
@@ -272,37 +271,27 @@ using namespace npr;
 
 /* --- context ----------------------------------------------------------- */
 
-npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags)
-    : verbs(v), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel)
+npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p)
+    : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
+      regions(npr::local_regions::of(v))
 {
 	if (const int rc = kernel->query(caps))
 		fail(-rc, "nprdma query");
 }
 
-bool npr_context::attached(const ibv_cq *cq) noexcept
-{
-	const std::lock_guard lock(cqs_mutex);
-
-	return std::any_of(cqs.begin(), cqs.end(), [&](const npr_cq *c) { return c->verbs == cq; });
-}
-
 bool npr_context::is_local(std::uint32_t lkey) const noexcept
 {
-	const local_regions &regions = local_regions::all();
-
-	return regions.any() && regions.find(verbs, lkey).handle;
+	return regions.find(lkey).handle.has_value();
 }
 
 bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 {
-	const local_regions &regions = local_regions::all();
-
-	return !regions.any() || regions.find(verbs, lkey).plain();
+	return regions.find(lkey).plain();
 }
 
 int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
 {
-	const local_key key = local_regions::all().find(verbs, sge.lkey);
+	const local_key key = regions.find(sge.lkey);
 	rdma_np_hold_req req{};
 	rdma_np_hold_info info;
 
@@ -405,13 +394,13 @@ npr_srq::npr_srq(npr_context &c, ibv_srq *s, std::uint32_t max_wr, std::uint32_t
     : ctx(c), verbs(s), mutex(c.threads), sges_(max_sge)
 {
 	ctx.receives.reserve(max_wr, max_sge);
-	ctx.srqs.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
+	ctx.users.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
 }
 
 npr_srq::~npr_srq()
 {
 	ctx.abandon(this);
-	ctx.srqs.fetch_sub(1, std::memory_order_relaxed); /* as above */
+	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as above */
 }
 
 int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
@@ -421,7 +410,7 @@ int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	for (; wr; wr = wr->next) {
 		const int rc = ctx.post_recv(this, *wr, sges_, [&](ibv_recv_wr &w) {
 			ibv_recv_wr *b;
-			return ibv_post_srq_recv(verbs, &w, &b);
+			return ctx.provider.post_srq_recv(verbs, &w, &b);
 		});
 		if (rc) {
 			if (bad)
@@ -480,12 +469,13 @@ std::size_t requests_of(std::uint32_t budget) noexcept
 	return std::max<std::size_t>(budget, 16) + 16;
 }
 
-ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
+ibv_mr *reg_words(const provider &p, ibv_pd *pd, std::uint64_t *words)
 {
-	ibv_mr *mr = ibv_reg_mr(pd, words, ring_words * sizeof(std::uint64_t), IBV_ACCESS_LOCAL_WRITE);
+	ibv_mr *mr = p.reg_mr(pd, words, ring_words * sizeof(std::uint64_t),
+			      reinterpret_cast<std::uintptr_t>(words), IBV_ACCESS_LOCAL_WRITE);
 
 	if (!mr)
-		fail(errno, "ibv_reg_mr");
+		fail(errno, "ibv_reg_mr_iova2");
 	return mr;
 }
 
@@ -494,7 +484,7 @@ ibv_mr *reg_words(ibv_pd *pd, std::uint64_t *words)
 npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
     : cq(c), verbs(q), budget(params.budget), cookie(id),
       requests_(c.ctx.resolver, requests_of(params.budget)), words_(alloc_words()),
-      words_mr_(words_lkey ? nullptr : reg_words(q->pd, words_.get())),
+      words_mr_(words_lkey ? nullptr : reg_words(c.ctx.provider, q->pd, words_.get()), c.ctx.provider.dereg_mr),
       receive_sges_(params.receive_sge),
       engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
       ex(std::make_unique<qp_ex>(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads))
@@ -504,7 +494,7 @@ npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, 
 
 int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
-	return ibv_post_send(verbs, chain, bad);
+	return cq.ctx.provider.post_send(verbs, chain, bad);
 }
 
 int npr_qp::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept
@@ -551,7 +541,7 @@ int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 {
 	return cq.ctx.post_recv(this, wr, receive_sges_, [&](ibv_recv_wr &w) {
 		ibv_recv_wr *bad;
-		return ibv_post_recv(verbs, &w, &bad);
+		return cq.ctx.provider.post_recv(verbs, &w, &bad);
 	});
 }
 
@@ -582,7 +572,7 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
       mutex(c.threads),
       credits(static_cast<std::uint32_t>(v->cqe) > own ? static_cast<std::uint32_t>(v->cqe) - own : 0),
-      ex(*this, *v, c.threads)
+      ex(*this, *v, c.threads), handle_(v->handle)
 {
 	int fd;
 
@@ -598,16 +588,15 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
 	}
 	rebuild_table();
 	strays_.reserve(static_cast<std::size_t>(verbs->cqe));
-
-	const std::lock_guard lock(ctx.cqs_mutex);
-	ctx.cqs.push_back(this);
+	if (!ctx.cqs.set(handle_, verbs, this))
+		fail(ENOMEM, "table of CQs");
+	ctx.users.fetch_add(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
 npr_cq::~npr_cq()
 {
-	const std::lock_guard lock(ctx.cqs_mutex);
-
-	std::erase(ctx.cqs, this);
+	ctx.cqs.remove(handle_, this);
+	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
 /* At most half full, so that a lookup ends. */
@@ -705,7 +694,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 		const nanoseconds begun = monotonic();
 		ibv_wc wc;
 		while (qp->engine.waits_for_wire() && monotonic() - begun < 1'000'000'000) {
-			if (ibv_poll_cq(verbs, 1, &wc) <= 0) {
+			if (ctx.provider.poll_cq(verbs, 1, &wc) <= 0) {
 				qp->engine.step();
 				settle(*qp);
 				serve_line();
@@ -798,7 +787,7 @@ void npr_cq::serve_line() noexcept
 /* After settle() outside of poll(): who sleeps on the fd has to hear of a completion or a pause of @qp. */
 void npr_cq::wake(const npr_qp &qp) noexcept
 {
-	if (!notify_)
+	if (!notifies())
 		return;
 	if (qp.timed)
 		set_timer();
@@ -918,7 +907,7 @@ int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	const std::lock_guard lock(mutex);
 
 	for (; wr; wr = wr->next) {
-		const bool ours = qp.verbs->recv_cq == verbs || ctx.attached(qp.verbs->recv_cq);
+		const bool ours = qp.verbs->recv_cq == verbs || ctx.cqs.find(qp.verbs->recv_cq->handle, qp.verbs->recv_cq);
 		const int rc = qp.verbs->srq || !ours ? -EINVAL : qp.post_recv(*wr);
 		if (rc) {
 			if (bad)
@@ -946,7 +935,7 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		ibv_wc raw[batch];
 		/* Each raw completion needs room: it may be nobody's but the application's. */
 		asked = std::min(n - got, batch);
-		count = ibv_poll_cq(verbs, asked, raw);
+		count = ctx.provider.poll_cq(verbs, asked, raw);
 		if (count < 0)
 			return got ? got : count;
 		for (int i = 0; i < count; ++i) {
@@ -977,10 +966,10 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 		serve_line();
 		if (got < n && !ready_.empty())
 			got += take_ready(n - got, wc + got);
-		if (notify_ && (timed_ || timer_at_))
+		if (notifies() && (timed_ || timer_at_))
 			set_timer();
 	}
-	if (left <= 0 && notify_)
+	if (left <= 0 && notifies())
 		kick();
 	return got;
 }
@@ -1005,7 +994,7 @@ void npr_cq::set_timer() noexcept
 int npr_cq::arm(bool solicited) noexcept
 {
 	solicited_ = solicited;
-	return verbs->channel ? -ibv_req_notify_cq(verbs, solicited) : 0;
+	return verbs->channel ? -ctx.provider.req_notify_cq(verbs, solicited) : 0;
 }
 
 int npr_cq::req_notify(bool solicited) noexcept
@@ -1017,7 +1006,7 @@ int npr_cq::req_notify(bool solicited) noexcept
 	const bool told = ::read(event.get(), &count, sizeof(count)) > 0;
 	(void)!::read(timer.get(), &count, sizeof(count));
 	timer_at_ = 0;
-	notify_ = true;
+	notify_.store(true, std::memory_order_relaxed); /* see notifies() */
 	polls_ = idle_interval - 1;
 	set_timer();
 	/*

@@ -1933,7 +1933,7 @@ bool engine::stays_plain(binding &b) noexcept
 	if (b.until == ~0ULL)
 		return true;
 
-	const nanoseconds now = world_.now();
+	const nanoseconds now = world_.recently();
 	return now < b.until && (b.asks || b.until - now >= plain_time / 2);
 }
 

@@ -8,7 +8,7 @@
  * npr_srq      one shared receive queue
  *
  * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
- * those of the resolver, of receives, npr_cq::results_mutex, npr_context::cqs_mutex.
+ * those of the resolver, of receives, of tables, npr_cq::results_mutex.
  * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex.
  */
 #ifndef NPR_OBJECTS_HPP
@@ -17,8 +17,11 @@
 #include "credits.hpp"
 #include "engine.hpp"
 #include "extended.hpp"
+#include "handle_table.hpp"
 #include "kernel.hpp"
+#include "local_regions.hpp"
 #include "optional_mutex.hpp"
+#include "provider.hpp"
 #include "receives.hpp"
 #include "uncancelled.hpp"
 
@@ -129,20 +132,19 @@ struct qp_params {
 } // namespace npr
 
 struct npr_context {
-	npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags);
+	npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p);
 
 	ibv_context *verbs;
+	const npr::provider provider;
 	std::unique_ptr<npr::kernel> kernel;
 	bool threads;
 	rdma_np_query caps{};
 	npr::resolver resolver;
 	npr::receives receives;
-	std::atomic<unsigned> srqs{0};
-	std::mutex cqs_mutex;
-	std::vector<npr_cq *> cqs;
+	npr::local_regions &regions;
+	std::atomic<unsigned> users{0}; /* npr_cq and npr_srq */
+	npr::handle_table<ibv_cq, npr_cq> cqs; /* those that this library polls */
 
-	/* Is @cq polled by this library? */
-	[[nodiscard]] bool attached(const ibv_cq *cq) noexcept;
 	/* As backend::hold_local(). */
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
@@ -216,12 +218,9 @@ private:
 	struct free_words {
 		void operator()(std::uint64_t *p) const noexcept { std::free(p); }
 	};
-	struct dereg {
-		void operator()(ibv_mr *m) const noexcept { ibv_dereg_mr(m); }
-	};
 	requests requests_;
 	std::unique_ptr<std::uint64_t[], free_words> words_;
-	std::unique_ptr<ibv_mr, dereg> words_mr_;
+	std::unique_ptr<ibv_mr, int (*)(ibv_mr *)> words_mr_;
 	std::vector<ibv_sge> receive_sges_;
 
 public:
@@ -271,6 +270,8 @@ struct npr_cq {
 			      bool write) noexcept;
 	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	void kick() noexcept;
+	/* Has anybody asked for events? Relaxed: the lock orders what those who poll see. */
+	[[nodiscard]] bool notifies() const noexcept { return notify_.load(std::memory_order_relaxed); }
 
 	npr_context &ctx;
 	ibv_cq *verbs;
@@ -304,12 +305,13 @@ private:
 	void set_timer() noexcept;
 	int arm(bool solicited) noexcept;
 
+	std::uint32_t handle_;   /* of @verbs, which may be destroyed before this is */
 	npr_qp *last_ = nullptr; /* found */
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;
 	std::vector<ibv_wc> strays_; /* polled for others by a detach */
 	unsigned waiting_ = 0, timed_ = 0, polls_ = 0;
-	bool notify_ = false;    /* somebody may sleep on the fd */
+	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;
 	std::uint16_t next_cookie_ = 0;
@@ -339,6 +341,10 @@ int npr_cq::resize(std::uint32_t own, std::uint32_t limit, F &&resize)
 
 namespace npr {
 
+/* npr_open() on @provider. */
+npr_context *open(ibv_context *verbs, unsigned int flags, const provider &provider) noexcept;
+/* npr_dereg_mr() by @dereg, which is ibv_dereg_mr(). */
+int dereg_mr(ibv_mr *mr, decltype(provider::dereg_mr) dereg) noexcept;
 /* npr_attach_cq() of one that is not half the application's, but @own entries. */
 npr_cq *attach_cq(npr_context *ctx, ibv_cq *cq, std::uint32_t own);
 

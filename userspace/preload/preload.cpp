@@ -6,13 +6,15 @@
  * Functions of libibverbs are replaced by ours of the same name. What verbs.h has as
  * inline functions are calls through pointers in struct ibv_context and verbs_context,
  * which are per device: those are replaced when a device is opened. The library itself
- * uses the same functions and pointers; inside() tells the two apart.
+ * goes on with what was there before (provider.hpp), and so do we.
+ *
+ * Who posts or polls takes no lock that another queue pair, another CQ or another thread has:
+ * objects are found by their handles.
  *
  * An object that the library does not take (a type of QP, a CQ with attributes) is left
  * to the provider: it works, but not with unpinned regions, which fail closed. One that it
  * cannot take, without memory or room, is not made, unless the program has pinned regions.
  */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <nprdma/nprdma.h>
@@ -31,7 +33,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <sys/epoll.h>
 #include <unordered_map>
 #include <utility>
@@ -92,27 +93,20 @@ const functions &verbs()
 	return f;
 }
 
-/* True while the library is at work: what it calls is meant for libibverbs. */
-thread_local bool busy = false;
-
-class inside {
-public:
-	inside() noexcept : before_(std::exchange(busy, true)) {}
-	inside(const inside &) = delete;
-	inside &operator=(const inside &) = delete;
-	~inside() { busy = before_; }
-
-private:
-	bool before_;
-};
-
 /* --- what is ours ------------------------------------------------------ */
 
 struct device {
-	ibv_context_ops ops; /* the provider's */
-	decltype(verbs_context::create_qp_ex) create_qp_ex;
-	npr_context *lib;
-	int max_cqe; /* of one CQ */
+	device(const ibv_context &verbs, decltype(verbs_context::create_qp_ex) create, npr_context *l, int cqe) noexcept
+	    : ops(verbs.ops), create_qp_ex(create), lib(l), max_cqe(cqe)
+	{
+	}
+
+	const ibv_context_ops ops; /* the provider's */
+	const decltype(verbs_context::create_qp_ex) create_qp_ex;
+	npr_context *const lib; /* it has the CQs */
+	const int max_cqe;	/* of one CQ */
+	npr::handle_table<ibv_qp, npr_qp> qps;
+	npr::handle_table<ibv_srq, npr_srq> srqs;
 };
 
 /* Of a device that does not say how many. */
@@ -141,37 +135,52 @@ struct channel {
  * and be used anew already: keys are compared, and looked into only by who uses the object.
  */
 struct objects {
-	std::shared_mutex mutex;
-	std::unordered_map<ibv_context *, device> devices;
+	npr::handle_table<ibv_context, device> devices; /* by the descriptors of their contexts */
+
+	/* What is not looked up by who posts or polls. */
+	std::mutex mutex;
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
-	std::unordered_map<ibv_qp *, npr_qp *> qps;
 	/* Of QPs that could not be attached again: good until they are destroyed. */
 	std::unordered_map<ibv_qp *, std::unique_ptr<npr::qp_ex>> orphans;
-	std::unordered_map<ibv_srq *, npr_srq *> srqs;
 };
 
 objects &all()
 {
 	/* Never destroyed: applications use verbs until the very end. */
-	static objects &o = *new objects;
+	static objects &o = *std::make_unique<objects>().release();
 
 	return o;
 }
 
 /* The library's object, or null. */
+device *find(const ibv_context *context)
+{
+	return all().devices.find(static_cast<std::uint32_t>(context->cmd_fd), context);
+}
+
+npr_qp *find(const ibv_qp *qp)
+{
+	const device *const d = find(qp->context);
+
+	return d ? d->qps.find(qp->handle, qp) : nullptr;
+}
+
+npr_cq *find(const ibv_cq *cq)
+{
+	const device *const d = cq ? find(cq->context) : nullptr;
+
+	return d ? d->lib->cqs.find(cq->handle, cq) : nullptr;
+}
+
+/* A copy, or nothing. */
 template <class Map, class Key>
 typename Map::mapped_type find(const Map &map, Key *key)
 {
-	const std::shared_lock lock(all().mutex);
+	const std::lock_guard lock(all().mutex);
 	const auto it = map.find(key);
 
 	return it == map.end() ? typename Map::mapped_type{} : it->second;
-}
-
-device find_device(ibv_context *context)
-{
-	return find(all().devices, context);
 }
 
 /* False: no memory. */
@@ -198,48 +207,23 @@ typename Map::mapped_type take(Map &map, Key *key)
 	return node ? std::move(node.mapped()) : typename Map::mapped_type{};
 }
 
-npr_cq *lib_of(const queue &q)
-{
-	return q.lib;
-}
-
-template <class T>
-T *lib_of(T *lib)
-{
-	return lib;
-}
-
-/* Takes @lib out, which was that of @key; another may be by now. */
-template <class Map, class Key, class Lib>
-void drop(Map &map, Key *key, Lib *lib)
+/* Takes @lib out, which was that of @cq; another may be by now. */
+void drop(ibv_cq *cq, const npr_cq *lib)
 {
 	const std::lock_guard lock(all().mutex);
 
-	if (const auto it = map.find(key); it != map.end() && lib_of(it->second) == lib)
-		map.erase(it);
+	if (const auto it = all().cqs.find(cq); it != all().cqs.end() && it->second.lib == lib)
+		all().cqs.erase(it);
 }
 
-const npr_context &context_of(const npr_qp *qp)
+/* Some CQ of @context, or null. */
+ibv_cq *any_cq(const npr_context *context)
 {
-	return qp->cq.ctx;
-}
+	const std::lock_guard lock(all().mutex);
+	const auto it = std::find_if(all().cqs.begin(), all().cqs.end(),
+				     [&](const auto &entry) { return &entry.second.lib->ctx == context; });
 
-template <class T>
-const npr_context &context_of(const T *lib)
-{
-	return lib->ctx;
-}
-
-/* Some object of @context, or null. */
-template <class Map>
-auto any_of(const Map &map, const npr_context *context)
-{
-	const std::shared_lock lock(all().mutex);
-	const auto it = std::find_if(map.begin(), map.end(), [&](const auto &entry) {
-		return &context_of(lib_of(entry.second)) == context;
-	});
-
-	return it == map.end() ? nullptr : it->first;
+	return it == all().cqs.end() ? nullptr : it->first;
 }
 
 /* Of those of @cq that the channel does not tell. False and errno. */
@@ -327,64 +311,58 @@ bool may_be_left(const ibv_context *context, const char *what, std::uint32_t num
 
 /* --- calls through pointers -------------------------------------------- */
 
+/* These are in the ops of @devices only, so what they are called for is of one. */
+
 int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
 {
-	npr_qp *const lib = busy ? nullptr : find(all().qps, qp);
+	const device &d = *find(qp->context);
+	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	if (!lib)
-		return find_device(qp->context).ops.post_send(qp, wr, bad);
-	const inside here;
-	return -npr_post_send(lib, wr, bad);
+	return lib ? -npr_post_send(lib, wr, bad) : d.ops.post_send(qp, wr, bad);
 }
 
 int post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
 {
-	npr_qp *const lib = busy ? nullptr : find(all().qps, qp);
+	const device &d = *find(qp->context);
+	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	if (!lib)
-		return find_device(qp->context).ops.post_recv(qp, wr, bad);
-	const inside here;
-	return -npr_post_recv(lib, wr, bad);
+	return lib ? -npr_post_recv(lib, wr, bad) : d.ops.post_recv(qp, wr, bad);
 }
 
 int post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
 {
-	npr_srq *const lib = busy ? nullptr : find(all().srqs, srq);
+	const device &d = *find(srq->context);
+	npr_srq *const lib = d.srqs.find(srq->handle, srq);
 
-	if (!lib)
-		return find_device(srq->context).ops.post_srq_recv(srq, wr, bad);
-	const inside here;
-	return -npr_post_srq_recv(lib, wr, bad);
+	return lib ? -npr_post_srq_recv(lib, wr, bad) : d.ops.post_srq_recv(srq, wr, bad);
 }
 
 int poll_cq(ibv_cq *cq, int n, ibv_wc *wc)
 {
-	npr_cq *const lib = busy ? nullptr : find(all().cqs, cq).lib;
+	const device &d = *find(cq->context);
+	npr_cq *const lib = d.lib->cqs.find(cq->handle, cq);
 
-	if (!lib)
-		return find_device(cq->context).ops.poll_cq(cq, n, wc);
-	const inside here;
-	return npr_poll_cq(lib, n, wc);
+	return lib ? npr_poll_cq(lib, n, wc) : d.ops.poll_cq(cq, n, wc);
 }
 
 int req_notify_cq(ibv_cq *cq, int solicited_only)
 {
-	const queue q = busy ? queue{} : find(all().cqs, cq);
+	const device &d = *find(cq->context);
+	npr_cq *const lib = d.lib->cqs.find(cq->handle, cq);
 
-	if (!q.lib)
-		return find_device(cq->context).ops.req_notify_cq(cq, solicited_only);
-	if (!q.armed)
+	if (!lib)
+		return d.ops.req_notify_cq(cq, solicited_only);
+	if (!lib->notifies())
 		(void)set_armed(cq, true);
-	const inside here;
-	return -npr_req_notify_cq(q.lib, solicited_only);
+	return -npr_req_notify_cq(lib, solicited_only);
 }
 
 /* It posts by itself. */
 int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind)
 {
-	if (find(all().qps, qp))
-		return EOPNOTSUPP;
-	return find_device(qp->context).ops.bind_mw(qp, mw, bind);
+	const device &d = *find(qp->context);
+
+	return d.qps.find(qp->handle, qp) ? EOPNOTSUPP : d.ops.bind_mw(qp, mw, bind);
 }
 
 /* --- events ------------------------------------------------------------- */
@@ -464,45 +442,29 @@ bool goes_on()
 
 /* --- queue pairs -------------------------------------------------------- */
 
-/* Of all extended QPs; ibv_wr_*() does not come by here otherwise. */
-int (*complete)(ibv_qp_ex *);
-
-int wr_complete(ibv_qp_ex *qp)
-{
-	const inside here;
-
-	return complete(qp);
-}
-
 /*
  * What it does not take is the provider's alone. @ex: what applications already have for
  * ibv_wr_*(), from detach(); it is taken if the QP is. 0 or an errno, if it should be.
  */
 int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 {
-	npr_cq *const cq = find(all().cqs, qp->send_cq).lib;
+	device *const d = find(qp->context);
+	npr_cq *const cq = find(qp->send_cq);
 
-	if (!cq || !find(all().cqs, qp->recv_cq).lib ||
+	if (!cq || !find(qp->recv_cq) ||
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
-	const inside here;
 	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
 	if (!lib)
 		return errno;
-	if (!add(all().qps, qp, lib)) {
+	if (!d->qps.set(qp->handle, qp, lib)) {
 		(void)npr_detach_qp(lib);
 		return ENOMEM;
 	}
 	if (ex) {
 		lib->ex = std::move(ex);
 		lib->ex->move_to(lib);
-		return 0;
 	}
-	{
-		const std::lock_guard lock(all().mutex);
-		complete = lib->ex->wr_complete;
-	}
-	lib->ex->wr_complete = wr_complete;
 	return 0;
 }
 
@@ -522,11 +484,11 @@ ibv_qp *attach_new(ibv_qp *qp)
 /* What applications have for ibv_wr_*() is left, and posts nothing. */
 std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 {
-	const inside here;
-	npr_qp *const lib = take(all().qps, qp);
+	npr_qp *const lib = find(qp);
 
 	if (!lib)
 		return take(all().orphans, qp);
+	find(qp->context)->qps.remove(qp->handle, lib);
 	auto ex = std::move(lib->ex);
 	ex->move_to(nullptr);
 	(void)npr_detach_qp(lib);
@@ -540,7 +502,7 @@ std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
 class completions {
 public:
 	explicit completions(const ibv_qp *qp)
-	    : cqs_{find(all().cqs, qp->send_cq).lib, find(all().cqs, qp->recv_cq).lib}, qp_num_(qp->qp_num)
+	    : cqs_{find(qp->send_cq), find(qp->recv_cq)}, qp_num_(qp->qp_num)
 	{
 	}
 
@@ -559,9 +521,10 @@ private:
 /* Attached, or was until that failed. */
 bool is_ours(ibv_qp *qp)
 {
-	const std::shared_lock lock(all().mutex);
-
-	return all().qps.contains(qp) || all().orphans.contains(qp);
+	if (find(qp))
+		return true;
+	const std::lock_guard lock(all().mutex);
+	return all().orphans.contains(qp);
 }
 
 /* After detach(), which left @ex. 0 or an errno. */
@@ -597,14 +560,22 @@ ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
 	return create();
 }
 
+/* What npr::qp_ex has functions for. Calls through the pointers of others would end in the void. */
+constexpr std::uint64_t send_ops = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+	IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+	IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
+	IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
+
 ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 {
-	const device d = find_device(context);
-	const bool ours = !busy && (attr->qp_type == IBV_QPT_RC || attr->qp_type == IBV_QPT_UC ||
-				    attr->qp_type == IBV_QPT_UD);
+	const device &d = *find(context);
 
-	if (!ours)
+	if (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UC && attr->qp_type != IBV_QPT_UD)
 		return d.create_qp_ex(context, attr);
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && attr->send_ops_flags & ~send_ops) {
+		errno = EOPNOTSUPP;
+		return nullptr;
+	}
 	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
 	return qp ? attach_new(qp) : qp;
 }
@@ -620,44 +591,47 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 
 	if (!context)
 		return context;
-	const inside here;
-	device d{context->ops, extended ? extended->create_qp_ex : nullptr, npr_open(context, 0), some_cqe};
-	/* All memory that has an address is registered by our functions, and may be so before. */
-	npr::local_regions::all().know_all();
-	if (!d.lib) {
+	npr::provider provider(*context);
+	provider.reg_mr = verbs().ibv_reg_mr_iova2;
+	provider.dereg_mr = verbs().ibv_dereg_mr;
+	npr_context *const lib = npr::open(context, 0, provider);
+	if (!lib) {
 		std::fprintf(stderr, "libnprdma-preload: %s has no unpinned regions (%m): left as it is\n",
 			     ibv_get_device_name(dev));
 		return context;
 	}
+	int max_cqe = some_cqe;
 	if (ibv_device_attr attr{}; !ibv_query_device(context, &attr))
-		d.max_cqe = attr.max_cqe;
-	if (!add(all().devices, context, d)) {
-		(void)npr_close(d.lib);
+		max_cqe = attr.max_cqe;
+	std::unique_ptr<device> d(new (std::nothrow)
+					  device(*context, extended ? extended->create_qp_ex : nullptr, lib, max_cqe));
+	if (!d || !all().devices.set(static_cast<std::uint32_t>(context->cmd_fd), context, d.get())) {
+		std::fprintf(stderr, "libnprdma-preload: no memory to know %s: left as it is\n",
+			     ibv_get_device_name(dev));
+		(void)npr_close(lib);
 		return context;
 	}
+	/* All memory that has an address is registered by our functions from here on. */
+	lib->regions.know_all();
 	context->ops.post_send = post_send;
 	context->ops.post_recv = post_recv;
 	context->ops.post_srq_recv = post_srq_recv;
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = req_notify_cq;
 	context->ops.bind_mw = bind_mw;
-	if (d.create_qp_ex)
+	if (d->create_qp_ex)
 		extended->create_qp_ex = create_qp_ex;
+	(void)d.release(); /* until ibv_close_device() */
 	return context;
 }
 
 NPR_EXPORT int ibv_close_device(ibv_context *context)
 {
-	const device d = find_device(context);
-
-	if (d.lib) {
-		const inside here;
+	if (const std::unique_ptr<device> d(find(context)); d) {
 		/* Not every application destroys all it has before. */
-		while (ibv_qp *const qp = any_of(all().qps, d.lib))
-			(void)npr_detach_qp(take(all().qps, qp));
-		while (ibv_srq *const srq = any_of(all().srqs, d.lib))
-			(void)npr_detach_srq(take(all().srqs, srq));
-		while (ibv_cq *const cq = any_of(all().cqs, d.lib))
+		d->qps.drain([](npr_qp *qp) { (void)npr_detach_qp(qp); });
+		d->srqs.drain([](npr_srq *srq) { (void)npr_detach_srq(srq); });
+		while (ibv_cq *const cq = any_cq(d->lib))
 			(void)npr_detach_cq(take(all().cqs, cq).lib);
 		{
 			const std::lock_guard lock(all().mutex);
@@ -667,23 +641,26 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 				return entry.second->qp_base.context == context;
 			});
 		}
-		(void)npr_close(d.lib);
-		context->ops = d.ops;
-		if (d.create_qp_ex)
-			verbs_get_ctx(context)->create_qp_ex = d.create_qp_ex;
-		(void)take(all().devices, context);
+		d->lib->regions.clear();
+		(void)npr_close(d->lib);
+		context->ops = d->ops;
+		if (d->create_qp_ex)
+			verbs_get_ctx(context)->create_qp_ex = d->create_qp_ex;
+		/* Before the descriptor is another's. */
+		all().devices.remove(static_cast<std::uint32_t>(context->cmd_fd), d.get());
 	}
 	return verbs().ibv_close_device(context);
 }
 
 NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	if (busy || !find_device(pd->context).lib)
+	const device *const d = find(pd->context);
+
+	if (!d)
 		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	const bool unpinned = length >= threshold();
 	if (unpinned)
 		access |= IBV_ACCESS_UNPINNED;
-	const inside here;
 	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	if (!mr)
 		return mr;
@@ -692,7 +669,7 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint6
 		if (unpinned)
 			key.handle = mr->handle;
 		key.offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
-		npr::local_regions::all().add(*mr, key);
+		d->lib->regions.add(*mr, key);
 	} catch (const std::bad_alloc &) {
 		(void)verbs().ibv_dereg_mr(mr);
 		errno = ENOMEM;
@@ -703,8 +680,6 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint6
 
 NPR_EXPORT ibv_mr *ibv_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 {
-	if (busy)
-		return verbs().ibv_reg_mr(pd, addr, length, access);
 	return ibv_reg_mr_iova2(pd, addr, length, reinterpret_cast<std::uintptr_t>(addr),
 				static_cast<unsigned int>(access));
 }
@@ -717,15 +692,15 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64
 /* Not of unpinned regions, which the kernel refuses. What it moves is at the CPU's addresses. */
 NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
 {
-	npr::local_regions &regions = npr::local_regions::all();
-	auto key = regions.remove(*mr);
+	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
+	auto key = regions ? regions->remove(*mr) : std::nullopt;
 	const int rc = verbs().ibv_rereg_mr(mr, flags, pd, addr, length, access);
 
 	if (!rc && key && flags & IBV_REREG_MR_CHANGE_TRANSLATION)
 		key->offset = 0;
 	try {
 		if (key)
-			regions.add(*mr, *key);
+			regions->add(*mr, *key);
 	} catch (const std::bad_alloc &) {
 		/* what is not known is not looked at */
 	}
@@ -734,17 +709,14 @@ NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_
 
 NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 {
-	if (busy)
-		return verbs().ibv_dereg_mr(mr);
-	const inside here;
-	return -npr_dereg_mr(mr);
+	return -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
 }
 
 NPR_EXPORT ibv_comp_channel *ibv_create_comp_channel(ibv_context *context)
 {
 	ibv_comp_channel *const verbs_channel = verbs().ibv_create_comp_channel(context);
 
-	if (!verbs_channel || busy || !find_device(context).lib)
+	if (!verbs_channel || !find(context))
 		return verbs_channel;
 	epoll_event e{};
 	e.events = EPOLLIN;
@@ -780,18 +752,17 @@ NPR_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel *verbs_channel)
 NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context, ibv_comp_channel *channel,
 				 int comp_vector)
 {
-	const device d = find_device(context);
+	const device *const d = find(context);
 
-	if (busy || !d.lib || cqe < 0 || cqe > d.max_cqe)
+	if (!d || cqe < 0 || cqe > d->max_cqe)
 		return verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
-	const inside here;
 	const auto own = static_cast<std::uint32_t>(cqe);
-	ibv_cq *const cq = npr::with_credits(own, 0, static_cast<std::uint32_t>(d.max_cqe), [&](std::uint32_t n) {
+	ibv_cq *const cq = npr::with_credits(own, 0, static_cast<std::uint32_t>(d->max_cqe), [&](std::uint32_t n) {
 		return verbs().ibv_create_cq(context, static_cast<int>(n), cq_context, channel, comp_vector);
 	});
 	if (!cq)
 		return cq;
-	npr_cq *const lib = npr::attach_cq(d.lib, cq, own);
+	npr_cq *const lib = npr::attach_cq(d->lib, cq, own);
 	const auto c = find(all().channels, channel);
 	int error = errno;
 	if (lib) {
@@ -812,12 +783,11 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 
 NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
 {
-	npr_cq *const lib = find(all().cqs, cq).lib;
+	npr_cq *const lib = find(cq);
 
-	const int max_cqe = find_device(cq->context).max_cqe;
-	if (!lib || cqe < 0 || cqe > max_cqe)
+	if (!lib || cqe < 0 || cqe > find(cq->context)->max_cqe)
 		return verbs().ibv_resize_cq(cq, cqe);
-	const inside here;
+	const int max_cqe = find(cq->context)->max_cqe;
 	return lib->resize(static_cast<std::uint32_t>(cqe), static_cast<std::uint32_t>(max_cqe), [&](std::uint32_t n) {
 		return verbs().ibv_resize_cq(cq, static_cast<int>(n));
 	});
@@ -841,8 +811,7 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 		(void)set_armed(cq, armed);
 		return rc;
 	}
-	const inside here;
-	drop(all().cqs, cq, q.lib);
+	drop(cq, q.lib);
 	(void)npr_detach_cq(q.lib);
 	return 0;
 }
@@ -901,13 +870,12 @@ NPR_EXPORT void ibv_ack_cq_events(ibv_cq *cq, unsigned int n)
 NPR_EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *attr)
 {
 	ibv_srq *const srq = verbs().ibv_create_srq(pd, attr);
-	const device d = find_device(pd->context);
+	device *const d = find(pd->context);
 
-	if (!srq || !d.lib || busy)
+	if (!srq || !d)
 		return srq;
-	const inside here;
-	npr_srq *const lib = npr_attach_srq(d.lib, srq);
-	if (lib && add(all().srqs, srq, lib))
+	npr_srq *const lib = npr_attach_srq(d->lib, srq);
+	if (lib && d->srqs.set(srq->handle, srq, lib))
 		return srq;
 	const int error = lib ? ENOMEM : errno;
 	if (lib)
@@ -921,24 +889,22 @@ NPR_EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *attr)
 
 NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
 {
-	npr_srq *const lib = find(all().srqs, srq);
+	device *const d = find(srq->context);
+	const std::uint32_t handle = srq->handle;
+	npr_srq *const lib = d ? d->srqs.find(handle, srq) : nullptr;
 
 	if (const int rc = verbs().ibv_destroy_srq(srq); rc || !lib)
 		return rc;
-	const inside here;
-	drop(all().srqs, srq, lib);
+	d->srqs.remove(handle, lib);
 	(void)npr_detach_srq(lib);
 	return 0;
 }
 
 NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 {
-	if (busy || !find_device(pd->context).lib)
+	if (!find(pd->context))
 		return verbs().ibv_create_qp(pd, attr);
-	ibv_qp *const qp = create_larger(attr->cap, [&] {
-		const inside here;
-		return verbs().ibv_create_qp(pd, attr);
-	});
+	ibv_qp *const qp = create_larger(attr->cap, [&] { return verbs().ibv_create_qp(pd, attr); });
 	return qp ? attach_new(qp) : qp;
 }
 
@@ -959,7 +925,7 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 
 NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 {
-	const bool to_reset = !busy && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET;
+	const bool to_reset = mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET;
 	const bool reset = to_reset && is_ours(qp);
 
 	std::unique_ptr<npr::qp_ex> ex;
@@ -967,7 +933,7 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 		ex = detach(qp);
 
 	ibv_qp_attr a = *attr;
-	if (!busy && qp->qp_type == IBV_QPT_RC && find(all().qps, qp)) {
+	if (qp->qp_type == IBV_QPT_RC && find(qp)) {
 		/* WRITEs and atomics are proven by a READ: peers need to, and we. */
 		if (mask & IBV_QP_ACCESS_FLAGS && a.qp_access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
 			a.qp_access_flags |= IBV_ACCESS_REMOTE_READ;
@@ -988,7 +954,7 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 
 NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
 {
-	npr_qp *const lib = busy ? nullptr : find(all().qps, qp);
+	npr_qp *const lib = find(qp);
 
 	return lib ? npr_qp_to_qp_ex(lib) : verbs().ibv_qp_to_qp_ex(qp);
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <ostream>
 #include <vector>
 
 namespace npr::test {
@@ -209,6 +210,11 @@ struct pool {
 	std::uint32_t entries, budget;
 	bool relaxed = false;
 };
+
+void PrintTo(const pool &p, std::ostream *out)
+{
+	*out << p.name;
+}
 
 class SharedCq : public ::testing::TestWithParam<pool> {};
 

@@ -4,7 +4,6 @@
  * a provider whose posts take effect at once, and a kernel that answers when
  * it is told to. Real threads, real file descriptors.
  */
-#include "local_regions.hpp"
 #include "objects.hpp"
 
 #include <nprdma/nprdma.hpp>
@@ -324,7 +323,7 @@ struct fake_kernel final : npr::kernel {
 };
 
 struct Objects : ::testing::Test {
-	Objects() : kernel_ptr(new fake_kernel(dev)), ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), 0)
+	Objects() : kernel_ptr(new fake_kernel(dev)), ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), 0, npr::provider(dev.context))
 	{
 		cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
 		for (std::size_t i = 0; i < dev.memory.size(); ++i)
@@ -386,7 +385,7 @@ TEST_F(Objects, DeviceWithoutSupportIsRefusedWithTheKernelsReason)
 	auto k = std::make_unique<fake_kernel>(dev);
 	k->refuse_query = -EOPNOTSUPP;
 	try {
-		npr_context c(&dev.context, std::move(k), 0);
+		npr_context c(&dev.context, std::move(k), 0, npr::provider(dev.context));
 		FAIL();
 	} catch (const std::system_error &e) {
 		EXPECT_EQ(e.code().value(), EOPNOTSUPP);
@@ -635,9 +634,9 @@ struct Local : Objects {
 		mr.context = &dev.context;
 		mr.lkey = 0x900;
 		mr.handle = 42;
-		npr::local_regions::all().add(mr);
+		ctx.regions.add(mr);
 	}
-	~Local() override { npr::local_regions::all().remove(mr); }
+	~Local() override { ctx.regions.remove(mr); }
 
 	static int receive(npr_qp *qp, std::uint64_t id, std::span<ibv_sge> sges)
 	{
@@ -751,6 +750,7 @@ TEST_F(Local, ReceivesCompleteOnAnotherCqToo)
 	npr_qp *qp = attach(1);
 	ibv_cq verbs{};
 	verbs.context = &dev.context;
+	verbs.handle = 1;
 	verbs.cqe = 16;
 	npr_cq receiver(ctx, &verbs, 16);
 	qp->verbs->recv_cq = &verbs;
@@ -894,7 +894,7 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 	for (const bool unpinned : {true, false}) {
 		ibv_mr iova = mr;
 		iova.lkey = 0x901;
-		npr::local_regions::all().add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
+		ctx.regions.add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
 		std::fill(dev.words.begin(), dev.words.end(), 0);
 		ibv_sge s{reinterpret_cast<std::uintptr_t>(sink.data()) + away, sink.size(), 0x901};
 		ibv_send_wr wr{}, *bad;
@@ -915,31 +915,8 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
 		EXPECT_TRUE(std::equal(sink.begin(), sink.end(), dev.memory.begin() + 4000));
 		EXPECT_TRUE(kernel_ptr->local_holds.empty());
-		EXPECT_TRUE(npr::local_regions::all().remove(iova));
+		EXPECT_TRUE(ctx.regions.remove(iova));
 	}
-}
-
-TEST(LocalRegions, WhatIsNotKnownIsPlainUnlessAllIsKnown)
-{
-	npr::local_regions regions;
-	ibv_mr mr{};
-	mr.lkey = 5;
-	mr.handle = 9;
-	EXPECT_FALSE(regions.any());
-	EXPECT_TRUE(regions.find(nullptr, 5).plain());
-	regions.add(mr);
-	EXPECT_TRUE(regions.any());
-	EXPECT_EQ(regions.find(nullptr, 5).handle, 9U);
-	EXPECT_TRUE(regions.find(nullptr, 6).plain());
-	regions.know_all();
-	EXPECT_TRUE(regions.find(nullptr, 6).opaque);
-	EXPECT_FALSE(regions.find(nullptr, 6).handle);
-	EXPECT_FALSE(regions.find(nullptr, 5).opaque);
-	EXPECT_EQ(regions.remove(mr)->handle, 9U);
-	EXPECT_FALSE(regions.remove(mr));
-	EXPECT_TRUE(regions.any());
-	regions.add(mr, {});
-	EXPECT_TRUE(regions.find(nullptr, 5).plain());
 }
 
 /* The application freed it with ibv_dereg_mr(), and its key names another one now. */
@@ -1604,6 +1581,7 @@ TEST_F(Objects, ThreadsAreCancelledWhereTheyWait)
 	ibv_comp_channel channel{&dev.context, eventfd(0, 0), 0};
 	ibv_cq verbs{};
 	verbs.context = &dev.context;
+	verbs.handle = 1;
 	verbs.channel = &channel;
 	{
 		npr_cq waits(ctx, &verbs, 1);

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "fake_verbs.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <rdma/nprdma.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* Macros that choose between functions; these here are the functions. */
+#undef ibv_reg_mr
+#undef ibv_reg_mr_iova
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+__attribute__((visibility("default"))) ibv_device fake_device{};
+
+using namespace fake;
+
+namespace {
+
+/* The lowest that is free, as the kernel has it. */
+std::uint32_t new_handle(context &c)
+{
+	const std::lock_guard lock(c.mutex);
+	std::uint32_t h = c.first_handle;
+
+	while (!c.handles.insert(h).second)
+		++h;
+	return h;
+}
+
+void free_handle(context &c, std::uint32_t h)
+{
+	const std::lock_guard lock(c.mutex);
+
+	c.handles.erase(h);
+}
+
+void complete(ibv_cq *c, std::uint64_t wr_id, std::uint32_t qp_num, ibv_wc_opcode opcode)
+{
+	cq &q = of(c);
+	const std::lock_guard lock(q.mutex);
+	ibv_wc wc{};
+
+	wc.wr_id = wr_id;
+	wc.qp_num = qp_num;
+	wc.opcode = opcode;
+	q.completions.push_back(wc);
+}
+
+int post_send(ibv_qp *q, ibv_send_wr *wr, ibv_send_wr **)
+{
+	qp &p = of(q);
+
+	for (; wr; wr = wr->next) {
+		p.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
+		p.wr_id = wr->wr_id;
+		p.sends.fetch_add(1);
+		if (wr->send_flags & IBV_SEND_SIGNALED)
+			complete(q->send_cq, wr->wr_id, q->qp_num, IBV_WC_SEND);
+	}
+	return 0;
+}
+
+int post_recv(ibv_qp *q, ibv_recv_wr *wr, ibv_recv_wr **)
+{
+	qp &p = of(q);
+
+	for (; wr; wr = wr->next) {
+		p.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
+		p.receives.fetch_add(1);
+		complete(q->recv_cq, wr->wr_id, q->qp_num, IBV_WC_RECV);
+	}
+	return 0;
+}
+
+int post_srq_recv(ibv_srq *s, ibv_recv_wr *wr, ibv_recv_wr **)
+{
+	srq &r = of(s);
+
+	for (; wr; wr = wr->next) {
+		r.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
+		r.receives.fetch_add(1);
+	}
+	return 0;
+}
+
+int poll_cq(ibv_cq *c, int n, ibv_wc *wc)
+{
+	cq &q = of(c);
+	const std::lock_guard lock(q.mutex);
+	int got = 0;
+
+	q.polls.fetch_add(1);
+	while (got < n && q.polled < q.completions.size())
+		wc[got++] = q.completions[q.polled++];
+	if (q.polled == q.completions.size()) {
+		q.completions.clear();
+		q.polled = 0;
+	}
+	return got;
+}
+
+int req_notify_cq(ibv_cq *c, int)
+{
+	of(c).arms.fetch_add(1);
+	return 0;
+}
+
+int bind_mw(ibv_qp *q, ibv_mw *, ibv_mw_bind *)
+{
+	of(q).sends.fetch_add(1);
+	return 0;
+}
+
+ibv_qp *create(ibv_context *c, ibv_pd *pd, ibv_cq *send_cq, ibv_cq *recv_cq, ibv_srq *s, ibv_qp_type type)
+{
+	static std::atomic<std::uint32_t> numbers{0};
+	auto q = std::make_unique<qp>();
+	ibv_qp &v = q->verbs.qp_base;
+
+	v.context = c;
+	v.pd = pd;
+	v.send_cq = send_cq;
+	v.recv_cq = recv_cq;
+	v.srq = s;
+	v.qp_type = type;
+	v.handle = new_handle(of(c));
+	v.qp_num = ++numbers;
+	return &q.release()->verbs.qp_base;
+}
+
+ibv_qp *create_qp_ex(ibv_context *c, ibv_qp_init_attr_ex *attr)
+{
+	return create(c, attr->pd, attr->send_cq, attr->recv_cq, attr->srq, attr->qp_type);
+}
+
+/* --- the kernel --------------------------------------------------------- */
+
+template <class T>
+T &pointed_to(const ib_uverbs_attr &a)
+{
+	return *reinterpret_cast<T *>(static_cast<std::uintptr_t>(a.data));
+}
+
+std::mutex contexts_mutex;
+std::set<context *> contexts;
+
+context *by_fd(int fd)
+{
+	const std::lock_guard lock(contexts_mutex);
+	const auto it = std::find_if(contexts.begin(), contexts.end(),
+				     [&](const context *c) { return c->verbs.context.cmd_fd == fd; });
+
+	return it == contexts.end() ? nullptr : *it;
+}
+
+/* 0 or an errno. */
+int method(context &c, ib_uverbs_ioctl_hdr &h)
+{
+	const std::uint32_t id = std::uint32_t{h.object_id} << 16 | h.method_id;
+
+	switch (id) {
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY:
+		pointed_to<rdma_np_query>(h.attrs[0]) = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		return 0;
+	case UVERBS_OBJECT_NP_CHANNEL << 16 | RDMA_NP_METHOD_CHANNEL_ALLOC:
+		h.attrs[0].data_s64 = eventfd(0, EFD_CLOEXEC);
+		return h.attrs[0].data_s64 < 0 ? errno : 0;
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_RESOLVE:
+		return EACCES; /* pinned memory */
+	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_ALLOC:
+		pointed_to<rdma_np_hold_info>(h.attrs[3]) = {pointed_to<rdma_np_hold_req>(h.attrs[2]).addr, held_lkey, 0};
+		h.attrs[0].data = 1;
+		c.holds.fetch_add(1);
+		return 0;
+	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_FREE:
+		c.holds.fetch_sub(1);
+		return 0;
+	default:
+		return EOPNOTSUPP;
+	}
+}
+
+} // namespace
+
+EXPORT int fake_ioctl(int fd, void *arg)
+{
+	context *const c = by_fd(fd);
+
+	errno = c ? method(*c, *static_cast<ib_uverbs_ioctl_hdr *>(arg)) : EBADF;
+	return errno ? -1 : 0;
+}
+
+/* --- libibverbs --------------------------------------------------------- */
+
+EXPORT const char *ibv_get_device_name(ibv_device *)
+{
+	return "fake0";
+}
+
+EXPORT int ibv_query_device(ibv_context *, ibv_device_attr *attr)
+{
+	*attr = {};
+	attr->max_cqe = 1 << 22;
+	return 0;
+}
+
+EXPORT ibv_context *ibv_open_device(ibv_device *device)
+{
+	auto c = std::make_unique<context>();
+	ibv_context &v = c->verbs.context;
+
+	c->verbs.sz = sizeof(c->verbs);
+	c->verbs.create_qp_ex = create_qp_ex;
+	v.abi_compat = __VERBS_ABI_IS_EXTENDED;
+	v.device = device;
+	v.cmd_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	v.ops.post_send = post_send;
+	v.ops.post_recv = post_recv;
+	v.ops.post_srq_recv = post_srq_recv;
+	v.ops.poll_cq = poll_cq;
+	v.ops.req_notify_cq = req_notify_cq;
+	v.ops.bind_mw = bind_mw;
+	const std::lock_guard lock(contexts_mutex);
+	contexts.insert(c.get());
+	return &c.release()->verbs.context;
+}
+
+EXPORT int ibv_close_device(ibv_context *v)
+{
+	const std::unique_ptr<context> c(&of(v));
+	const std::lock_guard lock(contexts_mutex);
+
+	contexts.erase(c.get());
+	close(v->cmd_fd);
+	return 0;
+}
+
+EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t, unsigned int access)
+{
+	auto m = std::make_unique<mr>();
+
+	m->access = access;
+	m->verbs.context = pd->context;
+	m->verbs.pd = pd;
+	m->verbs.addr = addr;
+	m->verbs.length = length;
+	m->verbs.handle = new_handle(of(pd->context));
+	m->verbs.lkey = m->verbs.rkey = (m->verbs.handle + 1) << 8;
+	return &m.release()->verbs;
+}
+
+EXPORT ibv_mr *ibv_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, reinterpret_cast<std::uintptr_t>(addr), static_cast<unsigned>(access));
+}
+
+EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, iova, static_cast<unsigned>(access));
+}
+
+EXPORT int ibv_rereg_mr(ibv_mr *, int, ibv_pd *, void *, size_t, int)
+{
+	return EOPNOTSUPP;
+}
+
+EXPORT int ibv_dereg_mr(ibv_mr *v)
+{
+	const std::unique_ptr<mr> m(&of(v));
+
+	free_handle(of(v->context), v->handle);
+	return 0;
+}
+
+EXPORT ibv_comp_channel *ibv_create_comp_channel(ibv_context *c)
+{
+	auto channel = std::make_unique<ibv_comp_channel>();
+
+	channel->context = c;
+	channel->fd = eventfd(0, EFD_CLOEXEC);
+	return channel.release();
+}
+
+EXPORT int ibv_destroy_comp_channel(ibv_comp_channel *c)
+{
+	const std::unique_ptr<ibv_comp_channel> channel(c);
+
+	close(c->fd);
+	return 0;
+}
+
+EXPORT ibv_cq *ibv_create_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp_channel *channel, int)
+{
+	auto q = std::make_unique<cq>();
+	ibv_cq *const v = ibv_cq_ex_to_cq(&q->verbs);
+
+	v->context = c;
+	v->channel = channel;
+	v->cq_context = cq_context;
+	v->cqe = cqe;
+	v->handle = new_handle(of(c));
+	return ibv_cq_ex_to_cq(&q.release()->verbs);
+}
+
+EXPORT int ibv_resize_cq(ibv_cq *, int)
+{
+	return EOPNOTSUPP;
+}
+
+EXPORT int ibv_destroy_cq(ibv_cq *v)
+{
+	if (of(v).busy)
+		return EBUSY;
+	const std::unique_ptr<cq> q(&of(v));
+	free_handle(of(v->context), v->handle);
+	return 0;
+}
+
+EXPORT int ibv_get_cq_event(ibv_comp_channel *, ibv_cq **, void **)
+{
+	errno = EAGAIN;
+	return -1;
+}
+
+EXPORT void ibv_ack_cq_events(ibv_cq *, unsigned int) {}
+
+EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *)
+{
+	auto s = std::make_unique<srq>();
+
+	s->verbs.context = pd->context;
+	s->verbs.pd = pd;
+	s->verbs.handle = new_handle(of(pd->context));
+	return &s.release()->verbs;
+}
+
+EXPORT int ibv_query_srq(ibv_srq *, ibv_srq_attr *attr)
+{
+	*attr = {16, 4, 0};
+	return 0;
+}
+
+EXPORT int ibv_destroy_srq(ibv_srq *v)
+{
+	if (of(v).busy)
+		return EBUSY;
+	const std::unique_ptr<srq> s(&of(v));
+	free_handle(of(v->context), v->handle);
+	return 0;
+}
+
+EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
+{
+	return create(pd->context, pd, attr->send_cq, attr->recv_cq, attr->srq, attr->qp_type);
+}
+
+EXPORT int ibv_query_qp(ibv_qp *q, ibv_qp_attr *attr, int, ibv_qp_init_attr *init)
+{
+	*attr = {};
+	*init = {};
+	attr->qp_state = q->state;
+	attr->cap = init->cap = {16, 16, 4, 4, 64};
+	attr->max_rd_atomic = 1;
+	init->qp_type = q->qp_type;
+	return 0;
+}
+
+EXPORT int ibv_modify_qp(ibv_qp *q, ibv_qp_attr *attr, int mask)
+{
+	if (mask & IBV_QP_STATE)
+		q->state = attr->qp_state;
+	return 0;
+}
+
+EXPORT int ibv_destroy_qp(ibv_qp *v)
+{
+	if (of(v).busy)
+		return EBUSY;
+	const std::unique_ptr<qp> q(&of(v));
+	free_handle(of(v->context), v->handle);
+	return 0;
+}
+
+EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *)
+{
+	return nullptr;
+}

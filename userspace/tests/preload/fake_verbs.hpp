@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * A libibverbs with one provider and a kernel, without a device: what is posted is done at once. It
+ * is what the preload library finds behind itself.
+ */
+#ifndef FAKE_VERBS_HPP
+#define FAKE_VERBS_HPP
+
+#include <atomic>
+#include <cstdint>
+#include <infiniband/verbs.h>
+#include <mutex>
+#include <set>
+#include <vector>
+
+namespace fake {
+
+/* Objects of verbs come first in those of the provider. */
+struct context {
+	verbs_context verbs;
+	std::mutex mutex;
+	std::set<std::uint32_t> handles; /* in use, of all objects */
+	std::uint32_t first_handle;      /* that the next object may get */
+	std::atomic<unsigned> holds;     /* of local memory, now */
+};
+
+struct cq {
+	ibv_cq_ex verbs;
+	std::mutex mutex;
+	std::vector<ibv_wc> completions;
+	std::size_t polled;
+	std::atomic<unsigned> polls, arms;
+	bool busy; /* the kernel refuses to destroy it */
+};
+
+struct srq {
+	ibv_srq verbs;
+	std::atomic<unsigned> receives;
+	std::atomic<std::uint32_t> lkey; /* of the last one */
+	bool busy;
+};
+
+struct qp {
+	ibv_qp_ex verbs;
+	std::atomic<unsigned> sends, receives;
+	std::atomic<std::uint64_t> wr_id; /* of the last one sent */
+	std::atomic<std::uint32_t> lkey;
+	bool busy;
+};
+
+struct mr {
+	ibv_mr verbs;
+	unsigned access;
+};
+
+/* What the kernel gives instead of the key of an unpinned region. */
+inline constexpr std::uint32_t held_lkey = 0xbeef00;
+
+inline context &of(ibv_context *c)
+{
+	return *reinterpret_cast<context *>(verbs_get_ctx(c));
+}
+
+inline cq &of(ibv_cq *c)
+{
+	return *reinterpret_cast<cq *>(c);
+}
+
+inline srq &of(ibv_srq *s)
+{
+	return *reinterpret_cast<srq *>(s);
+}
+
+inline qp &of(ibv_qp *q)
+{
+	return *reinterpret_cast<qp *>(q);
+}
+
+inline mr &of(ibv_mr *m)
+{
+	return *reinterpret_cast<mr *>(m);
+}
+
+} // namespace fake
+
+extern "C" {
+
+extern ibv_device fake_device;
+/* The kernel's methods: 0, or -1 and errno. */
+int fake_ioctl(int fd, void *arg);
+
+}
+
+#endif
