@@ -783,12 +783,12 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 
 NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
 {
+	const device *const d = find(cq->context);
 	npr_cq *const lib = find(cq);
 
-	if (!lib || cqe < 0 || cqe > find(cq->context)->max_cqe)
+	if (!lib || cqe < 0 || cqe > d->max_cqe)
 		return verbs().ibv_resize_cq(cq, cqe);
-	const int max_cqe = find(cq->context)->max_cqe;
-	return lib->resize(static_cast<std::uint32_t>(cqe), static_cast<std::uint32_t>(max_cqe), [&](std::uint32_t n) {
+	return lib->resize(static_cast<std::uint32_t>(cqe), static_cast<std::uint32_t>(d->max_cqe), [&](std::uint32_t n) {
 		return verbs().ibv_resize_cq(cq, static_cast<int>(n));
 	});
 }

@@ -279,21 +279,30 @@ INSTANTIATE_TEST_SUITE_P(Pools, SharedCq,
 			pool{"Forty", 6, 40, 16, true}, pool{"Small", 6, 40, 2}, pool{"Enough", 3, 200, 16, true}),
 	[](const auto &p) { return std::string(p.param.name); });
 
-/* A queue pair that does nothing more cannot give back what nobody will hear of. */
+/*
+ * A queue pair that does nothing more cannot give back what nobody will hear of. One request of each would take all,
+ * whether it is posted at once or, behind a WRITE, when its turn comes.
+ */
 TEST(SharedCqs, UnsignaledTailsLeaveCreditsForOthers)
 {
-	shared s(20, 40);
-	ASSERT_NO_FATAL_FAILURE(s.warm_up());
-	for (std::size_t i = 0; i + 1 < s.all.size(); ++i) {
-		for (unsigned n = 0; n < 3; ++n)
-			s.all[i]->post(IBV_WR_SEND, 0, 0, 8, 0);
-		s.run(*s.all[i]);
+	for (const bool waits : {false, true}) {
+		SCOPED_TRACE(waits);
+		shared s(60, 40);
+		ASSERT_NO_FATAL_FAILURE(s.warm_up());
+		for (std::size_t i = 0; i + 1 < s.all.size(); ++i) {
+			app &a = *s.all[i];
+			if (waits)
+				a.post(IBV_WR_RDMA_WRITE, 0, 0, 8);
+			a.post(IBV_WR_SEND, 0, 0, 8, 0);
+			s.run(a);
+			ASSERT_EQ(a.poll(), waits ? 1U : 0U) << "queue pair " << i;
+		}
+		app &last = *s.all.back();
+		for (unsigned n = 0; n < 16; ++n)
+			last.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		s.run(last);
+		EXPECT_EQ(last.poll(), 16U);
 	}
-	app &last = *s.all.back();
-	for (unsigned n = 0; n < 16; ++n)
-		last.post(IBV_WR_RDMA_READ, 0, 0, 8);
-	s.run(last);
-	EXPECT_EQ(last.poll(), 16U);
 }
 
 TEST(SharedCqs, TailEndsWithWhatIsSignaled)
