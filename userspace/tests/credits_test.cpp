@@ -399,7 +399,9 @@ TEST(SharedCqs, TurnsAreEqual)
 /* Flushed one by one, unsignaled ones as well, and nothing is left behind. */
 TEST(SharedCqs, QueuePairThatEndsInErrorGivesBackItsCredits)
 {
-	for (const bool signaled_last : {false, true}) {
+	/* The last one that finds a credit is unsignaled, or signaled. */
+	for (const unsigned shift : {0U, 1U}) {
+		SCOPED_TRACE(shift);
 		shared s(3, 24);
 		ASSERT_NO_FATAL_FAILURE(s.warm_up());
 		app &a = *s.all[0], &b = *s.all[1];
@@ -409,11 +411,14 @@ TEST(SharedCqs, QueuePairThatEndsInErrorGivesBackItsCredits)
 		a.world.run_wire(); /* done, and nobody hears of it */
 		a.world.fail_send = IBV_WC_RNR_RETRY_EXC_ERR;
 		for (unsigned n = 0; n < 20; ++n)
-			a.post(IBV_WR_SEND, 0, 0, 8, n % 4 || (n == 19 && signaled_last) ? IBV_SEND_SIGNALED : 0);
+			a.post(IBV_WR_SEND, 0, 0, 8, (n + shift) % 4 ? IBV_SEND_SIGNALED : 0);
 		for (unsigned n = 0; n < 20; ++n)
 			b.post(IBV_WR_RDMA_READ, 0, 0, 8);
 		EXPECT_TRUE(s.cq.pool.line());
+		ASSERT_EQ(!(a.world.queue.back().wr.send_flags & IBV_SEND_SIGNALED), !shift);
+		const auto posts = a.world.doorbells;
 		s.run_all();
+		EXPECT_EQ(a.world.doorbells, posts + !shift) << "what ends the queue is for a tail";
 		EXPECT_TRUE(std::any_of(a.completions.begin(), a.completions.end(),
 					[](const ibv_wc &w) { return w.status == IBV_WC_RNR_RETRY_EXC_ERR; }));
 		EXPECT_EQ(b.completions.size(), 21U);
@@ -422,6 +427,27 @@ TEST(SharedCqs, QueuePairThatEndsInErrorGivesBackItsCredits)
 		EXPECT_EQ(s.cq.pool.used(), 0U);
 		EXPECT_TRUE(s.cq.pool.tail_may_grow());
 	}
+}
+
+/* npr_cq::poll() takes many completions before it steps. */
+TEST(SharedCqs, QueuePairThatWasFlushedAtOnceNeedsNothingToEndIt)
+{
+	shared s(1, 40);
+	ASSERT_NO_FATAL_FAILURE(s.warm_up());
+	app &a = *s.all[0];
+	a.expect_success = false;
+	a.world.fail_send = IBV_WC_RNR_RETRY_EXC_ERR;
+	a.post(IBV_WR_SEND, 0, 0, 8);
+	a.post(IBV_WR_SEND, 0, 0, 8, 0);
+	a.world.run_wire();
+	ASSERT_EQ(s.cq.cqes.size(), 2U);
+	const auto posts = a.world.doorbells;
+	for (; !s.cq.cqes.empty(); s.cq.cqes.pop_front())
+		EXPECT_TRUE(a.eng->on_cqe(s.cq.cqes.front().second));
+	a.world.step();
+	EXPECT_EQ(a.world.doorbells, posts);
+	EXPECT_EQ(s.cq.pool.used(), 0U);
+	EXPECT_TRUE(s.cq.pool.tail_may_grow());
 }
 
 /* It was refused in the middle of a chain: what is left is unsignaled, and needs a credit to be drained. */
