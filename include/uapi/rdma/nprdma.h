@@ -132,6 +132,23 @@ enum rdma_np_fault_attrs {
 	RDMA_NP_ATTR_FAULT_RANGES,		/* in, 1 to 8 struct rdma_np_range */
 };
 
+/*
+ * With RDMA_NP_FAULT_LEASE beside RDMA_NP_FAULT_HOLD the hold has no time limit: work
+ * requests in its pages need neither proof nor another hold. There are one or two ranges: the
+ * first is asked for as in each FAULT; a second one, around it, says how far the lease
+ * may reach where the pages are resident already. What it is of says the event, and its
+ * key: work requests under the lease use this one, at the addresses that they have under
+ * the region's read key, or, if it is for writing, under the write key, also to read. The owner
+ * may refuse the lease: then the FAULT is as one without a hold, and hold_id is 0.
+ *
+ * The owner recalls the lease, by one RDMA_NP_EVENT_RECALL with its hold_id on the same
+ * channel, maybe before the FAULT's own: when his memory changes there, when memory is
+ * short or others want leases, or when he deregisters it. Then nothing more is posted
+ * under it, and RELEASE follows when what was posted has completed; who does not do that
+ * finds after some time that the key is none any more. Until then the pages stay what they were when
+ * the lease was granted, whatever the owner maps there meanwhile: as with pinned memory.
+ */
+
 /* RELEASE: give back a hold. Asynchronous, without an event. */
 enum rdma_np_release_attrs {
 	RDMA_NP_ATTR_RELEASE_QP,		/* handle of a QP */
@@ -162,6 +179,10 @@ enum rdma_np_query_mr_attrs {
  * kernel that knows more leaves those out, and one that knows less fills them with 0.
  * EINVAL: the size is no multiple of 8, smaller than RDMA_NP_EVENT_SIZE_VER0, or
  * larger than 4096.
+ *
+ * The file's first page can be mapped for reading. Its first __u64 is how many events
+ * were posted so far, in the CPU's byte order; all bits are set when the device has gone.
+ * Who finds it as it was before the last read() that found no more has nothing to read.
  */
 enum rdma_np_channel_alloc_attrs {
 	RDMA_NP_ATTR_CHANNEL_FD,		/* new fd */
@@ -176,7 +197,15 @@ enum rdma_np_channel_alloc_attrs {
  * in, as if the caller touched them. A hold pins what is mapped now: what the
  * owner maps there later is not seen. It outlives the region, its key does not.
  *
- * EINVAL  a pinned MR, no length, a flag other than RDMA_NP_FAULT_WRITE
+ * With RDMA_NP_FAULT_LEASE it is a lease: the owner keeps it for later work requests, and
+ * the channel gets one RDMA_NP_EVENT_RECALL when it is wanted back, maybe before this
+ * returns: because memory is short, or because what is mapped there changes. The number of
+ * posted events that can be mapped (see CHANNEL_ALLOC) has grown before munmap(), mprotect(),
+ * madvise() or whatever else changes the memory returns. Nothing is posted under the lease
+ * then any more, and HOLD_FREE follows when what was posted has completed.
+ *
+ * EINVAL  a pinned MR, no length, another flag, a lease without a channel or the other way
+ * EBUSY   more is leased than ib_core.nprdma_lease_percent allows: take a hold instead
  * ERANGE  outside of the region
  * EPERM   RDMA_NP_FAULT_WRITE, and the region has no local write right; or the memory
  *         is another process's
@@ -190,6 +219,7 @@ enum rdma_np_hold_alloc_attrs {
 	RDMA_NP_ATTR_HOLD_ALLOC_MR,		/* handle of an MR */
 	RDMA_NP_ATTR_HOLD_ALLOC_REQ,		/* in, struct rdma_np_hold_req */
 	RDMA_NP_ATTR_HOLD_ALLOC_RESP,	/* out, struct rdma_np_hold_info */
+	RDMA_NP_ATTR_HOLD_ALLOC_CHANNEL,	/* fd of a channel, with RDMA_NP_FAULT_LEASE only */
 };
 
 enum rdma_np_hold_free_attrs {
@@ -247,6 +277,7 @@ struct rdma_np_region_info {
 /* rdma_np_fault_req.flags */
 #define RDMA_NP_FAULT_WRITE			(1U << 0)	/* writable, not only readable */
 #define RDMA_NP_FAULT_HOLD			(1U << 1)	/* pinned until RELEASE */
+#define RDMA_NP_FAULT_LEASE			(1U << 2)	/* with HOLD: for longer, until it is recalled */
 
 struct rdma_np_fault_req {
 	__aligned_u64 region_id;
@@ -264,7 +295,8 @@ struct rdma_np_range {
 struct rdma_np_hold_req {
 	__aligned_u64 addr;	/* in the region's base space */
 	__aligned_u64 length;
-	__u32 flags;		/* RDMA_NP_FAULT_WRITE */
+	__aligned_u64 cookie;	/* comes back in RDMA_NP_EVENT_RECALL */
+	__u32 flags;		/* RDMA_NP_FAULT_WRITE, RDMA_NP_FAULT_LEASE */
 	__u32 reserved;
 };
 
@@ -277,6 +309,8 @@ struct rdma_np_hold_info {
 enum rdma_np_event_type {
 	RDMA_NP_EVENT_FAULT = 1,
 	RDMA_NP_EVENT_REGION_GONE = 2,
+	/* of the lease that HOLD_ALLOC gave cookie; or, with hold_id, of one that a FAULT brought */
+	RDMA_NP_EVENT_RECALL = 3,
 };
 
 enum rdma_np_status {
@@ -298,10 +332,13 @@ struct rdma_np_event {
 	__aligned_u64 region_id;
 	__aligned_u64 hold_id;	/* not 0 if RDMA_NP_FAULT_HOLD was granted */
 	__u32 nr_words;
-	__u32 reserved0;
+	__u32 lease_key;	/* rkey of a lease, for the pages that it is of */
 	/* of the first pages of the first range, as they were when it was done */
 	__aligned_le64 words[RDMA_NP_EVENT_WORDS];
-	__aligned_u64 reserved[3];
+	/* what a lease is of, with hold_id if RDMA_NP_FAULT_LEASE was asked for */
+	__aligned_u64 lease_addr;
+	__aligned_u64 lease_length;
+	__aligned_u64 reserved;
 };
 
 struct rdma_np_mr_info {

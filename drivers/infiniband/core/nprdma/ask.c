@@ -66,6 +66,8 @@ static struct np_binding *np_binding_next(struct np_binding *binding)
  * @channel: for @ev
  * @kept: in np_peer.kept, under the peer's lock
  * @hold_id: of the hold; 0: brought none
+ * @recalled: it is a lease, and @recall was posted, under the peer's lock
+ * @recall: the event that says so
  */
 struct np_fault {
 	struct np_trans trans;
@@ -74,12 +76,22 @@ struct np_fault {
 	struct np_channel *channel;
 	struct list_head kept;
 	u64 hold_id;
+	bool recalled;
+	struct np_ev recall;
 };
 
-static void np_kept_less(struct np_peer *peer)
+static bool np_fault_is_lease(const struct np_fault *fault)
 {
+	return fault->trans.msg.fault.flags & RDMA_NP_FAULT_LEASE;
+}
+
+static void np_kept_less(struct np_fault *fault)
+{
+	struct np_peer *peer = fault->trans.peer;
+
 	spin_lock(&peer->lock);
 	peer->nr_kept--;
+	peer->nr_kept_leases -= np_fault_is_lease(fault);
 	spin_unlock(&peer->lock);
 }
 
@@ -87,7 +99,7 @@ static void np_kept_less(struct np_peer *peer)
 static void np_release_done(struct np_trans *rel, u32 status,
 			    const struct np_msg *answer)
 {
-	np_kept_less(rel->peer);
+	np_kept_less(container_of(rel, struct np_fault, rel));
 }
 
 static void np_release_free(struct np_trans *rel)
@@ -102,7 +114,7 @@ static void np_fault_give_back(struct np_peer *peer, struct np_fault *fault)
 		      np_release_free);
 	fault->rel.msg.hold_id = fault->hold_id;
 	if (np_trans_start(&fault->rel))
-		np_kept_less(peer);
+		np_kept_less(fault);
 	np_trans_put(&fault->rel);
 }
 
@@ -148,9 +160,24 @@ static void np_fault_keep(struct np_trans *trans, const struct np_msg *answer)
 	if (!(trans->msg.fault.flags & RDMA_NP_FAULT_HOLD))
 		return;
 	fault->hold_id = answer->faulted.hold_id;
+	fault->recall.ev.hold_id = fault->hold_id;
 	kref_get(&trans->ref);
 	list_add_tail(&fault->kept, &peer->kept);
 	peer->nr_kept++;
+	peer->nr_kept_leases += np_fault_is_lease(fault);
+}
+
+/* Under the peer's lock. */
+static struct np_fault *np_kept_find(struct np_peer *peer, u64 hold_id)
+{
+	struct np_fault *fault;
+
+	lockdep_assert_held(&peer->lock);
+	list_for_each_entry(fault, &peer->kept, kept) {
+		if (fault->hold_id == hold_id)
+			return fault;
+	}
+	return NULL;
 }
 
 static struct np_fault *np_kept_take(struct np_peer *peer, u64 hold_id)
@@ -158,16 +185,70 @@ static struct np_fault *np_kept_take(struct np_peer *peer, u64 hold_id)
 	struct np_fault *fault;
 
 	spin_lock(&peer->lock);
-	list_for_each_entry(fault, &peer->kept, kept) {
-		if (fault->hold_id == hold_id) {
-			list_del_init(&fault->kept);
-			spin_unlock(&peer->lock);
-			return fault;
-		}
-	}
+	fault = np_kept_find(peer, hold_id);
+	if (fault)
+		list_del_init(&fault->kept);
 	spin_unlock(&peer->lock);
-	return NULL;
+	if (fault)
+		np_channel_unpost(fault->channel, &fault->recall);
+	return fault;
 }
+
+/* What is answered to a RECALL; @tell: and who has it is told */
+static u32 np_peer_recall(struct np_peer *peer, u64 hold_id, bool tell)
+{
+	u32 status = RDMA_NP_GONE;
+	struct np_fault *fault;
+	struct np_trans *trans;
+
+	guard(spinlock)(&peer->lock);
+	fault = np_kept_find(peer, hold_id);
+	if (fault) {
+		/* Under the lock, so that it is not freed meanwhile */
+		if (tell && !fault->recalled && np_fault_is_lease(fault))
+			np_channel_post(fault->channel, &fault->recall);
+		fault->recalled |= tell;
+		return RDMA_NP_OK;
+	}
+	list_for_each_entry(trans, &peer->trans, entry) {
+		if (trans->msg.type == NP_MSG_FAULT &&
+		    trans->msg.fault.flags & RDMA_NP_FAULT_LEASE)
+			status = RDMA_NP_BUSY;
+		/* One is given back already */
+		if (trans->msg.type == NP_MSG_RELEASE && trans->msg.hold_id == hold_id)
+			return RDMA_NP_OK;
+	}
+	return status;
+}
+
+/**
+ * np_peer_keeps - Is there such a hold, or may there be one soon
+ * @peer: of whom
+ * @hold_id: as its answer to a FAULT said
+ *
+ * Return: true if so
+ */
+bool np_peer_keeps(struct np_peer *peer, u64 hold_id)
+{
+	return np_peer_recall(peer, hold_id, false) != RDMA_NP_GONE;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_keeps);
+
+/**
+ * np_peer_told_recall - The other end wants a lease back
+ * @peer: the peer
+ * @hold_id: as its answer to a FAULT said
+ *
+ * Who has it is told by an event, once.
+ *
+ * Return: what to answer: RDMA_NP_OK; RDMA_NP_BUSY: the grant may be on its way, and who hears of
+ * it later must hear of the recall; RDMA_NP_GONE: nobody here has it, or will
+ */
+u32 np_peer_told_recall(struct np_peer *peer, u64 hold_id)
+{
+	return np_peer_recall(peer, hold_id, true);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_told_recall);
 
 /**
  * np_peer_release - Give back a hold
@@ -245,6 +326,27 @@ static void np_fault_consumed(struct np_ev *ev)
 	np_trans_put(&container_of(ev, struct np_fault, ev)->trans);
 }
 
+/* What it is of: what the other end says, if that can be, and else what was asked for */
+static void np_fault_say_lease(struct np_fault *fault, const struct np_msg *answer,
+			       struct rdma_np_event *ev)
+{
+	const struct rdma_np_range *ranges = fault->trans.msg.fault.ranges;
+	const struct rdma_np_range *most = &ranges[fault->trans.msg.fault.nr_ranges - 1];
+	struct rdma_np_range said = {
+		answer->faulted.lease_addr, answer->faulted.lease_length
+	};
+	u64 last;
+
+	if (!fault->hold_id || !np_fault_is_lease(fault))
+		return;
+	if (!said.length || check_add_overflow(said.addr, said.length - 1, &last) ||
+	    !np_range_holds(most, &said) || !np_range_holds(&said, &ranges[0]))
+		said = ranges[0];
+	ev->lease_key = answer->faulted.lease_key;
+	ev->lease_addr = said.addr;
+	ev->lease_length = said.length;
+}
+
 static void np_fault_done(struct np_trans *trans, u32 status,
 			  const struct np_msg *answer)
 {
@@ -272,6 +374,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 		for (i = 0; i < ev->nr_words; i++)
 			ev->words[i] = cpu_to_le64(answer->faulted.words[i]);
 		ev->hold_id = fault->hold_id;
+		np_fault_say_lease(fault, answer, ev);
 	}
 	if (answer && !fault->hold_id)
 		np_answer_late(peer, answer);
@@ -330,6 +433,10 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 	fault->ev.ev.type = RDMA_NP_EVENT_FAULT;
 	fault->ev.ev.cookie = req->cookie;
 	fault->ev.ev.region_id = req->region_id;
+	INIT_LIST_HEAD(&fault->recall.entry);
+	fault->recall.ev.type = RDMA_NP_EVENT_RECALL;
+	fault->recall.ev.cookie = req->cookie;
+	fault->recall.ev.region_id = req->region_id;
 
 	spin_lock(&peer->lock);
 	bound = np_binding_first(peer, req->region_id);
@@ -340,7 +447,10 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 	else if (nr > peer->max_ranges ||
 		 np_ranges_pages(ranges, nr) > peer->max_pages)
 		err = -EINVAL;
-	else if (!(req->flags & RDMA_NP_FAULT_HOLD) || peer->nr_kept < NP_MAX_KEPT)
+	else if (!(req->flags & RDMA_NP_FAULT_HOLD) ||
+		 (peer->nr_kept < NP_MAX_KEPT &&
+		  (!(req->flags & RDMA_NP_FAULT_LEASE) ||
+		   peer->nr_kept_leases < NP_MAX_LEASES)))
 		lane = np_lanes_find(peer);
 	if (!err && lane == NP_LANES)
 		err = -EBUSY;
@@ -809,10 +919,14 @@ void np_ask_kill(struct np_peer *peer)
 	spin_unlock(&peer->lock);
 
 	np_bindings_free(&bindings);
-	/* The other end's QP may live on, and should not die for our holds */
+	/*
+	 * The other end's QP may live on, and should not die for our holds. Ours does not,
+	 * whatever it was that ended the peer: see np_client_remove().
+	 */
 	list_for_each_entry_safe(fault, next, &kept, kept) {
 		list_del_init(&fault->kept);
-		np_kept_less(peer);
+		np_channel_unpost(fault->channel, &fault->recall);
+		np_kept_less(fault);
 		np_release_send(peer, fault->hold_id);
 		np_trans_put(&fault->trans);
 	}

@@ -43,7 +43,7 @@ struct np_channel *np_channel_get(struct np_channel *channel)
 	kref_get(&channel->ref);
 	return channel;
 }
-EXPORT_SYMBOL_IF_KUNIT(np_channel_get);
+EXPORT_SYMBOL_GPL(np_channel_get);
 
 static void np_channel_free(struct kref *ref)
 {
@@ -114,7 +114,9 @@ bool np_channel_post(struct np_channel *channel, struct np_ev *ev)
 	ev->seq = ++channel->seq;
 	if (ok)
 		list_add_tail(&ev->entry, &channel->events);
-	else
+	if (ok && channel->posted)
+		WRITE_ONCE(*channel->posted, ev->seq);
+	if (!ok)
 		channel->reserved -= ev->reserved;
 	spin_unlock(&channel->lock);
 	if (ok)
@@ -122,7 +124,7 @@ bool np_channel_post(struct np_channel *channel, struct np_ev *ev)
 					   EPOLLIN | EPOLLRDNORM);
 	return ok;
 }
-EXPORT_SYMBOL_IF_KUNIT(np_channel_post);
+EXPORT_SYMBOL_GPL(np_channel_post);
 
 /**
  * np_channel_unpost - Take back an event, if it was not read yet
@@ -135,6 +137,7 @@ void np_channel_unpost(struct np_channel *channel, struct np_ev *ev)
 	list_del_init(&ev->entry);
 	spin_unlock(&channel->lock);
 }
+EXPORT_SYMBOL_GPL(np_channel_unpost);
 
 /**
  * np_channel_is_closed - Can nobody read events any more
@@ -224,6 +227,9 @@ void np_channel_close(struct np_channel *channel)
 
 	spin_lock(&channel->lock);
 	channel->closed = true;
+	/* Who looks at it only reads, and finds the end */
+	if (channel->posted)
+		WRITE_ONCE(*channel->posted, U64_MAX);
 	spin_unlock(&channel->lock);
 	while (np_channel_pop(channel, &ev))
 		;

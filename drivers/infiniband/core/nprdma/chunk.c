@@ -76,6 +76,25 @@ static bool np_range_stays_readable(const struct mmu_notifier_range *range,
 	}
 }
 
+/*
+ * The owner's memory changes: what leases of it pin may soon not be what he has there, and
+ * those who have them must not go on for that. Readers may, where only writing ends.
+ */
+static void np_chunk_recall(struct np_chunk *chunk, unsigned long start,
+			    unsigned long last, bool readable)
+{
+	struct np_pin *pin;
+
+	lockdep_assert_held(&chunk->lock);
+	list_for_each_entry(pin, &chunk->leased, chunk_node) {
+		if (pin->va > last ||
+		    pin->va + ((unsigned long)pin->npages << PAGE_SHIFT) <= start)
+			continue;
+		if (!readable || pin->hold->write)
+			np_lease_recall(pin->hold, NP_RECALL_CHANGE);
+	}
+}
+
 /* No memory, no network, and no waiting for anything but the lock */
 static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 				const struct mmu_notifier_range *range,
@@ -96,6 +115,7 @@ static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 	mmu_interval_set_seq(notifier, cur_seq);
 	out = np_chunk_absent(chunk, start, last, readable ? NP_ABSENT_WRITE :
 							     NP_ABSENT_UNHELD);
+	np_chunk_recall(chunk, start, last, readable);
 	mutex_unlock(&chunk->lock);
 
 	if (out) {
@@ -124,6 +144,7 @@ static struct np_chunk *np_chunk_alloc(struct np_region *region,
 		return ERR_PTR(-ENOMEM);
 	chunk->region = region;
 	chunk->va = va;
+	INIT_LIST_HEAD(&chunk->leased);
 	mutex_init(&chunk->lock);
 	/* Reclaim calls the notifier: whoever allocates under the lock is told */
 	fs_reclaim_acquire(GFP_KERNEL);

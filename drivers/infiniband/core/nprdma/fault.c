@@ -484,7 +484,7 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		if (!ok)
 			return -EBUSY;
 		if (np_fault_must_wait(f, i, pfn)) {
-			if (f->flags & NP_FAULT_PRESENT)
+			if (f->flags & NP_FAULT_PRESENT && !f->pin)
 				continue;
 			f->must_wait = true;
 			return -EBUSY;
@@ -651,6 +651,21 @@ static int np_fault_map_huge(struct np_fault *f)
 	return in;
 }
 
+/* Do the page tables have all of it, for what is wanted? A hint */
+static bool np_fault_is_present(struct np_fault *f)
+{
+	unsigned long want = HMM_PFN_VALID |
+			     (f->flags & RDMA_NP_FAULT_WRITE ? HMM_PFN_WRITE : 0);
+	unsigned int i;
+
+	if (np_fault_look(f, mmu_interval_read_begin(&f->chunk->notifier)))
+		return false;
+	for (i = 0; i < f->npages; i++)
+		if ((f->pfns[i] & want) != want)
+			return false;
+	return true;
+}
+
 /*
  * Pages that are to be held are pinned before we look, because nothing but the pin
  * makes them stay while we do: however hard memory is pressed, the next round
@@ -663,7 +678,7 @@ static int np_fault_map_huge(struct np_fault *f)
 static int np_fault_pin(struct np_fault *f)
 {
 	struct rw_semaphore *lock = &f->region->pin_lock;
-	bool write = f->flags & RDMA_NP_FAULT_WRITE;
+	bool wait = !(f->flags & NP_FAULT_PRESENT);
 	struct np_pin *pin;
 	int ret;
 
@@ -673,15 +688,22 @@ static int np_fault_pin(struct np_fault *f)
 	pin->va = f->va;
 	pin->npages = f->npages;
 
-	ret = down_read_killable(lock);
+	if (wait)
+		ret = down_read_killable(lock);
+	else
+		ret = down_read_trylock(lock) ? 0 : -EAGAIN;
 	if (!ret) {
-		ret = np_pin_pages(f->region, f->mm, pin, write);
+		ret = np_pin_pages(f->region, f->mm, pin, f->flags);
+		/* What others may write has to be copied first: so are pages of zeros */
+		if (ret == -EFAULT && !wait && np_fault_is_present(f))
+			ret = np_pin_pages(f->region, f->mm, pin,
+					   f->flags & ~NP_FAULT_PRESENT);
 		up_read(lock);
 	}
-	if (ret == -ENOMEM) {
+	if (ret == -ENOMEM && wait) {
 		ret = down_write_killable(lock);
 		if (!ret) {
-			ret = np_pin_pages(f->region, f->mm, pin, write);
+			ret = np_pin_pages(f->region, f->mm, pin, f->flags);
 			up_write(lock);
 		}
 	}
@@ -809,6 +831,11 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			ret = np_fault_ask_monitor(f);
 		if (ret != -EBUSY)
 			break;
+		/* More pages of a lease: all of them at once, or none */
+		if (f->hold && f->flags & NP_FAULT_PRESENT) {
+			ret = -EAGAIN;
+			break;
+		}
 		atomic64_inc(&f->region->count.retries);
 		if (fatal_signal_pending(current)) {
 			ret = -EINTR;
@@ -861,6 +888,71 @@ static bool np_fault_is_noop(struct np_fault *f, u64 *words,
 		words[i] = np_slot_word(slot, f->first + i);
 	return true;
 }
+
+static bool np_region_has(struct np_region *region, unsigned long va, bool write)
+{
+	struct np_chunk *chunk = np_chunk_get(region, va, NULL);
+	struct np_slot *slot;
+
+	if (!chunk)
+		return false;
+	slot = np_chunk_slot(chunk, va);
+	/* Pairs with the release in np_slot_make_words() */
+	return smp_load_acquire(&slot->words) &&
+	       !np_slot_lacks(slot, (va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT, write);
+}
+
+/**
+ * np_region_around() - how far are the pages around a range resident, too?
+ * @region: region
+ * @flags: RDMA_NP_FAULT_WRITE: writable
+ * @range: a range of the region, in the space of the application's remote addresses; grows to
+ *	its whole pages
+ * @all: set to that and the pages around it
+ * @most: not beyond this, which contains it
+ *
+ * A hint: pages come and go.
+ *
+ * Context: process context.
+ */
+void np_region_around(struct np_region *region, unsigned int flags,
+		      struct rdma_np_range *range, struct rdma_np_range *all,
+		      const struct rdma_np_range *most)
+{
+	u64 start = max(most->addr, region->base);
+	u64 last = min(most->addr + (most->length - 1),
+		       region->base + (region->length - 1));
+	u64 first = range->addr, end = range->addr + (range->length - 1);
+	/* From a remote address to that of the owner */
+	u64 to_va = region->start - region->base;
+	u64 next;
+
+	first -= min_t(u64, offset_in_page(first + to_va), first - start);
+	end += min_t(u64, PAGE_SIZE - 1 - offset_in_page(end + to_va), last - end);
+	range->addr = first;
+	range->length = end - first + 1;
+	*all = *range;
+	if (!np_region_enter(region))
+		return;
+	while (first > start) {
+		/* The last byte of the page before */
+		next = first - 1;
+		if (!np_region_has(region, next + to_va, flags & RDMA_NP_FAULT_WRITE))
+			break;
+		first -= min_t(u64, PAGE_SIZE, first - start);
+	}
+	while (end < last) {
+		/* The first byte of the page behind */
+		next = end + 1;
+		if (!np_region_has(region, next + to_va, flags & RDMA_NP_FAULT_WRITE))
+			break;
+		end += min_t(u64, PAGE_SIZE, last - end);
+	}
+	np_region_leave(region);
+	all->addr = first;
+	all->length = end - first + 1;
+}
+EXPORT_SYMBOL_GPL(np_region_around);
 
 #if defined(CONFIG_MEMCG) && defined(CONFIG_NUMA)
 /*

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Holds that were granted to peers: their bounds, and their end.
+ *
+ * A hold has to be given back within some time. One that is a lease may be kept until it
+ * is recalled: the peer is told, and from then on it is as the others.
  */
 #include <linux/moduleparam.h>
 #include <linux/random.h>
@@ -16,12 +19,43 @@ module_param_named(hold_ms, np_hold_ms, uint, 0644);
 MODULE_PARM_DESC(hold_ms,
 		 "Time after which a hold not given back ends its QP, in ms");
 
+static int np_lease_count(struct np_peer *peer, struct np_region *region,
+			  unsigned int pages)
+{
+	unsigned long own;
+	bool ok;
+	int err;
+
+	spin_lock(&peer->lock);
+	ok = !peer->dead && !READ_ONCE(peer->hca->leaving) &&
+	     peer->nr_leases < NP_MAX_LEASES;
+	if (peer->lease_lost && time_before(jiffies, peer->leases_from))
+		ok = false;
+	own = peer->leased_pages;
+	peer->nr_leases += ok;
+	peer->leased_pages += ok ? pages : 0;
+	spin_unlock(&peer->lock);
+	if (!ok)
+		return -EBUSY;
+	err = np_lease_reserve(region, pages, own);
+	if (err) {
+		spin_lock(&peer->lock);
+		peer->nr_leases--;
+		peer->leased_pages -= pages;
+		spin_unlock(&peer->lock);
+	}
+	return err;
+}
+
+/* @lease: the region that it is of; NULL: it is no lease */
 VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, struct np_owner *owner,
-				     unsigned int pages)
+				     struct np_region *lease, unsigned int pages)
 {
 	bool ok;
 	int err;
 
+	if (lease)
+		return np_lease_count(peer, lease, pages);
 	spin_lock(&peer->lock);
 	ok = !peer->dead && peer->held_pages + pages <= NP_HELD_QP;
 	if (ok)
@@ -40,11 +74,19 @@ VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, struct np_owner *owne
 EXPORT_SYMBOL_IF_KUNIT(np_held_reserve);
 
 VISIBLE_IF_KUNIT void np_held_unreserve(struct np_peer *peer, struct np_owner *owner,
-					unsigned int pages)
+					struct np_region *lease, unsigned int pages)
 {
-	np_owner_unhold(owner, pages);
+	if (lease)
+		np_lease_unreserve(lease, pages);
+	else
+		np_owner_unhold(owner, pages);
 	spin_lock(&peer->lock);
-	peer->held_pages -= pages;
+	if (lease) {
+		peer->nr_leases--;
+		peer->leased_pages -= pages;
+	} else {
+		peer->held_pages -= pages;
+	}
 	spin_unlock(&peer->lock);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_held_unreserve);
@@ -56,11 +98,23 @@ EXPORT_SYMBOL_IF_KUNIT(np_held_unreserve);
  */
 void np_held_drop(struct np_peer *peer, struct np_held *held)
 {
+	/* It is not recalled any more when this returns; nobody reaches its pages before they go */
+	if (held->lease)
+		np_hold_revoke(held->hold, held->expired);
 	np_hold_release(held->hold);
-	np_held_unreserve(peer, held->owner, held->pages);
+	np_held_unreserve(peer, held->owner, held->lease, held->pages);
+	if (held->lease)
+		np_region_put(held->lease);
 	np_owner_put(held->owner);
-	kfree(held);
+	np_trans_cancel(&held->tell);
+	/* Else it runs, and finds that nothing is granted */
+	if (cancel_delayed_work(&held->wanted_work)) {
+		np_trans_put(&held->tell);
+		np_peer_put(peer);
+	}
+	np_trans_put(&held->tell);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_held_drop);
 
 static void np_held_free(struct np_peer *peer, struct np_held *held)
 {
@@ -77,6 +131,79 @@ static void np_held_work(struct work_struct *work)
 	np_held_free(peer, held);
 	np_peer_end(peer);
 	np_peer_put(peer);
+}
+
+/* Recalls */
+
+/* Under the peer's lock, of a lease that it has: true: np_trans_send() follows. */
+static bool np_held_want(struct np_peer *peer, struct np_held *held)
+{
+	lockdep_assert_held(&peer->lock);
+	if (!held->expires) {
+		held->expires = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms)) ?: 1;
+		list_move_tail(&held->entry, &peer->holds);
+		if (queue_delayed_work(np_kill_wq, &peer->expire,
+				       held->expires - jiffies + 1))
+			kref_get(&peer->ref);
+	}
+	if (!list_empty(&held->tell.entry))
+		return false;
+	np_trans_list(&held->tell);
+	return true;
+}
+
+/* With references to both. */
+static void np_held_wanted(struct work_struct *work)
+{
+	struct np_held *held = container_of(to_delayed_work(work), struct np_held,
+					    wanted_work);
+	struct np_peer *peer = held->peer;
+	bool tell;
+
+	spin_lock(&peer->lock);
+	held->wanted = true;
+	tell = !peer->dead && held->granted && np_held_want(peer, held);
+	spin_unlock(&peer->lock);
+	if (tell)
+		np_trans_send(&held->tell);
+	np_trans_put(&held->tell);
+	np_peer_put(peer);
+}
+
+static void np_held_want_in(struct np_held *held, unsigned int ms)
+{
+	struct np_peer *peer = held->peer;
+
+	kref_get(&peer->ref);
+	kref_get(&held->tell.ref);
+	if (queue_delayed_work(np_wq, &held->wanted_work, msecs_to_jiffies(ms)))
+		return;
+	np_trans_put(&held->tell);
+	np_peer_put(peer);
+}
+
+/* np_recall.fn: the hold stays meanwhile, and with it its peer. */
+static void np_held_recalled(struct np_recall *recall)
+{
+	np_held_want_in(container_of(recall, struct np_held, recall), 0);
+}
+
+static void np_recall_done(struct np_trans *tell, u32 status,
+			   const struct np_msg *answer)
+{
+	struct np_held *held = container_of(tell, struct np_held, tell);
+
+	if (answer && status == RDMA_NP_OK)
+		return;
+	if (answer && status == RDMA_NP_GONE)
+		np_held_release(tell->peer, held->id);
+	else if (!READ_ONCE(tell->peer->dead))
+		np_held_want_in(held, NP_RECALL_AGAIN_MS);
+}
+
+static void np_recall_free(struct np_trans *tell)
+{
+	kfree(container_of(tell, struct np_held, tell));
 }
 
 static int np_held_cmp(const void *id, const struct rb_node *node)
@@ -97,95 +224,187 @@ static bool np_held_less(struct rb_node *held, const struct rb_node *other)
  * @region: of which
  * @owner: of that, who pays
  * @pages: what it counts in the bounds
- * @write: pages will be pinned for writing
+ * @flags: RDMA_NP_FAULT_WRITE: pages will be pinned for writing; RDMA_NP_FAULT_LEASE
  *
  * Context: process context
  * Return: the hold, for np_held_add() or np_held_drop(); -EBUSY: over a bound; -ENOMEM
  */
 struct np_held *np_held_make(struct np_peer *peer, struct np_region *region,
-			     struct np_owner *owner, unsigned int pages,
-			     unsigned int write)
+			     struct np_owner *owner, unsigned int pages, u32 flags)
 {
+	struct np_region *lease = flags & RDMA_NP_FAULT_LEASE ? region : NULL;
 	struct np_charge charge;
 	struct np_held *held;
 	int err;
 
-	err = np_held_reserve(peer, owner, pages);
+	err = np_held_reserve(peer, owner, lease, pages);
 	if (err)
 		return ERR_PTR(err);
 	np_region_charge(region, &charge);
 	held = kzalloc(sizeof(*held), GFP_KERNEL_ACCOUNT);
-	if (held)
-		held->hold = np_hold_alloc(region, write);
-	np_region_uncharge(&charge);
-	if (!held || !held->hold) {
-		kfree(held);
-		np_held_unreserve(peer, owner, pages);
-		return ERR_PTR(-ENOMEM);
-	}
+	if (!held)
+		goto uncharge;
 	INIT_WORK(&held->work, np_held_work);
+	INIT_DELAYED_WORK(&held->wanted_work, np_held_wanted);
+	np_trans_init(&held->tell, peer, NP_MSG_RECALL, np_recall_done, np_recall_free);
+	held->peer = peer;
 	held->pages = pages;
-	kref_get(&owner->ref);
-	held->owner = owner;
+	held->lease = lease;
 	do
 		held->id = get_random_u64();
 	while (!held->id);
+	held->tell.msg.hold_id = held->id;
+	held->recall.fn = np_held_recalled;
+	/* From here on it may be recalled */
+	held->hold = np_hold_alloc(region, flags & RDMA_NP_FAULT_WRITE,
+				   lease ? &held->recall : NULL);
+	if (!held->hold)
+		goto free;
+	np_region_uncharge(&charge);
+	if (lease)
+		np_region_get(lease);
+	kref_get(&owner->ref);
+	held->owner = owner;
 	return held;
+
+free:
+	np_trans_put(&held->tell);
+uncharge:
+	np_region_uncharge(&charge);
+	np_held_unreserve(peer, owner, lease, pages);
+	return ERR_PTR(-ENOMEM);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_held_make);
+
+/**
+ * np_held_shrink - A lease is of fewer pages
+ * @held: not granted yet
+ * @pages: that it is told to be of; what it has pinned counts in any case
+ */
+void np_held_shrink(struct np_held *held, unsigned int pages)
+{
+	unsigned int rest;
+
+	pages = max_t(unsigned long, pages, np_hold_pages(held->hold));
+	if (WARN_ON(pages > held->pages))
+		return;
+	rest = held->pages - pages;
+
+	np_lease_unreserve(held->lease, rest);
+	spin_lock(&held->peer->lock);
+	held->peer->leased_pages -= rest;
+	spin_unlock(&held->peer->lock);
+	held->pages = pages;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_held_shrink);
 
 /**
  * np_held_add - A hold is granted
  * @peer: to whom
  * @held: counts from here on, and belongs to the peer, who may be killed at once: it is
- *	  not looked at any more, not even when this returns true
+ *	  not looked at any more by the caller, not even when this returns true
  *
  * Return: false: the peer is dead
  */
 bool np_held_add(struct np_peer *peer, struct np_held *held)
 {
-	held->expires = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms));
+	unsigned long ms = msecs_to_jiffies(READ_ONCE(np_hold_ms));
+	bool tell = false;
 
 	spin_lock(&peer->lock);
 	if (peer->dead) {
 		spin_unlock(&peer->lock);
 		return false;
 	}
-	list_add_tail(&held->entry, &peer->holds);
 	rb_add(&held->node, &peer->held, np_held_less);
 	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
 			    held->pages);
-	if (queue_delayed_work(np_kill_wq, &peer->expire,
-			       msecs_to_jiffies(READ_ONCE(np_hold_ms)) + 1))
-		kref_get(&peer->ref);
+	held->granted = true;
+	if (held->lease) {
+		list_add_tail(&held->entry, &peer->leases);
+		/* It was recalled before it was granted; the peer answers BUSY until it knows it */
+		tell = held->wanted && np_held_want(peer, held);
+		if (tell)
+			kref_get(&held->tell.ref);
+	} else {
+		held->expires = jiffies + ms;
+		list_add_tail(&held->entry, &peer->holds);
+		if (queue_delayed_work(np_kill_wq, &peer->expire, ms + 1))
+			kref_get(&peer->ref);
+	}
 	spin_unlock(&peer->lock);
+	if (tell) {
+		np_trans_send(&held->tell);
+		np_trans_put(&held->tell);
+	}
 	return true;
 }
 
-/* np_peer.expire, with a reference: ends the QP of a hold that was not given back. */
+/* Under the peer's lock: a hold that it has ends; np_held_free() and np_peer_end() follow */
+static void np_held_take(struct np_peer *peer, struct np_held *held)
+{
+	lockdep_assert_held(&peer->lock);
+	list_del(&held->entry);
+	rb_erase(&held->node, &peer->held);
+	held->granted = false;
+	/* As in np_peer_begin() */
+	peer->active++;
+}
+
+/*
+ * Under the peer's lock: the next hold that was not given back in time, if it is a lease.
+ * *@fail: it is none. Else the work comes again when there may be one.
+ */
+static struct np_held *np_held_expired(struct np_peer *peer, bool *fail)
+{
+	struct np_held *held;
+
+	lockdep_assert_held(&peer->lock);
+	held = list_first_entry_or_null(&peer->holds, struct np_held, entry);
+	if (!held || peer->dead)
+		return NULL;
+	if (time_before(jiffies, held->expires)) {
+		if (queue_delayed_work(np_kill_wq, &peer->expire,
+				       held->expires - jiffies + 1))
+			kref_get(&peer->ref);
+		return NULL;
+	}
+	trace_np_hold_expire(peer->hca->ibdev, peer->qpn, held->id, held->pages);
+	*fail = !held->lease;
+	if (*fail)
+		return NULL;
+	held->expired = true;
+	peer->lease_lost = true;
+	peer->leases_from = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms));
+	np_held_take(peer, held);
+	return held;
+}
+
+/*
+ * np_peer.expire, with a reference: ends leases that were not given back, with their keys;
+ * and the QP of another hold, which has none.
+ */
 static void np_held_expire(struct work_struct *work)
 {
 	struct np_peer *peer = container_of(to_delayed_work(work),
 					    struct np_peer, expire);
 	struct np_held *held;
-	bool expired = false;
+	bool fail = false;
 
-	spin_lock(&peer->lock);
-	held = list_first_entry_or_null(&peer->holds, struct np_held, entry);
-	if (held && !peer->dead) {
-		expired = time_after_eq(jiffies, held->expires);
-		if (expired)
-			trace_np_hold_expire(peer->hca->ibdev, peer->qpn,
-					     held->id, held->pages);
-		else if (queue_delayed_work(np_kill_wq, &peer->expire,
-					    held->expires - jiffies + 1))
-			kref_get(&peer->ref);
-	}
-	spin_unlock(&peer->lock);
+	do {
+		spin_lock(&peer->lock);
+		held = np_held_expired(peer, &fail);
+		spin_unlock(&peer->lock);
+		if (held) {
+			np_held_free(peer, held);
+			np_peer_end(peer);
+		}
+	} while (held);
 
-	if (expired) {
+	if (fail) {
 		ibdev_warn_ratelimited(peer->hca->ibdev,
-				       "nprdma: QP %u kept a hold for %u ms: ending it\n",
-				       peer->qpn, READ_ONCE(np_hold_ms));
+				       "nprdma: QP %u kept a hold for too long: ending it\n",
+				       peer->qpn);
 		np_peer_fail(peer);
 	}
 	np_peer_put(peer);
@@ -208,18 +427,36 @@ void np_held_release(struct np_peer *peer, u64 id)
 		found = rb_find(&id, &peer->held, np_held_cmp);
 	if (found) {
 		held = rb_entry(found, struct np_held, node);
-		list_del(&held->entry);
-		rb_erase(found, &peer->held);
-		/* As in np_peer_begin() */
-		peer->active++;
+		np_held_take(peer, held);
 	}
 	spin_unlock(&peer->lock);
 
 	if (found) {
 		kref_get(&peer->ref);
-		held->peer = peer;
 		queue_work(np_wq, &held->work);
 	}
+}
+
+/**
+ * np_held_answered - A FAULT is answered once more
+ * @peer: of whom; its lock is held
+ * @answer: what was answered first
+ *
+ * A lease may have ended since, because it was not given back by who has never heard of it:
+ * then there is none (I9). What was not recalled in time tells its end by itself.
+ */
+void np_held_answered(struct np_peer *peer, struct np_msg *answer)
+{
+	struct rb_node *found;
+
+	lockdep_assert_held(&peer->lock);
+	if (!answer->faulted.lease_key)
+		return;
+	found = rb_find(&answer->faulted.hold_id, &peer->held, np_held_cmp);
+	if (found && !np_region_is_gone(rb_entry(found, struct np_held, node)->lease))
+		return;
+	answer->faulted.hold_id = 0;
+	answer->faulted.lease_key = 0;
 }
 
 /**
@@ -229,6 +466,7 @@ void np_held_release(struct np_peer *peer, u64 id)
 void np_held_init(struct np_peer *peer)
 {
 	INIT_LIST_HEAD(&peer->holds);
+	INIT_LIST_HEAD(&peer->leases);
 	peer->held = RB_ROOT;
 	INIT_DELAYED_WORK(&peer->expire, np_held_expire);
 }
@@ -244,10 +482,39 @@ void np_held_kill(struct np_peer *peer)
 
 	spin_lock(&peer->lock);
 	list_splice_init(&peer->holds, &holds);
+	list_splice_init(&peer->leases, &holds);
 	peer->held = RB_ROOT;
+	list_for_each_entry(held, &holds, entry)
+		held->granted = false;
 	spin_unlock(&peer->lock);
 	list_for_each_entry_safe(held, next, &holds, entry)
 		np_held_free(peer, held);
 	if (cancel_delayed_work(&peer->expire))
 		np_peer_put(peer);
+}
+
+/**
+ * np_held_leave - The device is leaving, and waits for no peer
+ * @peer: of the device
+ *
+ * Its leases end.
+ */
+void np_held_leave(struct np_peer *peer)
+{
+	struct np_held *held, *next;
+
+	spin_lock(&peer->lock);
+	list_for_each_entry_safe(held, next, &peer->holds, entry) {
+		if (held->lease)
+			list_move(&held->entry, &peer->leases);
+	}
+	list_for_each_entry(held, &peer->leases, entry)
+		held->expires = jiffies;
+	if (!peer->dead && !list_empty(&peer->leases)) {
+		list_splice_init(&peer->leases, &peer->holds);
+		kref_get(&peer->ref);
+		if (mod_delayed_work(np_kill_wq, &peer->expire, 0))
+			np_peer_put(peer);
+	}
+	spin_unlock(&peer->lock);
 }

@@ -15,7 +15,7 @@
  * @region: region
  * @mm: of the owner, with a user
  * @pin: says which; np_hold_add() may follow
- * @write: for writing
+ * @flags: RDMA_NP_FAULT_WRITE: for writing; NP_FAULT_PRESENT: if they are there
  *
  * The mmap lock is not to be dropped: userfaultfd would take that as leave to wait until
  * the owner answers. np_fault_ask_monitor() waits, for as long as is allowed.
@@ -24,15 +24,17 @@
  * Return: 0, or no page is pinned: -EFAULT, -ENOMEM, or what pinning says.
  */
 int np_pin_pages(struct np_region *region, struct mm_struct *mm, struct np_pin *pin,
-		 bool write)
+		 unsigned int flags)
 {
 	unsigned int gup_flags = FOLL_LONGTERM;
 	unsigned int done = 0;
 	long n = 0;
 
 	lockdep_assert_held(&region->pin_lock);
-	if (write)
+	if (flags & RDMA_NP_FAULT_WRITE)
 		gup_flags |= FOLL_WRITE;
+	if (flags & NP_FAULT_PRESENT)
+		gup_flags |= FOLL_NOFAULT;
 	mmap_read_lock(mm);
 	while (done < pin->npages) {
 		n = pin_user_pages_remote(mm,
@@ -78,6 +80,11 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
 		atomic64_inc(&region->count.held);
 	}
 	pin->chunk = chunk;
+	pin->hold = hold;
+	if (hold->recall) {
+		list_add(&pin->chunk_node, &chunk->leased);
+		atomic64_add(pin->npages, &region->count.leased);
+	}
 	spin_lock(&region->hold_lock);
 	if (!hold->pages)
 		atomic64_inc(&region->count.holds);
@@ -106,6 +113,10 @@ void np_pin_release(struct np_pin *pin, bool write)
 	unsigned int i;
 
 	mutex_lock(&chunk->lock);
+	if (pin->hold->recall) {
+		list_del(&pin->chunk_node);
+		atomic64_sub(pin->npages, &chunk->region->count.leased);
+	}
 	iommu_inval_init(&inval);
 	for (i = first; i < first + pin->npages; i++) {
 		if (write && !--holds->writers[i] &&
@@ -135,33 +146,47 @@ void np_pin_release(struct np_pin *pin, bool write)
  * np_hold_alloc() - a hold without pages
  * @region: region
  * @flags: RDMA_NP_FAULT_WRITE: pages will be pinned for write
+ * @recall: it is a lease: called when it is wanted back, once, from here on; NULL: no
  *
  * Context: process context.
- * Return: the hold, to pass to np_region_fault(), or NULL.
+ * Return: the hold, to pass to np_region_fault(); NULL: no memory, or no lease of a region that
+ * goes.
  */
-struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags)
+struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags,
+			      struct np_recall *recall)
 {
 	struct np_hold *hold;
+	bool none;
 
-	hold = kzalloc(sizeof(*hold), GFP_KERNEL_ACCOUNT);
+	hold = np_lease_alloc(recall);
 	if (!hold)
 		return NULL;
 	hold->write = flags & RDMA_NP_FAULT_WRITE;
 	INIT_LIST_HEAD(&hold->pins);
 	hold->region = region;
 	np_region_get(region);
+	/* Who recalls it for the region's sake takes it off what this adds it to */
+	np_lease_begin(hold);
 	spin_lock(&region->hold_lock);
-	list_add(&hold->node, &region->holds);
+	none = recall && region->no_leases;
+	if (!none)
+		list_add(&hold->node, &region->holds);
 	spin_unlock(&region->hold_lock);
+	if (none) {
+		np_lease_end(hold);
+		np_lease_free(hold);
+		np_region_put(region);
+		return NULL;
+	}
 	return hold;
 }
 EXPORT_SYMBOL_GPL(np_hold_alloc);
 
 /**
  * np_hold_release() - the end of a hold
- * @hold: hold; freed
+ * @hold: hold; freed; if it was granted, np_hold_revoke() was called
  *
- * When this returns the pages are not pinned by it any more.
+ * When this returns the pages are not pinned by it any more, and it is not recalled.
  *
  * Context: process context.
  */
@@ -172,6 +197,8 @@ void np_hold_release(struct np_hold *hold)
 	struct np_pin *pin, *next;
 	LIST_HEAD(pins);
 
+	WARN_ON(hold->key);
+	np_lease_end(hold);
 	spin_lock(&region->hold_lock);
 	list_del(&hold->node);
 	list_splice(&hold->pins, &pins);
@@ -183,7 +210,7 @@ void np_hold_release(struct np_hold *hold)
 	}
 	if (entered)
 		np_region_leave(region);
-	kfree(hold);
+	np_lease_free(hold);
 	np_region_put(region);
 }
 EXPORT_SYMBOL_GPL(np_hold_release);

@@ -8,7 +8,8 @@
  * protection error; the scheme fails closed.  The read key and the write key give
  * access to the region's bytes in the two windows, the table key to the residency
  * words of its pages, and none to anything else.  They are made when the first peer
- * resolves the region.
+ * resolves the region.  Each lease of a peer has a key of its own, to the pages of the lease:
+ * so it can end although the peer does not give it back.
  *
  * Drivers reuse key values at once.  So when the public MR dies, the region is
  * gone, all its pages become absent for good, and these keys stay in
@@ -160,6 +161,116 @@ bool np_keys_free_local(struct np_region *region)
 	lockdep_assert_held(&region->lock);
 	ok = np_region_free_key(region, &region->sink_mr);
 	return np_region_free_key(region, &region->source_mr) && ok;
+}
+
+/* A key that stays reaches stand-in pages only, and its umem the windows */
+static void np_hold_free_key(struct np_hold *hold)
+{
+	struct np_region *region = hold->region;
+
+	lockdep_assert_held(&region->lock);
+	if (!hold->key)
+		return;
+	if (!np_region_free_key(region, &hold->key)) {
+		hold->key = NULL;
+		region->leaks = true;
+		if (region->gone)
+			np_region_leak(region);
+	}
+	guard(spinlock)(&region->hold_lock);
+	if (!--region->lease_keys)
+		wake_up(&region->unleased);
+}
+
+/**
+ * np_hold_grant() - a lease is somebody's: make its key
+ * @hold: hold of np_hold_alloc(), a lease
+ * @addr: first address that it is of, in the region's space
+ * @len: bytes
+ * @rkey: set to the key; addresses under it are those under the region's read key, or, if it
+ *	is for writing, under the write key
+ *
+ * With the rights of the region: whoever may write may read what he has written, too.
+ *
+ * Only from here on does the end of the region wait for the lease. A fault that is under way
+ * for one may wait for memory for as long as the owner likes, and nobody could end that.
+ *
+ * Context: process context.
+ * Return: 0, then np_hold_revoke() follows; -ENXIO if the region is gone, -ENOMEM, or what
+ * the driver said.
+ */
+int np_hold_grant(struct np_hold *hold, u64 addr, u64 len, u32 *rkey)
+{
+	struct np_region *region = hold->region;
+	u32 access = region->access & IB_ACCESS_REMOTE_READ;
+	u64 start = np_region_read_addr(region);
+	int ret;
+
+	if (hold->write) {
+		start = np_region_write_addr(region);
+		access |= (region->access & NP_ACCESS_REMOTE_CHANGE) | IB_ACCESS_LOCAL_WRITE;
+	}
+	guard(mutex)(&region->lock);
+	if (region->gone)
+		return -ENXIO;
+	ret = np_region_make_key(region, &hold->key, start + (addr - region->base), len, access);
+	if (ret)
+		return ret;
+	scoped_guard(spinlock, &region->hold_lock)
+		region->lease_keys++;
+	*rkey = hold->key->rkey;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(np_hold_grant);
+
+/**
+ * np_hold_revoke() - a lease is nobody's any more: its key does not exist
+ * @hold: hold; nothing happens if it has no key
+ * @overdue: it was not given back
+ *
+ * Whatever was reported done under it is in the owner's page. np_hold_release() may follow.
+ *
+ * Context: process context.
+ */
+void np_hold_revoke(struct np_hold *hold, bool overdue)
+{
+	struct np_region *region = hold->region;
+
+	guard(mutex)(&region->lock);
+	if (hold->key && overdue)
+		atomic64_inc(&region->count.overdue);
+	np_hold_free_key(hold);
+}
+EXPORT_SYMBOL_GPL(np_hold_revoke);
+
+static struct np_hold *np_hold_with_key(struct np_region *region)
+{
+	struct np_hold *hold;
+
+	guard(spinlock)(&region->hold_lock);
+	list_for_each_entry(hold, &region->holds, node) {
+		if (hold->key)
+			return hold;
+	}
+	return NULL;
+}
+
+/**
+ * np_keys_free_leases() - the keys of leases that were not given back do not exist any more
+ * @region: region that is gone
+ *
+ * Context: process context.
+ */
+void np_keys_free_leases(struct np_region *region)
+{
+	struct np_hold *hold;
+
+	guard(mutex)(&region->lock);
+	/* Under the lock one that has a key is not released */
+	while ((hold = np_hold_with_key(region))) {
+		atomic64_inc(&region->count.overdue);
+		np_hold_free_key(hold);
+	}
 }
 
 static int np_region_make_keys(struct np_region *region)

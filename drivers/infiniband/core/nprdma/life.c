@@ -63,6 +63,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	init_rwsem(&region->window_sem);
 	spin_lock_init(&region->hold_lock);
 	INIT_LIST_HEAD(&region->holds);
+	init_waitqueue_head(&region->unleased);
 
 	if (access & IB_ACCESS_LOCAL_WRITE) {
 		region->scratch = np_scratch_get(npdev, pd);
@@ -81,13 +82,19 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 	if (ret)
 		goto unmap;
 
+	ret = -ENOMEM;
+	region->budget = np_budget_get(region->mm);
+	if (!region->budget)
+		goto unmap_read;
 	ret = np_aging_join(region);
 	if (ret)
-		goto unmap_read;
+		goto put_budget;
 	np_region_attach(region, npdev);
 	mmgrab(region->mm);
 	return region;
 
+put_budget:
+	np_budget_put(region->budget);
 unmap_read:
 	np_window_unmap(&region->read);
 unmap:
@@ -155,7 +162,7 @@ EXPORT_SYMBOL_GPL(np_region_ungrant);
  * region, and without grants it has no keys. With grants, that and the top levels of
  * its windows' tables is all it has: 4 KiB for each GiB of a window.
  *
- * Context: process context.
+ * Context: process context; may wait for peers that have leases, see np_leases_end().
  */
 void np_region_close(struct np_region *region)
 {
@@ -168,6 +175,8 @@ void np_region_close(struct np_region *region)
 		np_region_leak(region);
 	mutex_unlock(&region->lock);
 
+	np_leases_end(region);
+	np_keys_free_leases(region);
 	/* Pages first: peers that look again now read signatures, and ask us */
 	np_chunks_close(region);
 	np_holds_unpin(region);

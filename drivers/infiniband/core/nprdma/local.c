@@ -10,6 +10,8 @@
  *
  * A hold of one's own has no time limit.  It is what registration was, for as long
  * and as much as needed, and it is charged to the owner's RLIMIT_MEMLOCK as that was.
+ * It may be a lease: the process keeps it for its next work requests, and hears when it is
+ * wanted back, or when its memory is not there any more.
  */
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -19,28 +21,39 @@
 
 /**
  * struct np_local - a hold of the region's own process
- * @hold: the hold; it has the reference to @region
+ * @hold: the hold; its reference keeps @region
  * @region: region
  * @pages: charged to the region's mm
+ * @lease: they are leased, too
  */
 struct np_local {
 	struct np_hold *hold;
 	struct np_region *region;
 	unsigned long pages;
+	bool lease;
 };
 
 static int np_local_charge(struct np_local *local, unsigned long pages)
 {
 	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 	struct mm_struct *mm = local->region->mm;
+	int ret = -ENOMEM;
 
-	if (atomic64_add_return(pages, &mm->pinned_vm) > limit &&
-	    !capable(CAP_IPC_LOCK)) {
+	if (atomic64_add_return(pages, &mm->pinned_vm) <= limit ||
+	    capable(CAP_IPC_LOCK))
+		ret = local->lease ? np_lease_reserve(local->region, pages, 0) : 0;
+	if (ret)
 		atomic64_sub(pages, &mm->pinned_vm);
-		return -ENOMEM;
-	}
-	local->pages = pages;
-	return 0;
+	else
+		local->pages = pages;
+	return ret;
+}
+
+static void np_local_uncharge(struct np_local *local)
+{
+	atomic64_sub(local->pages, &local->region->mm->pinned_vm);
+	if (local->lease)
+		np_lease_unreserve(local->region, local->pages);
 }
 
 /**
@@ -49,16 +62,18 @@ static int np_local_charge(struct np_local *local, unsigned long pages)
  * @addr: first address, in the space of the application's remote addresses
  * @len: bytes
  * @flags: RDMA_NP_FAULT_WRITE: the NIC will write there
+ * @recall: it is a lease, see np_hold_alloc(); NULL: no
  * @key_addr: set to the address of @addr under @lkey
  * @lkey: set to the key to use, in the PD of the region
  *
  * Context: process context, without mmap lock.
  * Return: the hold, -EPERM if the region is another process's, whose limits are not
  * the caller's, or what np_region_fault() says, -ENOMEM also beyond
- * RLIMIT_MEMLOCK, or what the driver said to the key.
+ * RLIMIT_MEMLOCK, -EBUSY: too much is leased, or what the driver said to the key.
  */
 struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
-			       unsigned int flags, u64 *key_addr, u32 *lkey)
+			       unsigned int flags, struct np_recall *recall,
+			       u64 *key_addr, u32 *lkey)
 {
 	struct np_local *local;
 	int ret;
@@ -77,12 +92,13 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 	if (!local)
 		return ERR_PTR(-ENOMEM);
 	local->region = region;
+	local->lease = recall;
 	ret = np_local_charge(local, DIV_ROUND_UP(offset_in_page(addr) + len,
 						  PAGE_SIZE));
 	if (ret)
 		goto free;
 	ret = -ENOMEM;
-	local->hold = np_hold_alloc(region, flags);
+	local->hold = np_hold_alloc(region, flags, recall);
 	if (!local->hold)
 		goto uncharge;
 	ret = np_region_fault(region, addr, len, flags | NP_FAULT_LOCAL,
@@ -94,7 +110,7 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 release:
 	np_hold_release(local->hold);
 uncharge:
-	atomic64_sub(local->pages, &region->mm->pinned_vm);
+	np_local_uncharge(local);
 free:
 	kfree(local);
 	return ERR_PTR(ret);
@@ -121,9 +137,13 @@ EXPORT_SYMBOL_GPL(np_local_is_needed);
  */
 void np_local_release(struct np_local *local)
 {
-	/* The hold's reference keeps the region, and the region the mm */
-	atomic64_sub(local->pages, &local->region->mm->pinned_vm);
+	struct np_region *region = local->region;
+
+	/* The hold has a reference of its own; the region keeps the mm */
+	np_region_get(region);
 	np_hold_release(local->hold);
+	np_local_uncharge(local);
+	np_region_put(region);
 	kfree(local);
 }
 EXPORT_SYMBOL_GPL(np_local_release);

@@ -72,11 +72,17 @@ static void np_client_remove(struct ib_device *ibdev, void *client_data)
 	np_hca_close(hca, hca->nr_ports);
 }
 
+static void np_peer_leave(struct np_peer *peer)
+{
+	np_ask_leave(peer);
+	np_serve_leave(peer);
+}
+
 static const struct np_peer_ops np_ops_of_peers = {
 	.init = np_serve_init,
 	.end_asking = np_ask_kill,
 	.end_serving = np_serve_kill,
-	.leave = np_ask_leave,
+	.leave = np_peer_leave,
 };
 
 static int __init np_module_init(void)

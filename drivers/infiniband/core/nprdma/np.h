@@ -24,7 +24,7 @@
  *
  *   ib_qp_np.modify		while the device modifies a QP
  *   np_device.lock		the PD of public keys, scratch pages
- *   np_host_lock, np_spaces_lock	alone
+ *   np_host_lock, np_spaces_lock, np_budgets_lock	alone
  *   np_peer.ctl		RESOLVE, FORGET and ungranting of one peer
  *     np_hca.owners_lock
  *     np_region.lock		keys, grants, "gone"; held across calls of the driver, and of
@@ -40,6 +40,8 @@
  *				so nothing that may enter reclaim runs under it;
  *				lockdep is told so in np_chunk_alloc().
  *         np_region.hold_lock	lists of holds
+ *         leases (lease.c)	held across np_recall.fn
+ *           np_channel.lock
  *       np_region.window_sem	shared by who splits leaves; alone by who unmaps windows
  *       np_regions_lock	which regions a device has
  *
@@ -69,6 +71,7 @@
 struct np_region;
 struct np_hold;
 struct np_local;
+struct np_recall;
 
 /* RDMA_NP_WORD_READABLE, RDMA_NP_WORD_WRITABLE and RDMA_NP_FAULT_WRITE are user space's, too */
 #define NP_WORD_RIGHTS		(RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE)
@@ -163,6 +166,13 @@ struct np_grant {
  * @pages_invalidated: pages that they made absent
  * @pages_aged: pages made absent to see whether peers still use them
  * @holds: holds that pinned a page, ever
+ * @leases: holds that were leases, ever
+ * @leased: pages under leases now, counted for each
+ * @recalls_change: leases recalled because the owner's memory has changed
+ * @recalls_memory: because memory was short
+ * @recalls_budget: because others wanted leases
+ * @recalls_gone: because the region goes
+ * @overdue: leases that peers did not give back in time, and whose keys ended
  * @table_pages: pages of the residency table that exist
  */
 struct np_stats {
@@ -179,6 +189,13 @@ struct np_stats {
 	u64 pages_invalidated;
 	u64 pages_aged;
 	u64 holds;
+	u64 leases;
+	u64 leased;
+	u64 recalls_change;
+	u64 recalls_memory;
+	u64 recalls_budget;
+	u64 recalls_gone;
+	u64 overdue;
 	u64 table_pages;
 };
 
@@ -249,13 +266,35 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold,
 		    u64 *words, unsigned int nr_words);
 
+/**
+ * struct np_recall - who has a lease
+ * @fn: tells him that it is wanted back: he uses it no more, and releases it soon. Called at
+ *	most once, not after np_hold_release() has returned; allocates nothing, sleeps not,
+ *	and releases nothing itself
+ *
+ * Embedded in what has the hold.
+ */
+struct np_recall {
+	void (*fn)(struct np_recall *recall);
+};
+
+void np_region_around(struct np_region *region, unsigned int flags,
+		      struct rdma_np_range *range, struct rdma_np_range *all,
+		      const struct rdma_np_range *most);
+int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own);
+void np_lease_unreserve(struct np_region *region, unsigned long pages);
+
 /*
  * A hold pins pages of one region.  After an error of np_region_fault() it may
  * keep a part of the range; release it.  Releasing never fails.  Pages whose
  * invalidation was skipped become absent.  A region that dies drops the pins
- * of its holds itself; the hold must be released all the same.
+ * of its holds itself; the hold must be released all the same.  With @recall it is a
+ * lease.
  */
-struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags);
+struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags,
+			      struct np_recall *recall);
+int np_hold_grant(struct np_hold *hold, u64 addr, u64 len, u32 *rkey);
+void np_hold_revoke(struct np_hold *hold, bool overdue);
 void np_hold_release(struct np_hold *hold);
 unsigned long np_hold_pages(const struct np_hold *hold);
 
@@ -264,7 +303,8 @@ unsigned long np_hold_pages(const struct np_hold *hold);
  * key that they use.  The caller is the owner.  See local.c.
  */
 struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
-			       unsigned int flags, u64 *key_addr, u32 *lkey);
+			       unsigned int flags, struct np_recall *recall,
+			       u64 *key_addr, u32 *lkey);
 
 /**
  * struct np_charge - who pays for what is allocated meanwhile

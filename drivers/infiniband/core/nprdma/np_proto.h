@@ -32,7 +32,7 @@
  *
  * The MAD method is always Send: this code, not the MAD layer, matches and repeats
  * messages.  Who sends a request repeats it until it is answered, or gives it up.  The
- * owner's kernel asks GONE, and answers all others.
+ * owner's kernel asks GONE and RECALL, and answers all others.
  *
  *   RESOLVE  rkey -> keys.           Repeating it is harmless.
  *   FAULT    ranges -> words, hold.  Executed at most once: see struct np_lane.
@@ -43,6 +43,8 @@
  *   GONE     the other way, from the region's owner: forget it.  Answered BUSY
  *            for as long as somebody uses the keys; then asked again, in its turn:
  *            see struct np_pgrant.
+ *   RECALL   likewise, of a hold that is a lease: give it back soon.  Answered BUSY
+ *            while the grant may be on its way, GONE by who has no such hold.
  */
 #ifndef NP_PROTO_H
 #define NP_PROTO_H
@@ -77,6 +79,10 @@
  * count until the other end has answered.
  */
 #define NP_MAX_KEPT		256
+/* A RECALL that was not answered, or answered BUSY, is sent again after */
+#define NP_RECALL_AGAIN_MS	20
+/* Of the holds, leases that it may have when it asks for one more. */
+#define NP_MAX_LEASES		192
 /*
  * RESOLVEs of one QP under way, and, apart from these, FORGETs: the other end
  * serves no more than NP_SERVE_CONTROL of them.
@@ -92,12 +98,13 @@
 #define NP_MAX_TELLING		8
 /*
  * With FAULTs, which have their lanes, and RELEASEs, of which there are no more than
- * holds, these are all transactions of a peer.  An answer is looked up among them, and
- * among the holds, under the peer's lock.  A FAULT that asks for a hold counts as one
- * when it is answered, so there may be a lane's more for each but one.
+ * holds, and RECALLs, of which there are no more than leases, these are all transactions
+ * of a peer.  An answer is looked up among them, and among the holds, under the peer's
+ * lock.  A FAULT that asks for a hold counts as one when it is answered, so there may be
+ * a lane's more for each but one.
  */
 #define NP_MAX_UNDER_WAY	(NP_LANES + 2 * NP_MAX_ASKED + NP_MAX_TELLING + \
-				 NP_MAX_KEPT + NP_LANES - 1)
+				 NP_MAX_KEPT + NP_LANES - 1 + NP_MAX_LEASES)
 
 struct np_serve;
 struct np_channel;
@@ -145,10 +152,16 @@ struct np_channel;
  * @nr_bindings: their number
  * @kept: holds we were given: struct np_fault
  * @nr_kept: their number, those being given back included
+ * @nr_kept_leases: of these, leases
  * @serve: lanes of the other end; NULL until it resolved something
- * @holds: struct np_held: pages that the other end may keep
- * @held: the same by id
- * @held_pages: their number, those being granted included
+ * @holds: struct np_held: pages that the other end has to give back, the first ones first
+ * @leases: likewise, those that it may keep
+ * @held: both by id
+ * @held_pages: their number without those of leases, those being granted included
+ * @leased_pages: those of leases, likewise
+ * @nr_leases: leases, those being granted included
+ * @lease_lost: a lease was not given back in time; there are none until
+ * @leases_from: jiffies
  * @to_tell: struct np_pgrant: GONEs that wait for their turn, never sent
  * @tell_again: likewise, not answered with what would end them
  * @telling: GONEs under way, which are in neither
@@ -208,10 +221,16 @@ struct np_peer {
 	unsigned int nr_bindings;
 	struct list_head kept;
 	unsigned int nr_kept;
+	unsigned int nr_kept_leases;
 	struct np_serve *serve;
 	struct list_head holds;
+	struct list_head leases;
 	struct rb_root held;
 	unsigned long held_pages;
+	unsigned long leased_pages;
+	unsigned int nr_leases;
+	bool lease_lost;
+	unsigned long leases_from;
 	struct list_head to_tell;
 	struct list_head tell_again;
 	unsigned int telling;
@@ -305,7 +324,7 @@ struct np_binding {
  * @init: prepare their part of a zeroed one
  * @end_asking: it is dead: end the requests of ours
  * @end_serving: it is dead, and nobody serves it: undo what was done for the other end
- * @leave: end the requests that somebody waits for in a system call
+ * @leave: the device leaves: end what others wait for in system calls
  */
 struct np_peer_ops {
 	void (*init)(struct np_peer *peer);
@@ -365,6 +384,8 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 int np_peer_release(struct np_peer *peer, u64 hold_id);
 int np_peer_forget(struct np_peer *peer, u64 region_id);
 u32 np_peer_told_gone(struct np_peer *peer, u64 region_id);
+u32 np_peer_told_recall(struct np_peer *peer, u64 hold_id);
+bool np_peer_keeps(struct np_peer *peer, u64 hold_id);
 bool np_peer_uses(struct np_peer *peer, u64 region_id);
 void np_peer_answered(struct np_peer *peer, const struct np_msg *msg);
 void np_ask_kill(struct np_peer *peer);
@@ -374,15 +395,22 @@ void np_ask_leave(struct np_peer *peer);
 
 /**
  * struct np_held - a hold that we granted
- * @entry: in np_peer.holds, oldest first
+ * @entry: in np_peer.holds or leases
  * @node: in np_peer.held
  * @work: releases it
- * @peer: reference while @work is queued
+ * @peer: reference while @work or @wanted_work is queued; it has us
  * @hold: the region's
  * @owner: of the region; reference
  * @id: cannot be guessed, and is looked up in its own peer only
  * @pages: what it counts in the bounds
- * @expires: jiffies
+ * @expires: jiffies, in np_peer.holds
+ * @lease: reference to its region; NULL: it is none. What follows is about leases
+ * @granted: it is in a list of the peer's; under its lock
+ * @wanted: it is to be given back; under the peer's lock
+ * @expired: it was not, and ends
+ * @recall: called once when it is wanted back
+ * @wanted_work: tells the peer
+ * @tell: the RECALL; its references are those of the whole
  */
 struct np_held {
 	struct list_head entry;
@@ -394,14 +422,23 @@ struct np_held {
 	u64 id;
 	unsigned int pages;
 	unsigned long expires;
+	struct np_region *lease;
+	bool granted;
+	bool wanted;
+	bool expired;
+	struct np_recall recall;
+	struct delayed_work wanted_work;
+	struct np_trans tell;
 };
 
 struct np_held *np_held_make(struct np_peer *peer, struct np_region *region,
-			     struct np_owner *owner, unsigned int pages,
-			     unsigned int write);
+			     struct np_owner *owner, unsigned int pages, u32 flags);
+void np_held_shrink(struct np_held *held, unsigned int pages);
 void np_held_drop(struct np_peer *peer, struct np_held *held);
 bool np_held_add(struct np_peer *peer, struct np_held *held);
 void np_held_release(struct np_peer *peer, u64 id);
+void np_held_answered(struct np_peer *peer, struct np_msg *answer);
+void np_held_leave(struct np_peer *peer);
 void np_held_init(struct np_peer *peer);
 void np_held_kill(struct np_peer *peer);
 
@@ -430,6 +467,7 @@ int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 void np_serve_forget(struct np_peer *peer, const struct np_msg *msg);
 void np_serve_init(struct np_peer *peer);
 void np_serve_kill(struct np_peer *peer);
+void np_serve_leave(struct np_peer *peer);
 #else
 /* A host without regions answers as one whose regions are all of others, or gone */
 static inline void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
@@ -459,6 +497,10 @@ static inline void np_serve_init(struct np_peer *peer)
 static inline void np_serve_kill(struct np_peer *peer)
 {
 }
+
+static inline void np_serve_leave(struct np_peer *peer)
+{
+}
 #endif
 
 /* Arrivals (receive.c) */
@@ -469,9 +511,9 @@ extern unsigned int np_hold_ms;
 int np_serve_alloc(struct np_peer *peer);
 void np_binding_add(struct np_peer *peer, struct np_binding *binding);
 int np_held_reserve(struct np_peer *peer, struct np_owner *owner,
-		    unsigned int pages);
+		    struct np_region *lease, unsigned int pages);
 void np_held_unreserve(struct np_peer *peer, struct np_owner *owner,
-		       unsigned int pages);
+		       struct np_region *lease, unsigned int pages);
 #endif
 
 /* Channels (channel.c) */
@@ -485,6 +527,7 @@ void np_held_unreserve(struct np_peer *peer, struct np_owner *owner,
  * @seq: of the newest event, from 1
  * @reserved: those of @events, or still to come, that were reserved
  * @closed: no more events
+ * @posted: NULL, or where readers see @seq without a system call; U64_MAX: @closed
  * @wait: for readers
  */
 struct np_channel {
@@ -495,6 +538,7 @@ struct np_channel {
 	u64 seq;
 	unsigned int reserved;
 	bool closed;
+	u64 *posted;
 	wait_queue_head_t wait;
 };
 

@@ -10,6 +10,8 @@
  *   fault.c                    pages become resident
  *   hold.c                     pins
  *   chunk.c                    pages become absent: the notifier
+ *   lease.c                    holds that are asked back
+ *   budget.c                   how much may be leased
  *   slot.c                     words and leaves
  *   region.c                   who has it, and what it is
  *   age.c window.c             aging; the IOVA ranges
@@ -36,6 +38,7 @@
 #include <linux/refcount.h>
 #include <linux/rwsem.h>
 #include <linux/sizes.h>
+#include <linux/wait.h>
 #include <linux/xarray.h>
 #include <rdma/ib_umem.h>
 
@@ -216,6 +219,7 @@ struct np_slot {
  * @lock: see above
  * @va: of the first slot
  * @closed: the region is gone; nothing becomes resident any more
+ * @leased: struct np_pin of its pages on leases, under @lock
  * @slots: those behind the region's end are never used
  */
 struct np_chunk {
@@ -224,7 +228,17 @@ struct np_chunk {
 	struct mutex lock;
 	unsigned long va;
 	bool closed;
+	struct list_head leased;
 	struct np_slot slots[NP_CHUNK_SLOTS];
+};
+
+/* Why leases are recalled */
+enum np_recall_why {
+	NP_RECALL_CHANGE,	/* the owner's memory has changed there */
+	NP_RECALL_MEMORY,	/* memory is short */
+	NP_RECALL_BUDGET,	/* others want a lease, too */
+	NP_RECALL_GONE,		/* the region goes */
+	NP_RECALL_NR,
 };
 
 /**
@@ -244,6 +258,10 @@ struct np_counters {
 	atomic64_t pages_invalidated;
 	atomic64_t pages_aged;
 	atomic64_t holds;
+	atomic64_t leases;
+	atomic64_t leased;
+	atomic64_t recalls[NP_RECALL_NR];
+	atomic64_t overdue;
 	atomic64_t table_pages;
 };
 
@@ -269,7 +287,7 @@ struct np_counters {
  * @write: write window; no slots: nobody may write
  * @lock: protects @gone, @grants, and the keys
  * @gone: the public MR is dead
- * @leaks: the driver could not destroy an MR that was to be the public one
+ * @leaks: the driver could not destroy an MR that was to be the public one, or a lease's key
  * @public_rkey: key of np_device.rkeys
  * @ending: the public MR is being destroyed: nobody finds the region by @public_rkey,
  *	which is kept for it all the same; under the lock of np_device.rkeys
@@ -289,8 +307,12 @@ struct np_counters {
  * @aging_node: in its list
  * @table_lock: serialises changes of the residency table's leaves
  * @pin_lock: whoever pins pages for a hold has it; who could not at first, alone
- * @hold_lock: protects @holds and the lists of pins
+ * @budget: where leases of it count
+ * @hold_lock: protects @holds, @no_leases, @lease_keys, and the lists of pins
  * @holds: of this region
+ * @no_leases: it goes: there are no new ones
+ * @lease_keys: keys of leases
+ * @unleased: woken when there are none
  * @count: statistics
  */
 struct np_region {
@@ -333,8 +355,12 @@ struct np_region {
 	struct mutex table_lock;
 
 	struct rw_semaphore pin_lock;
+	struct np_budget *budget;
 	spinlock_t hold_lock;
 	struct list_head holds;
+	bool no_leases;
+	unsigned int lease_keys;
+	wait_queue_head_t unleased;
 
 	struct np_counters count;
 };
@@ -342,15 +368,23 @@ struct np_region {
 /**
  * struct np_hold - pins with one owner
  * @node: in np_region.holds
+ * @lru: in the list of leases that were not recalled
  * @region: holds a reference
  * @write: pinned for write
+ * @recalled: @recall was called
+ * @recall: asks for it; NULL: it is no lease
+ * @key: of a peer's lease, under np_region.lock; NULL: it has none, or it has ended
  * @pages: number of pages pinned
  * @pins: list of struct np_pin
  */
 struct np_hold {
 	struct list_head node;
+	struct list_head lru;
 	struct np_region *region;
 	bool write;
+	bool recalled;
+	struct np_recall *recall;
+	struct ib_mr *key;
 	unsigned long pages;
 	struct list_head pins;
 };
@@ -358,6 +392,8 @@ struct np_hold {
 /**
  * struct np_pin - pinned pages of one slot, on one hold
  * @node: in np_hold.pins
+ * @chunk_node: in np_chunk.leased, if @hold is a lease
+ * @hold: hold
  * @chunk: of the slot
  * @va: of the first page
  * @npages: number of pages
@@ -365,6 +401,8 @@ struct np_hold {
  */
 struct np_pin {
 	struct list_head node;
+	struct list_head chunk_node;
+	struct np_hold *hold;
 	struct np_chunk *chunk;
 	unsigned long va;
 	unsigned int npages;
@@ -467,6 +505,30 @@ bool np_aging_ask(struct np_aging *aging, unsigned long start,
 int np_aging_init(np_age_fn *age);
 void np_aging_exit(void);
 
+/* budget.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+extern unsigned int np_lease_percent;
+#endif
+struct np_budget *np_budget_get(struct mm_struct *mm);
+void np_budget_put(struct np_budget *budget);
+unsigned long np_leased_pages(void);
+
+/* lease.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+extern unsigned int np_recall_ms;
+extern struct shrinker *np_lease_shrinker;
+int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
+#endif
+void np_leases_make_room(unsigned long pages);
+void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
+void np_leases_end(struct np_region *region);
+struct np_hold *np_lease_alloc(struct np_recall *recall);
+void np_lease_begin(struct np_hold *hold);
+void np_lease_end(struct np_hold *hold);
+void np_lease_free(struct np_hold *hold);
+int np_lease_init(void);
+void np_lease_exit(void);
+
 /* slot.c */
 static inline struct np_slot *np_chunk_slot(struct np_chunk *chunk, unsigned long va)
 {
@@ -552,7 +614,7 @@ static inline bool np_region_enter(struct np_region *region)
 
 /* hold.c */
 int np_pin_pages(struct np_region *region, struct mm_struct *mm, struct np_pin *pin,
-		 bool write);
+		 unsigned int flags);
 void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pin);
 void np_pin_release(struct np_pin *pin, bool write);
 void np_holds_unpin(struct np_region *region);
@@ -569,6 +631,7 @@ int np_region_local_key(struct np_region *region, bool write, u64 addr,
 			u64 *key_addr, u32 *lkey);
 bool np_keys_free(struct np_region *region);
 bool np_keys_free_local(struct np_region *region);
+void np_keys_free_leases(struct np_region *region);
 
 /* life.c */
 struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,

@@ -23,12 +23,14 @@
  * struct np_channel_uobject - the file of a channel
  * @uobj: uverbs' part; the file keeps it after the object was destroyed
  * @channel: the channel; its references together have one to @uobj
+ * @page: begins with np_channel.posted
  * @event_size: bytes of a record, as the program was compiled
  * @read_lock: an event is looked at, delivered and taken out by one reader at a time
  */
 struct np_channel_uobject {
 	struct ib_uobject uobj;
 	struct np_channel channel;
+	struct page *page;
 	u32 event_size;
 	struct mutex read_lock;
 };
@@ -125,17 +127,50 @@ static __poll_t np_channel_poll(struct file *filp, struct poll_table_struct *pt)
 	return mask;
 }
 
+/*
+ * To read only. The page stays for as long as somebody maps it. The file outlives the channel,
+ * which goes with the device, or with the uverbs file, and may take the page along.
+ */
+static int np_channel_mmap(struct file *filp, struct vm_area_struct *vma)
+{
+	struct np_channel_uobject *file =
+		container_of(np_file_channel(filp), struct np_channel_uobject, channel);
+	struct page *page = NULL;
+	int ret;
+
+	if (vma->vm_pgoff || vma_pages(vma) != 1)
+		return -EINVAL;
+	if (vma->vm_flags & (VM_WRITE | VM_EXEC))
+		return -EPERM;
+	spin_lock(&file->channel.lock);
+	if (!file->channel.closed) {
+		page = file->page;
+		get_page(page);
+	}
+	spin_unlock(&file->channel.lock);
+	if (!page)
+		return -EIO;
+	vm_flags_mod(vma, VM_DONTEXPAND, VM_MAYWRITE | VM_MAYEXEC);
+	ret = vm_insert_page(vma, vma->vm_start, page);
+	put_page(page);
+	return ret;
+}
+
 static const struct file_operations np_channel_fops = {
 	.owner = THIS_MODULE,
 	.read = np_channel_read,
 	.poll = np_channel_poll,
+	.mmap = np_channel_mmap,
 	.release = uverbs_uobject_fd_release,
 };
 
 static void np_channel_free(struct np_channel *channel)
 {
-	uverbs_uobject_put(&container_of(channel, struct np_channel_uobject,
-					 channel)->uobj);
+	struct np_channel_uobject *file =
+		container_of(channel, struct np_channel_uobject, channel);
+
+	__free_page(file->page);
+	uverbs_uobject_put(&file->uobj);
 }
 
 /* Last close, or the device goes: then reading finds the end. */
@@ -171,10 +206,14 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundl
 		return -EINVAL;
 
 	file = container_of(uobj, struct np_channel_uobject, uobj);
+	file->page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	if (!file->page)
+		return -ENOMEM;
 	file->event_size = size;
 	mutex_init(&file->read_lock);
 	uverbs_uobject_get(uobj);
 	np_channel_init(np_uobj_channel(uobj), np_channel_free);
+	file->channel.posted = page_address(file->page);
 	return 0;
 }
 
@@ -316,9 +355,43 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_FORGET)(struct uverbs_attr_bundle *attr
 	return err;
 }
 
+/**
+ * struct np_hold_uobject - a process's hold of its own memory
+ * @recall: called if it is a lease
+ * @local: the hold
+ * @channel: reference; NULL: it is no lease
+ * @ev: RDMA_NP_EVENT_RECALL
+ */
+struct np_hold_uobject {
+	struct np_recall recall;
+	struct np_local *local;
+	struct np_channel *channel;
+	struct np_ev ev;
+};
+
+static void np_hold_recalled(struct np_recall *recall)
+{
+	struct np_hold_uobject *hold = container_of(recall, struct np_hold_uobject,
+						    recall);
+
+	np_channel_post(hold->channel, &hold->ev);
+}
+
+/* Nobody can recall it any more */
+static void np_hold_free(struct np_hold_uobject *hold)
+{
+	if (hold->channel) {
+		np_channel_unpost(hold->channel, &hold->ev);
+		np_channel_put(hold->channel);
+	}
+	kfree(hold);
+}
+
 static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
 			   struct uverbs_attr_bundle *attrs)
 {
+	struct np_hold_uobject *hold = uobj->object;
+
 	/*
 	 * When a process ends or a device goes, the youngest objects go first, and
 	 * that is the hold: older QPs may still execute what was posted under it.
@@ -327,10 +400,21 @@ static int np_hold_destroy(struct ib_uobject *uobj, enum rdma_remove_reason why,
 	 * while it is made, and that must not be busy.
 	 */
 	if (why != RDMA_REMOVE_DESTROY && why != RDMA_REMOVE_ABORT &&
-	    np_local_is_needed(uobj->object))
+	    np_local_is_needed(hold->local))
 		return -EBUSY;
-	np_local_release(uobj->object);
+	np_local_release(hold->local);
+	np_hold_free(hold);
 	return 0;
+}
+
+/* The channel that hears of the recall; NULL: the hold is to be no lease */
+static struct np_channel *np_hold_channel(struct uverbs_attr_bundle *attrs, u32 flags)
+{
+	bool given = uverbs_attr_is_valid(attrs, RDMA_NP_ATTR_HOLD_ALLOC_CHANNEL);
+
+	if (given != !!(flags & RDMA_NP_FAULT_LEASE))
+		return ERR_PTR(-EINVAL);
+	return given ? np_attr_channel(attrs, RDMA_NP_ATTR_HOLD_ALLOC_CHANNEL) : NULL;
 }
 
 static int UVERBS_HANDLER(RDMA_NP_METHOD_HOLD_ALLOC)(struct uverbs_attr_bundle *attrs)
@@ -340,21 +424,39 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_HOLD_ALLOC)(struct uverbs_attr_bundle *
 	struct ib_mr *mr = uverbs_attr_get_obj(attrs, RDMA_NP_ATTR_HOLD_ALLOC_MR);
 	struct np_region *region = np_mr_region(mr);
 	struct rdma_np_hold_info info = {};
-	struct np_local *local;
+	struct np_hold_uobject *hold;
 	struct rdma_np_hold_req req;
+	struct np_channel *channel;
 	int err;
 
 	err = uverbs_copy_from_or_zero(&req, attrs, RDMA_NP_ATTR_HOLD_ALLOC_REQ);
 	if (err)
 		return err;
 	if (!region || !req.length || req.reserved ||
-	    req.flags & ~RDMA_NP_FAULT_WRITE)
+	    req.flags & ~(RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_LEASE))
 		return -EINVAL;
-	local = np_local_hold(region, req.addr, req.length, req.flags,
-			      &info.addr, &info.lkey);
-	if (IS_ERR(local))
-		return PTR_ERR(local);
-	uobj->object = local;
+	channel = np_hold_channel(attrs, req.flags);
+	if (IS_ERR(channel))
+		return PTR_ERR(channel);
+	hold = kzalloc(sizeof(*hold), GFP_KERNEL_ACCOUNT);
+	if (!hold)
+		return -ENOMEM;
+	INIT_LIST_HEAD(&hold->ev.entry);
+	hold->ev.ev.type = RDMA_NP_EVENT_RECALL;
+	hold->ev.ev.cookie = req.cookie;
+	hold->recall.fn = np_hold_recalled;
+	if (channel)
+		hold->channel = np_channel_get(channel);
+	hold->local = np_local_hold(region, req.addr, req.length,
+				    req.flags & RDMA_NP_FAULT_WRITE,
+				    channel ? &hold->recall : NULL,
+				    &info.addr, &info.lkey);
+	if (IS_ERR(hold->local)) {
+		err = PTR_ERR(hold->local);
+		np_hold_free(hold);
+		return err;
+	}
+	uobj->object = hold;
 	uverbs_finalize_uobj_create(attrs, RDMA_NP_ATTR_HOLD_ALLOC_HANDLE);
 	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_HOLD_ALLOC_RESP,
 					     &info, sizeof(info));
@@ -481,7 +583,9 @@ DECLARE_UVERBS_NAMED_METHOD(
 			   UA_MANDATORY),
 	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_HOLD_ALLOC_RESP,
 			    UVERBS_ATTR_STRUCT(struct rdma_np_hold_info, reserved),
-			    UA_MANDATORY));
+			    UA_MANDATORY),
+	UVERBS_ATTR_FD(RDMA_NP_ATTR_HOLD_ALLOC_CHANNEL, UVERBS_OBJECT_NP_CHANNEL,
+		       UVERBS_ACCESS_READ, UA_OPTIONAL));
 
 DECLARE_UVERBS_NAMED_METHOD_DESTROY(
 	RDMA_NP_METHOD_HOLD_FREE,

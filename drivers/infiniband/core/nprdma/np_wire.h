@@ -26,7 +26,8 @@ enum np_msg_type {
 	NP_MSG_RELEASE,
 	NP_MSG_FORGET,
 	NP_MSG_GONE,
-	NP_MSG_LAST = NP_MSG_GONE,
+	NP_MSG_RECALL,
+	NP_MSG_LAST = NP_MSG_RECALL,
 };
 
 /* np_wire_hdr.flags */
@@ -121,11 +122,14 @@ struct np_wire_fault {
 
 struct np_wire_faulted {
 	__be64 hold_id;
+	__be64 lease_addr;
+	__be64 lease_length;
 	__be32 nr_words;
-	__be32 reserved;
+	__be32 lease_key;
 	__be64 words[RDMA_NP_EVENT_WORDS];
 };
 
+/* RELEASE and RECALL */
 struct np_wire_release {
 	__be64 hold_id;
 };
@@ -153,7 +157,7 @@ static_assert(sizeof(struct np_wire_hdr) == 48);
 static_assert(sizeof(struct np_wire_resolve) == 8);
 static_assert(sizeof(struct np_wire_region) == 120);
 static_assert(sizeof(struct np_wire_fault) == 144);
-static_assert(sizeof(struct np_wire_faulted) == 144);
+static_assert(sizeof(struct np_wire_faulted) == 160);
 static_assert(sizeof(struct np_wire_release) == 8);
 static_assert(sizeof(struct np_wire_forget) == 16);
 static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
@@ -177,7 +181,7 @@ static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
  * @region: answer to RESOLVE
  * @fault: FAULT
  * @faulted: answer to FAULT
- * @hold_id: RELEASE
+ * @hold_id: RELEASE and RECALL
  * @forget: FORGET and GONE
  */
 struct np_msg {
@@ -206,6 +210,9 @@ struct np_msg {
 		} fault;
 		struct {
 			u64 hold_id;
+			u64 lease_addr;
+			u64 lease_length;
+			u32 lease_key;
 			u32 nr_words;
 			u64 words[RDMA_NP_EVENT_WORDS];
 		} faulted;
@@ -220,10 +227,17 @@ struct np_msg {
 /* FAULTs of one QP that may be under way at once */
 #define NP_LANES		32
 
+/* Is it about the memory of who asks? All others are about that of who is asked. */
+static inline bool np_msg_by_owner(u8 type)
+{
+	return type == NP_MSG_GONE || type == NP_MSG_RECALL;
+}
+
 void np_msg_encode(const struct np_msg *msg, struct np_wire *wire);
 int np_msg_decode(const struct np_wire *wire, struct np_msg *msg);
 const char *np_resolve_accept(struct np_resolve *info);
 u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr);
+bool np_range_holds(const struct rdma_np_range *all, const struct rdma_np_range *part);
 int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 flags);
 int np_status_to_errno(u32 status);
 u32 np_errno_to_status(int err);

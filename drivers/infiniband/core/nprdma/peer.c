@@ -582,6 +582,7 @@ void np_answer_init(struct np_msg *answer, const struct np_msg *msg, u32 status)
 	answer->secret = msg->secret;
 	answer->nonce = msg->nonce;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_answer_init);
 
 /**
  * np_answer_peer - Send an answer to a peer, once

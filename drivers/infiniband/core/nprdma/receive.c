@@ -256,6 +256,9 @@ static void np_receive_stranger(struct np_port *port, const struct np_msg *msg,
 		/* Who is no peer has no keys */
 		np_answer_stranger(port, recv, msg, RDMA_NP_OK);
 		return;
+	case NP_MSG_RECALL:
+		np_answer_stranger(port, recv, msg, RDMA_NP_GONE);
+		return;
 	default:
 		np_answer_stranger(port, recv, msg, RDMA_NP_QP);
 	}
@@ -270,8 +273,7 @@ static bool np_peer_believes(const struct np_peer *peer,
 			     const struct np_msg *msg,
 			     const struct np_addr *from)
 {
-	/* GONE is about the memory of who sends it, the others of who is asked */
-	bool ours = (msg->type == NP_MSG_GONE) == msg->answer;
+	bool ours = np_msg_by_owner(msg->type) == msg->answer;
 
 	if (msg->quick && from->qpn != READ_ONCE(path->ud_qpn))
 		return false;
@@ -292,7 +294,10 @@ static void np_answer_disbelieved(struct np_peer *peer, const struct np_msg *msg
 {
 	u32 status = RDMA_NP_OK;
 
-	if (msg->type == NP_MSG_FAULT)
+	/* What is in use must not end because somebody does not know that it is */
+	if (msg->type == NP_MSG_RECALL && np_peer_keeps(peer, msg->hold_id))
+		return;
+	if (msg->type == NP_MSG_FAULT || msg->type == NP_MSG_RECALL)
 		status = RDMA_NP_GONE;
 	else if (msg->type == NP_MSG_GONE &&
 		 np_peer_uses(peer, msg->forget.region_id))
@@ -332,6 +337,9 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 		np_answer_status(peer, msg,
 				 np_peer_told_gone(peer,
 						   msg->forget.region_id));
+		return;
+	case NP_MSG_RECALL:
+		np_answer_status(peer, msg, np_peer_told_recall(peer, msg->hold_id));
 		return;
 	case NP_MSG_RESOLVE:
 	case NP_MSG_FORGET:

@@ -439,7 +439,14 @@ EXPORT_SYMBOL_IF_KUNIT(np_device_disable);
  */
 int np_init(void)
 {
-	return np_aging_init(np_region_age);
+	int ret = np_lease_init();
+
+	if (ret)
+		return ret;
+	ret = np_aging_init(np_region_age);
+	if (ret)
+		np_lease_exit();
+	return ret;
 }
 
 /**
@@ -448,5 +455,6 @@ int np_init(void)
 void np_exit(void)
 {
 	np_aging_exit();
+	np_lease_exit();
 	np_host_free();
 }

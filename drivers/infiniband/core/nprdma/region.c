@@ -110,6 +110,7 @@ static void np_region_free(struct kref *ref)
 	if (npdev)
 		np_region_unmap(region, npdev);
 	ib_rdmacg_put(&region->cg);
+	np_budget_put(region->budget);
 	mmdrop(region->mm);
 	kfree(region);
 }
@@ -306,6 +307,13 @@ void np_region_stats(struct np_region *region, struct np_stats *stats)
 		.pages_invalidated = atomic64_read(&count->pages_invalidated),
 		.pages_aged = atomic64_read(&count->pages_aged),
 		.holds = atomic64_read(&count->holds),
+		.leases = atomic64_read(&count->leases),
+		.leased = atomic64_read(&count->leased),
+		.recalls_change = atomic64_read(&count->recalls[NP_RECALL_CHANGE]),
+		.recalls_memory = atomic64_read(&count->recalls[NP_RECALL_MEMORY]),
+		.recalls_budget = atomic64_read(&count->recalls[NP_RECALL_BUDGET]),
+		.recalls_gone = atomic64_read(&count->recalls[NP_RECALL_GONE]),
+		.overdue = atomic64_read(&count->overdue),
 		.table_pages = atomic64_read(&count->table_pages),
 	};
 }

@@ -60,11 +60,15 @@ static int np_fault_ranges(struct np_serve_lane *sl, struct np_hold *hold,
 			   struct np_msg *answer)
 {
 	const struct rdma_np_range *range = sl->msg.fault.ranges;
-	unsigned int i, nr_words;
+	unsigned int i, nr_words, nr = sl->msg.fault.nr_ranges;
 	int err;
 
+	/* The other one says how far a lease may reach */
+	if (sl->msg.fault.flags & RDMA_NP_FAULT_LEASE)
+		nr = 1;
+
 	nr_words = min_t(unsigned int, np_range_pages(range), RDMA_NP_EVENT_WORDS);
-	for (i = 0; i < sl->msg.fault.nr_ranges; i++) {
+	for (i = 0; i < nr; i++) {
 		err = np_region_fault(sl->region, range[i].addr,
 				      range[i].length,
 				      sl->msg.fault.flags & RDMA_NP_FAULT_WRITE,
@@ -77,25 +81,65 @@ static int np_fault_ranges(struct np_serve_lane *sl, struct np_hold *hold,
 	return 0;
 }
 
+/*
+ * What a lease is of beside the pages that were asked for is what peers reach already, and is
+ * still there. The answer waits for nothing else.
+ */
+static int np_fault_lease(struct np_serve_lane *sl, struct np_held *held,
+			  struct np_msg *answer)
+{
+	const struct rdma_np_range *most =
+		&sl->msg.fault.ranges[sl->msg.fault.nr_ranges - 1];
+	u32 write = sl->msg.fault.flags & RDMA_NP_FAULT_WRITE;
+	struct rdma_np_range asked = sl->msg.fault.ranges[0], all;
+	u64 before, behind;
+
+	np_region_around(sl->region, write, &asked, &all, most);
+	before = asked.addr - all.addr;
+	if (before && np_region_fault(sl->region, all.addr, before, write | NP_FAULT_PRESENT,
+				      held->hold, NULL, 0)) {
+		all.addr += before;
+		all.length -= before;
+	}
+	behind = all.addr + all.length - (asked.addr + asked.length);
+	if (behind && np_region_fault(sl->region, asked.addr + asked.length, behind,
+				      write | NP_FAULT_PRESENT, held->hold, NULL, 0))
+		all.length -= behind;
+	np_held_shrink(held, np_range_pages(&all));
+	answer->faulted.lease_addr = all.addr;
+	answer->faulted.lease_length = all.length;
+	return np_hold_grant(held->hold, all.addr, all.length, &answer->faulted.lease_key);
+}
+
 static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 {
+	bool lease = sl->msg.fault.flags & RDMA_NP_FAULT_LEASE;
 	unsigned int pages = np_fault_pages(&sl->msg);
 	struct np_peer *peer = sl->peer;
 	struct np_held *held;
 	int err;
 
-	held = np_held_make(peer, sl->region, sl->owner, pages,
-			    sl->msg.fault.flags & RDMA_NP_FAULT_WRITE);
+	if (lease)
+		pages = np_range_pages(&sl->msg.fault.ranges[sl->msg.fault.nr_ranges - 1]);
+	held = np_held_make(peer, sl->region, sl->owner, pages, sl->msg.fault.flags);
+	if (IS_ERR(held) && lease)
+		return np_fault_ranges(sl, NULL, answer);
 	if (IS_ERR(held))
 		return PTR_ERR(held);
 	answer->faulted.hold_id = held->id;
 
 	err = np_fault_ranges(sl, held->hold, answer);
+	if (!err && lease)
+		err = np_fault_lease(sl, held, answer);
 	if (!err && !np_held_add(peer, held))
 		err = -ENOTCONN;
-	if (err)
-		np_held_drop(peer, held);
-	return err;
+	if (!err)
+		return 0;
+	np_held_drop(peer, held);
+	answer->faulted.hold_id = 0;
+	answer->faulted.lease_key = 0;
+	/* Not all memory can be pinned, for which pages need no lease */
+	return lease && err != -ENOTCONN ? np_fault_ranges(sl, NULL, answer) : err;
 }
 
 /* The FAULT of a lane was served. */
@@ -207,8 +251,10 @@ void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 	}
 	sl = &peer->serve->lanes[msg->fault.lane];
 	verdict = np_lane_arrive(&sl->lane, msg);
-	if (verdict == NP_LANE_REPLAY)
+	if (verdict == NP_LANE_REPLAY) {
 		answer = sl->lane.answer;
+		np_held_answered(peer, &answer);
+	}
 	peer->faulting += verdict == NP_LANE_NEW;
 	depth = peer->faulting;
 	spin_unlock(&peer->lock);
@@ -353,6 +399,15 @@ void np_serve_init(struct np_peer *peer)
 {
 	np_held_init(peer);
 	np_grant_init(peer);
+}
+
+/**
+ * np_serve_leave - The device is leaving
+ * @peer: of it
+ */
+void np_serve_leave(struct np_peer *peer)
+{
+	np_held_leave(peer);
 }
 
 /**

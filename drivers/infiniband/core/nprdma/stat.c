@@ -39,6 +39,7 @@ int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 	if (rdma_nl_put_driver_u64(msg, "resident", stats.resident) ||
 	    rdma_nl_put_driver_u64(msg, "writable", stats.writable) ||
 	    rdma_nl_put_driver_u64(msg, "held", stats.held) ||
+	    rdma_nl_put_driver_u64(msg, "leased", stats.leased) ||
 	    rdma_nl_put_driver_u64(msg, "huge", stats.huge))
 		goto cancel;
 end:
@@ -74,6 +75,12 @@ int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 		NP_COUNTER("invalidations", invalidations),
 		NP_COUNTER("page_agings", pages_aged),
 		NP_COUNTER("holds", holds),
+		NP_COUNTER("leases", leases),
+		NP_COUNTER("recalls_change", recalls_change),
+		NP_COUNTER("recalls_memory", recalls_memory),
+		NP_COUNTER("recalls_budget", recalls_budget),
+		NP_COUNTER("recalls_gone", recalls_gone),
+		NP_COUNTER("leases_overdue", overdue),
 		NP_COUNTER("table_pages", table_pages),
 	};
 #undef NP_COUNTER

@@ -159,14 +159,10 @@ static void np_again_hasten(struct np_peer *peer)
 /* Under the peer's lock: that of the memory's owner. */
 static u64 np_trans_secret(const struct np_trans *trans)
 {
-	switch (trans->msg.type) {
-	case NP_MSG_RESOLVE:
+	if (trans->msg.type == NP_MSG_RESOLVE)
 		return 0;
-	case NP_MSG_GONE:
-		return trans->peer->our_secret;
-	default:
-		return trans->peer->their_secret;
-	}
+	return np_msg_by_owner(trans->msg.type) ? trans->peer->our_secret :
+						  trans->peer->their_secret;
 }
 
 static void np_trans_work(struct work_struct *work)

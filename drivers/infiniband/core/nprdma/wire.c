@@ -60,6 +60,9 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 		if (msg->status != RDMA_NP_OK)
 			return 0;
 		wire->faulted.hold_id = cpu_to_be64(msg->faulted.hold_id);
+		wire->faulted.lease_addr = cpu_to_be64(msg->faulted.lease_addr);
+		wire->faulted.lease_length = cpu_to_be64(msg->faulted.lease_length);
+		wire->faulted.lease_key = cpu_to_be32(msg->faulted.lease_key);
 		wire->faulted.nr_words = cpu_to_be32(msg->faulted.nr_words);
 		for (i = 0; i < msg->faulted.nr_words; i++)
 			wire->faulted.words[i] =
@@ -91,6 +94,7 @@ static u16 np_encode_request(const struct np_msg *msg, struct np_wire *wire)
 		}
 		return np_fault_length(msg->fault.nr_ranges);
 	case NP_MSG_RELEASE:
+	case NP_MSG_RECALL:
 		wire->release.hold_id = cpu_to_be64(msg->hold_id);
 		return sizeof(wire->release);
 	default:
@@ -175,12 +179,15 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 		return 0;
 	}
 
-	if (length < np_faulted_length(0) || wire->faulted.reserved)
+	if (length < np_faulted_length(0))
 		return -EBADMSG;
 	nr = be32_to_cpu(wire->faulted.nr_words);
 	if (nr > RDMA_NP_EVENT_WORDS || length != np_faulted_length(nr))
 		return -EBADMSG;
 	msg->faulted.hold_id = be64_to_cpu(wire->faulted.hold_id);
+	msg->faulted.lease_addr = be64_to_cpu(wire->faulted.lease_addr);
+	msg->faulted.lease_length = be64_to_cpu(wire->faulted.lease_length);
+	msg->faulted.lease_key = be32_to_cpu(wire->faulted.lease_key);
 	msg->faulted.nr_words = nr;
 	for (i = 0; i < nr; i++)
 		msg->faulted.words[i] = be64_to_cpu(wire->faulted.words[i]);
@@ -223,6 +230,7 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
 			return -EBADMSG;
 		return 0;
 	case NP_MSG_RELEASE:
+	case NP_MSG_RECALL:
 		if (length != sizeof(wire->release))
 			return -EBADMSG;
 		msg->hold_id = be64_to_cpu(wire->release.hold_id);
@@ -345,10 +353,23 @@ u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr)
 EXPORT_SYMBOL_IF_KUNIT(np_ranges_pages);
 
 /**
+ * np_range_holds - Is a range a part of another one
+ * @all: neither is empty nor wraps
+ * @part: likewise
+ *
+ * Return: true if so
+ */
+bool np_range_holds(const struct rdma_np_range *all, const struct rdma_np_range *part)
+{
+	return part->addr >= all->addr &&
+	       part->addr + (part->length - 1) <= all->addr + (all->length - 1);
+}
+
+/**
  * np_ranges_check - Are the ranges of a FAULT within the bounds of one request
  * @ranges: the ranges
  * @nr: their number
- * @flags: NP_FAULT_*
+ * @flags: RDMA_NP_FAULT_*
  *
  * Says nothing about the region, which may be somewhere else.
  *
@@ -359,7 +380,9 @@ int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 fla
 	unsigned int i;
 
 	if (!nr || nr > RDMA_NP_MAX_RANGES ||
-	    flags & ~(RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD))
+	    flags & ~(RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE))
+		return -EINVAL;
+	if (flags & RDMA_NP_FAULT_LEASE && (!(flags & RDMA_NP_FAULT_HOLD) || nr > 2))
 		return -EINVAL;
 
 	for (i = 0; i < nr; i++) {
@@ -370,6 +393,8 @@ int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 fla
 				       &last))
 			return -EINVAL;
 	}
+	if (flags & RDMA_NP_FAULT_LEASE && !np_range_holds(&ranges[nr - 1], &ranges[0]))
+		return -EINVAL;
 	return np_ranges_pages(ranges, nr) > RDMA_NP_MAX_PAGES ? -EINVAL : 0;
 }
 EXPORT_SYMBOL_GPL(np_ranges_check);

@@ -11,7 +11,7 @@
 
 /* As np_proto.h of the kernel says. */
 
-enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE };
+enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE, RECALL };
 
 #define SIZE		216
 #define HEADER		48
@@ -48,6 +48,8 @@ struct message {
 		} fault;
 		struct {
 			uint64_t hold_id;
+			uint64_t lease_addr;
+			uint64_t lease_length;
 			uint32_t nr_words;
 			uint32_t reserved;
 			uint64_t words[16];

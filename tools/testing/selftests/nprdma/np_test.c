@@ -233,7 +233,7 @@ enum ibv_qp_state np_qp_state(struct ibv_qp *qp)
 
 struct np_call {
 	struct ib_uverbs_ioctl_hdr hdr;
-	struct ib_uverbs_attr attrs[4];
+	struct ib_uverbs_attr attrs[5];
 };
 
 static void np_add(struct np_call *call, unsigned int id, size_t len, uint64_t data)
@@ -451,19 +451,38 @@ int np_forget(struct np_end *end, uint64_t region)
 	return np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_FORGET);
 }
 
-int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
-		struct rdma_np_hold_info *out)
+static int64_t np_hold_alloc(struct ibv_mr *mr, const struct rdma_np_hold_req *req, int channel,
+			     struct rdma_np_hold_info *out)
 {
-	struct rdma_np_hold_req req = { .addr = addr, .length = len, .flags = flags };
 	struct np_call call = {};
 	int ret;
 
 	np_add_handle(&call, RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, 0);
 	np_add_handle(&call, RDMA_NP_ATTR_HOLD_ALLOC_MR, mr->handle);
-	np_add_in(&call, RDMA_NP_ATTR_HOLD_ALLOC_REQ, &req, sizeof(req));
+	np_add_in(&call, RDMA_NP_ATTR_HOLD_ALLOC_REQ, req, sizeof(*req));
 	np_add_out(&call, RDMA_NP_ATTR_HOLD_ALLOC_RESP, out, sizeof(*out));
+	if (channel >= 0)
+		np_add_handle(&call, RDMA_NP_ATTR_HOLD_ALLOC_CHANNEL, channel);
 	ret = np_ioctl(mr->context, &call, UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC);
 	return ret ? ret : (int64_t)call.attrs[0].data;
+}
+
+int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
+		struct rdma_np_hold_info *out)
+{
+	const struct rdma_np_hold_req req = { .addr = addr, .length = len, .flags = flags };
+
+	return np_hold_alloc(mr, &req, -1, out);
+}
+
+int64_t np_lease(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags, int channel,
+		 uint64_t cookie, struct rdma_np_hold_info *out)
+{
+	const struct rdma_np_hold_req req = {
+		.addr = addr, .length = len, .flags = flags | RDMA_NP_FAULT_LEASE, .cookie = cookie,
+	};
+
+	return np_hold_alloc(mr, &req, channel, out);
 }
 
 int np_hold_free(struct ibv_context *ctx, int64_t handle)

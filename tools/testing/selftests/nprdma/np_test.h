@@ -102,6 +102,9 @@ int np_forget(struct np_end *end, uint64_t region);
 /* A hold on a local region: a handle (not negative) or -errno. */
 int64_t np_hold(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags,
 		struct rdma_np_hold_info *out);
+/* One that is recalled by an event of @channel that has @cookie. */
+int64_t np_lease(struct ibv_mr *mr, uint64_t addr, uint64_t len, uint32_t flags, int channel,
+		 uint64_t cookie, struct rdma_np_hold_info *out);
 int np_hold_free(struct ibv_context *ctx, int64_t handle);
 
 /* --- verbs, one at a time ------------------------------------------------------ */

@@ -238,7 +238,7 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 			/* Another QP, of nobody or of somebody who is not connected to it. */
 			SEND(m.src_qpn ^= 1U << bit);
 			SEND(m.dst_qpn ^= 1U << bit);
-			SEND(m.fault.flags |= htobe32(bit < 2 ? 4 : 1U << bit));
+			SEND(m.fault.flags |= htobe32(bit < 3 ? 8 : 1U << bit));
 		}
 		SEND(m.fault.region_id ^= 1ULL << bit);
 		SEND(m.secret ^= 1ULL << bit);
@@ -256,6 +256,8 @@ TEST_F(wire, message_with_a_senseless_field_is_not_obeyed)
 	}
 	SEND(m.dst_qpn = 0);
 	SEND(m.dst_qpn = htobe32(1));
+	/* A lease that is no hold. */
+	SEND(m.fault.flags = htobe32(RDMA_NP_FAULT_LEASE));
 	SEND(m.fault.region_id = 0);
 	SEND(m.fault.ranges[0].length = 0);
 	SEND(m.fault.ranges[0].length = htobe64(UINT64_MAX));
@@ -407,7 +409,7 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 	int told;
 
 	ASSERT_EQ(0, port_open(&to_peer, NP_OWNER_DEV, pair->peer.lid));
-	for (unsigned int type = 0; type <= GONE + 1; type++) {
+	for (unsigned int type = 0; type <= RECALL + 1; type++) {
 		for (unsigned int status = 0; status < 13; status++) {
 			for (unsigned int length = 0; length <= BODY; length += 8) {
 				struct message m = {
@@ -422,7 +424,7 @@ TEST_F(wire, answers_that_nobody_asked_for_change_nothing)
 					.tid = htobe64(++self->tid),
 				};
 
-				m.faulted.nr_words = htobe32((length - 16) / 8);
+				m.faulted.nr_words = htobe32((length - 32) / 8);
 				m.faulted.hold_id = htobe64(self->tid);
 				ASSERT_EQ(0, send_message(&to_peer, &m));
 			}
@@ -517,12 +519,12 @@ TEST_F(wire, message_from_a_queue_pair_of_user_space_is_not_obeyed)
 	ASSERT_EQ(0, forger_open(&quick, NP_PEER_DEV, pair->owner.lid, QUICK_QKEY));
 	ASSERT_EQ(0, np_write_text(TRACING "trace", ""));
 	ASSERT_EQ(0, np_write_text(EVENT, "1"));
-	for (unsigned int type = RESOLVE; type <= GONE; type++) {
+	for (unsigned int type = RESOLVE; type <= RECALL; type++) {
 		if (type == FAULT) {
 			m = make_fault(pair, 3, ++self->tid);
 		} else {
 			m = header(pair, type, ++self->tid);
-			m.length = htobe16(type == RELEASE || type == RESOLVE ? 8 : 16);
+			m.length = htobe16(type == RELEASE || type == RESOLVE || type == RECALL ? 8 : 16);
 		}
 		if (type == RESOLVE)
 			m.resolve.rkey = htobe32(pair->mr->rkey);

@@ -79,6 +79,7 @@ static void np_test_stranger(struct kunit *test, struct np_port *port,
 		[NP_MSG_RELEASE] = RDMA_NP_QP,
 		[NP_MSG_FORGET] = RDMA_NP_QP,
 		[NP_MSG_GONE] = RDMA_NP_OK,
+		[NP_MSG_RECALL] = RDMA_NP_GONE,
 	};
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_addr from = { .lid = lid, .qpn = 1 };

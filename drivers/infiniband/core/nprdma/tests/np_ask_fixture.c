@@ -48,6 +48,9 @@ struct np_msg np_sample(u8 type, bool answer)
 		};
 	} else if (answer && type == NP_MSG_FAULT) {
 		msg.faulted.hold_id = 99;
+		msg.faulted.lease_addr = 0x7f0000002000;
+		msg.faulted.lease_length = 0x3000;
+		msg.faulted.lease_key = 0x11223344;
 		msg.faulted.nr_words = RDMA_NP_EVENT_WORDS;
 		for (i = 0; i < RDMA_NP_EVENT_WORDS; i++)
 			msg.faulted.words[i] = i << 2 | 3;
@@ -62,7 +65,7 @@ struct np_msg np_sample(u8 type, bool answer)
 			msg.fault.ranges[i] = (struct rdma_np_range) {
 				.addr = 0x1000 * i + 5, .length = 4096,
 			};
-	} else if (type == NP_MSG_RELEASE && !answer) {
+	} else if ((type == NP_MSG_RELEASE || type == NP_MSG_RECALL) && !answer) {
 		msg.hold_id = 0x99;
 	} else if (!answer) {
 		msg.forget.region_id = 7;
@@ -198,6 +201,9 @@ void np_answer_request(struct kunit *test, const struct np_msg *request,
 
 	if (!status && answer.type == NP_MSG_FAULT) {
 		answer.faulted.hold_id = hold_id;
+		answer.faulted.lease_addr = t->lease.addr;
+		answer.faulted.lease_length = t->lease.length;
+		answer.faulted.lease_key = 0x5151;
 		answer.faulted.nr_words = 1;
 		answer.faulted.words[0] = 7;
 	}

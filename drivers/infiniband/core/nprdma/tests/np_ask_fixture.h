@@ -24,6 +24,7 @@ struct np_ask_test {
 	bool had_keys;
 	unsigned int failed;
 	struct np_channel channel;
+	struct rdma_np_range lease;	/* that answers say */
 	bool released;
 	struct np_resolve resolves_to; /* if it has an id: the answer to each RESOLVE */
 	/* What a transaction does in the end, when a test has taken its place */

@@ -15,7 +15,7 @@ static struct np_msg np_true_msg(struct np_peer *peer, u8 type, bool answer)
 	msg.dst_qpn = peer->qpn;
 	msg.src_qpn = peer->remote_qpn;
 	if (type != NP_MSG_RESOLVE)
-		msg.secret = (type == NP_MSG_GONE) == answer ?
+		msg.secret = np_msg_by_owner(type) == answer ?
 			     peer->our_secret : peer->their_secret;
 	return msg;
 }
@@ -44,6 +44,7 @@ static void np_test_nothing_is_believed(struct kunit *test, u32 qpn, bool quick,
 		[NP_MSG_RELEASE] = RDMA_NP_OK,
 		[NP_MSG_FORGET] = RDMA_NP_OK,
 		[NP_MSG_GONE] = RDMA_NP_BUSY,
+		[NP_MSG_RECALL] = RDMA_NP_GONE,
 	};
 	struct np_ask_test *t = np_ask_test(test);
 	struct np_peer *peer = &t->fake.peer;
@@ -158,6 +159,32 @@ static void np_gone_without_the_secret_waits_for_who_uses_the_keys(struct kunit 
 	KUNIT_EXPECT_EQ(test, t->sent[2].status, RDMA_NP_BUSY);
 	KUNIT_EXPECT_EQ(test, t->sent[3].status, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, 1);
+}
+
+/* Who asked would take GONE for the end of it, and the pages for free */
+static void np_recall_without_the_secret_does_not_end_a_lease(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct rdma_np_event ev;
+	struct np_msg msg;
+
+	np_test_believes_init(test);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, RDMA_NP_FAULT_HOLD |
+					   RDMA_NP_FAULT_LEASE), 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 42);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	t->nr_sent = 0;
+	msg = np_true_msg(peer, NP_MSG_RECALL, false);
+	msg.secret ^= 1;
+	msg.hold_id = 42;
+	np_test_from(t, &msg, 1);
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	msg.hold_id = 43;
+	np_test_from(t, &msg, 1);
+	KUNIT_ASSERT_EQ(test, t->nr_sent, 1);
+	KUNIT_EXPECT_EQ(test, t->sent[0].status, RDMA_NP_GONE);
 }
 
 static void np_quick_message_is_believed_from_its_qp_only(struct kunit *test)
@@ -278,6 +305,7 @@ static struct kunit_case np_belief_cases[] = {
 	KUNIT_CASE(np_mad_is_believed_from_qp1_only),
 	KUNIT_CASE(np_message_without_the_secret_is_not_obeyed),
 	KUNIT_CASE(np_gone_without_the_secret_waits_for_who_uses_the_keys),
+	KUNIT_CASE(np_recall_without_the_secret_does_not_end_a_lease),
 	KUNIT_CASE(np_quick_message_is_believed_from_its_qp_only),
 	KUNIT_CASE(np_ud_qpn_is_learned_from_a_mad_with_the_secret),
 	KUNIT_CASE(np_answer_to_resolve_repeats_its_nonce),

@@ -246,7 +246,7 @@ static void np_page_has_as_many_holds_as_can_be_counted(struct kunit *test)
 	paddr = np_write_paddr(region, 0);
 	count = &np_test_slot(region, t->va)->holds->count[0];
 	*count = U16_MAX;
-	more = np_hold_alloc(region, RDMA_NP_FAULT_WRITE);
+	more = np_hold_alloc(region, RDMA_NP_FAULT_WRITE, NULL);
 	KUNIT_ASSERT_NOT_NULL(test, more);
 	/* It is resident, so there is nothing else to do for it */
 	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, PAGE_SIZE, 0,

@@ -15,7 +15,7 @@ static struct np_local *np_test_local(struct np_region *region, u64 offset,
 	u64 addr;
 	u32 lkey;
 
-	return np_local_hold(region, region->base + offset, len, flags, &addr,
+	return np_local_hold(region, region->base + offset, len, flags, NULL, &addr,
 			     &lkey);
 }
 

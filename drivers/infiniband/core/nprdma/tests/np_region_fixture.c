@@ -394,6 +394,8 @@ int fake_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
 
 	if (t->keep_keys)
 		return -EIO;
+	if (t->on_dereg)
+		t->on_dereg(t, key);
 	t->keys[mr->rkey - 1] = NULL;
 	t->live_keys--;
 	ib_umem_release(key->umem);
@@ -661,7 +663,7 @@ struct np_hold *np_test_hold(struct kunit *test, struct np_region *region,
 			     unsigned int page, unsigned int npages,
 			     unsigned int flags)
 {
-	struct np_hold *hold = np_hold_alloc(region, flags);
+	struct np_hold *hold = np_hold_alloc(region, flags, NULL);
 
 	KUNIT_ASSERT_NOT_NULL(test, hold);
 	KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base +

@@ -49,7 +49,7 @@ struct fake_key {
 	int access;
 };
 
-#define FAKE_KEYS	16	/* ever made */
+#define FAKE_KEYS	256	/* ever made */
 
 struct fake_device {
 	struct ib_device ibdev;
@@ -64,6 +64,7 @@ struct np_test {
 	unsigned int live_keys;
 	unsigned int fail_key;	/* this one, counted from 1 */
 	bool keep_keys;		/* those that there are cannot be destroyed */
+	void (*on_dereg)(struct np_test *t, const struct fake_key *key);
 	struct np_device npdev;
 	struct ib_device *ibdev;
 	struct ib_pd pd;
@@ -112,6 +113,8 @@ struct np_test_peer {
 	struct np_region *region;
 	struct completion answered;
 	struct np_msg answer;
+	struct completion told;
+	struct np_msg asked;	/* by us, when @told was completed */
 	struct page *page;
 	bool held;	/* when the QP was moved to the error state */
 	u64 tid;

@@ -11,8 +11,11 @@ static int np_test_peer_send(struct np_path *path, const struct np_msg *msg)
 	struct np_test_peer *t = container_of(path->port, struct np_test_peer,
 					      fake.port);
 
-	if (!msg->answer)
+	if (!msg->answer) {
+		t->asked = *msg;
+		complete(&t->told);
 		return 0;
+	}
 	t->answer = *msg;
 	complete(&t->answered);
 	return 0;
@@ -37,6 +40,7 @@ struct np_test_peer *np_test_peer(struct kunit *test, struct ib_pd *pd)
 	peer = kunit_kzalloc(test, sizeof(*peer), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, peer);
 	init_completion(&peer->answered);
+	init_completion(&peer->told);
 	peer->t = t;
 	np_fake_peer_init(test, &peer->fake);
 	peer->fake.port.send = np_test_peer_send;

@@ -108,7 +108,23 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EBADMSG, wire.fault.nr_ranges = 0);
 	NP_EXPECT_BAD(-EBADMSG, wire.fault.nr_ranges = cpu_to_be16(7));
 	NP_EXPECT_BAD(-EBADMSG, wire.fault.nr_ranges = cpu_to_be16(0xffff));
-	NP_EXPECT_BAD(-EBADMSG, wire.fault.flags = cpu_to_be32(4));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.flags = cpu_to_be32(8));
+	/* A lease is a hold, of one range, within another at most */
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.flags = cpu_to_be32(RDMA_NP_FAULT_LEASE));
+	msg.fault.flags |= RDMA_NP_FAULT_LEASE;
+	msg.fault.nr_ranges = 2;
+	msg.fault.ranges[1] = (struct rdma_np_range){ 0, 4096 + 5 };
+	np_msg_encode(&msg, &good);
+	NP_EXPECT_BAD(0, ({}));
+	NP_EXPECT_BAD(0, (wire.fault.nr_ranges = cpu_to_be16(1),
+			  wire.hdr.length = cpu_to_be16(be16_to_cpu(wire.hdr.length) - 16)));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.ranges[1].length = cpu_to_be64(4096 + 4));
+	NP_EXPECT_BAD(-EBADMSG, wire.fault.ranges[1].addr = cpu_to_be64(6));
+	NP_EXPECT_BAD(-EBADMSG, (wire.fault.nr_ranges = cpu_to_be16(3),
+				 wire.hdr.length = cpu_to_be16(be16_to_cpu(wire.hdr.length) + 16)));
+
+	msg = np_sample(NP_MSG_FAULT, false);
+	np_msg_encode(&msg, &good);
 	/* Flags of ours alone, such as NP_FAULT_PRESENT */
 	NP_EXPECT_BAD(-EBADMSG, wire.fault.flags = cpu_to_be32(0x100));
 	NP_EXPECT_BAD(-EBADMSG, wire.fault.ranges[7].length = 0);
@@ -122,7 +138,6 @@ static void np_msg_header_is_checked(struct kunit *test)
 	NP_EXPECT_BAD(-EBADMSG, wire.faulted.nr_words =
 				cpu_to_be32(RDMA_NP_EVENT_WORDS + 1));
 	NP_EXPECT_BAD(-EBADMSG, wire.faulted.nr_words = cpu_to_be32(U32_MAX));
-	NP_EXPECT_BAD(-EBADMSG, wire.faulted.reserved = cpu_to_be32(1));
 
 	msg = np_sample(NP_MSG_RESOLVE, true);
 	np_msg_encode(&msg, &good);

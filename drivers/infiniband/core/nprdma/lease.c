@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: leases, holds that are asked back.
+ *
+ * A hold without a time limit pins its pages for as long as somebody may use them, which
+ * is right while he does, and wrong when the owner changes his memory, or when memory is
+ * short. So whoever has such a hold is told then: the lease is recalled. He posts
+ * nothing more under it, and releases it when what he posted has completed.
+ *
+ * Reclaim skips pinned pages and calls no notifier for them. It calls shrinkers, for each
+ * cgroup those that have something of it. So leases are what a shrinker shrinks, the
+ * oldest first; it counts each as a slot of pages, and only says that it wants it back.
+ * Before the kernel kills somebody for memory, all are recalled.
+ */
+#include <linux/list_lru.h>
+#include <linux/mm.h>
+#include <linux/moduleparam.h>
+#include <linux/oom.h>
+#include <linux/shrinker.h>
+#include <linux/slab.h>
+#include <linux/wait.h>
+#include <kunit/visibility.h>
+
+#include "np_region.h"
+
+VISIBLE_IF_KUNIT unsigned int np_recall_ms = 1000;
+EXPORT_SYMBOL_IF_KUNIT(np_recall_ms);
+module_param_named(nprdma_recall_ms, np_recall_ms, uint, 0644);
+MODULE_PARM_DESC(nprdma_recall_ms,
+		 "Time that peers have to give leases back of a region that is deregistered, in ms");
+
+/* However long the parameter is, who deregisters waits no longer */
+#define NP_RECALL_MAX_MS	60000
+/* Most leases that one who gets none makes others give back */
+#define NP_ROOM_LEASES		16
+/* What has not come back by then is not waited for before somebody is killed */
+#define NP_OOM_MS		200
+
+static struct kmem_cache *np_hold_cache;
+VISIBLE_IF_KUNIT struct shrinker *np_lease_shrinker;
+EXPORT_SYMBOL_IF_KUNIT(np_lease_shrinker);
+/* Leases that were not recalled, by node and cgroup, the oldest first */
+static struct list_lru np_leases;
+
+/* Under a lock without which the hold cannot be released. Once, whoever comes first */
+static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
+{
+	if (xchg(&hold->recalled, true))
+		return;
+	atomic64_inc(&hold->region->count.recalls[why]);
+	hold->recall->fn(hold->recall);
+}
+
+/**
+ * np_lease_recall() - ask for a hold, if it is a lease
+ * @hold: hold, which cannot be released meanwhile
+ * @why: what for
+ *
+ * Context: any but interrupts; allocates nothing and waits for nobody.
+ */
+void np_lease_recall(struct np_hold *hold, enum np_recall_why why)
+{
+	if (!hold->recall)
+		return;
+	list_lru_del_obj(&np_leases, &hold->lru);
+	np_lease_tell(hold, why);
+}
+
+static enum lru_status np_lease_isolate(struct list_head *item, struct list_lru_one *list,
+					spinlock_t *lock, void *why)
+{
+	list_lru_isolate(list, item);
+	np_lease_tell(container_of(item, struct np_hold, lru),
+		      *(enum np_recall_why *)why);
+	return LRU_REMOVED;
+}
+
+static unsigned long np_lease_count(struct shrinker *shrinker, struct shrink_control *sc)
+{
+	unsigned long nr = list_lru_shrink_count(&np_leases, sc);
+
+	return nr ? nr * NP_SLOT_PAGES : SHRINK_EMPTY;
+}
+
+static unsigned long np_lease_scan(struct shrinker *shrinker, struct shrink_control *sc)
+{
+	enum np_recall_why why = NP_RECALL_MEMORY;
+	unsigned long nr = DIV_ROUND_UP(sc->nr_to_scan, NP_SLOT_PAGES);
+
+	return list_lru_walk_one(&np_leases, sc->nid, sc->memcg, np_lease_isolate,
+				 &why, &nr) * NP_SLOT_PAGES;
+}
+
+/**
+ * np_leases_make_room() - the oldest leases are recalled, whoever has them
+ * @pages: for so many pages
+ *
+ * Context: process context.
+ */
+void np_leases_make_room(unsigned long pages)
+{
+	enum np_recall_why why = NP_RECALL_BUDGET;
+
+	list_lru_walk(&np_leases, np_lease_isolate, &why,
+		      min_t(unsigned long, pages / NP_SLOT_PAGES + 1, NP_ROOM_LEASES));
+}
+EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
+
+/*
+ * Before the kernel kills somebody for memory: all leases are recalled, and those that come
+ * back at once may be what he dies for.
+ */
+VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed)
+{
+	unsigned long deadline = jiffies + msecs_to_jiffies(NP_OOM_MS);
+	unsigned long before = np_leased_pages(), now = before;
+	enum np_recall_why why = NP_RECALL_MEMORY;
+
+	list_lru_walk(&np_leases, np_lease_isolate, &why, ULONG_MAX);
+	while (now && time_before(jiffies, deadline)) {
+		schedule_timeout_uninterruptible(1);
+		now = np_leased_pages();
+	}
+	if (now < before)
+		*(unsigned long *)freed += before - now;
+	return NOTIFY_OK;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_lease_oom);
+
+static struct notifier_block np_lease_oom_nb = {
+	.notifier_call = np_lease_oom,
+};
+
+static bool np_leases_have_keys(struct np_region *region)
+{
+	guard(spinlock)(&region->hold_lock);
+	return region->lease_keys;
+}
+
+/**
+ * np_leases_end() - the region goes: recall all leases, and wait for those that peers have
+ * @region: region that is gone, so there are no new ones
+ *
+ * What a peer writes under a lease it finds written, and nothing tells it otherwise. So the
+ * pages stay where they are until it has given the lease back, or its key has ended: see
+ * np_keys_free_leases(). A process that was killed gives it no time, as its queue pairs end in
+ * any case.
+ *
+ * Context: process context; waits for np_recall_ms at most.
+ */
+void np_leases_end(struct np_region *region)
+{
+	unsigned int ms = min(READ_ONCE(np_recall_ms), NP_RECALL_MAX_MS);
+	struct np_hold *hold;
+
+	spin_lock(&region->hold_lock);
+	region->no_leases = true;
+	list_for_each_entry(hold, &region->holds, node)
+		np_lease_recall(hold, NP_RECALL_GONE);
+	spin_unlock(&region->hold_lock);
+	wait_event_killable_timeout(region->unleased, !np_leases_have_keys(region),
+				    msecs_to_jiffies(ms));
+}
+
+/**
+ * np_lease_alloc() - memory for a hold
+ * @recall: it will be a lease, whose holder this asks; NULL: it will not
+ *
+ * Context: process context.
+ * Return: zeroed; or NULL.
+ */
+struct np_hold *np_lease_alloc(struct np_recall *recall)
+{
+	struct np_hold *hold;
+
+	hold = kmem_cache_alloc_lru(np_hold_cache, &np_leases,
+				    GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	if (!hold)
+		return NULL;
+	INIT_LIST_HEAD(&hold->lru);
+	hold->recall = recall;
+	return hold;
+}
+
+/**
+ * np_lease_begin() - from now on a hold may be recalled, if it is a lease
+ * @hold: of np_lease_alloc(), with its region
+ */
+void np_lease_begin(struct np_hold *hold)
+{
+	if (!hold->recall)
+		return;
+	atomic64_inc(&hold->region->count.leases);
+	list_lru_add_obj(&np_leases, &hold->lru);
+}
+
+/**
+ * np_lease_end() - from now on memory pressure recalls it no more
+ * @hold: hold
+ */
+void np_lease_end(struct np_hold *hold)
+{
+	if (hold->recall)
+		list_lru_del_obj(&np_leases, &hold->lru);
+}
+
+/**
+ * np_lease_free() - free a hold
+ * @hold: of np_lease_alloc(); ended, without pages
+ */
+void np_lease_free(struct np_hold *hold)
+{
+	kmem_cache_free(np_hold_cache, hold);
+}
+
+/**
+ * np_lease_init() - start with ib_core
+ *
+ * Context: module init.
+ * Return: 0 or -ENOMEM.
+ */
+int np_lease_init(void)
+{
+	int ret = -ENOMEM;
+
+	np_hold_cache = KMEM_CACHE(np_hold, SLAB_ACCOUNT);
+	if (!np_hold_cache)
+		return ret;
+	np_lease_shrinker = shrinker_alloc(SHRINKER_NUMA_AWARE | SHRINKER_MEMCG_AWARE,
+					   "nprdma-leases");
+	if (!np_lease_shrinker)
+		goto free_cache;
+	ret = list_lru_init_memcg(&np_leases, np_lease_shrinker);
+	if (ret)
+		goto free_shrinker;
+	np_lease_shrinker->count_objects = np_lease_count;
+	np_lease_shrinker->scan_objects = np_lease_scan;
+	np_lease_shrinker->batch = NP_SLOT_PAGES;
+	/* What comes back may be in use again at once */
+	np_lease_shrinker->seeks = DEFAULT_SEEKS;
+	shrinker_register(np_lease_shrinker);
+	ret = register_oom_notifier(&np_lease_oom_nb);
+	if (!ret)
+		return 0;
+	shrinker_free(np_lease_shrinker);
+	list_lru_destroy(&np_leases);
+	goto free_cache;
+
+free_shrinker:
+	shrinker_free(np_lease_shrinker);
+free_cache:
+	kmem_cache_destroy(np_hold_cache);
+	return ret;
+}
+
+/**
+ * np_lease_exit() - end with ib_core; there are no holds any more
+ */
+void np_lease_exit(void)
+{
+	unregister_oom_notifier(&np_lease_oom_nb);
+	shrinker_free(np_lease_shrinker);
+	list_lru_destroy(&np_leases);
+	kmem_cache_destroy(np_hold_cache);
+}

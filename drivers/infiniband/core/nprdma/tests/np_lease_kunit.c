@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nprdma: unit tests of leases: who is asked to give one back, when, and how often.
+ */
+#include <kunit/test.h>
+#include <linux/shrinker.h>
+
+#include "np_region_fixture.h"
+
+struct np_test_lease {
+	struct np_recall recall;
+	struct np_local *local;
+	struct work_struct work;
+	unsigned int recalled;
+};
+
+static void np_test_recalled(struct np_recall *recall)
+{
+	container_of(recall, struct np_test_lease, recall)->recalled++;
+}
+
+static int np_test_lease(struct np_region *region, struct np_test_lease *lease,
+			 unsigned int page, unsigned int npages, unsigned int flags)
+{
+	u64 addr;
+	u32 lkey;
+
+	*lease = (struct np_test_lease){ .recall.fn = np_test_recalled };
+	lease->local = np_local_hold(region, region->base + page * PAGE_SIZE,
+				     npages * PAGE_SIZE, flags, &lease->recall, &addr,
+				     &lkey);
+	return PTR_ERR_OR_ZERO(lease->local);
+}
+
+/* Before the notifier returns: then the owner has other memory there, or none */
+static void np_lease_is_recalled_when_its_memory_changes(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test_lease first, second;
+	struct np_test *t = test->priv;
+	struct np_stats stats;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &first, 0, 4, 0), 0);
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &second, 8, 4, RDMA_NP_FAULT_WRITE), 0);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.leases, 2);
+	KUNIT_EXPECT_EQ(test, stats.leased, 8);
+
+	np_test_invalidate(t, 4, 4);
+	np_test_invalidate(t, 12, 4);
+	KUNIT_EXPECT_EQ(test, first.recalled + second.recalled, 0);
+
+	np_test_invalidate(t, 3, 1);
+	KUNIT_EXPECT_EQ(test, first.recalled, 1);
+	KUNIT_EXPECT_EQ(test, second.recalled, 0);
+	np_test_invalidate(t, 7, 2);
+	KUNIT_EXPECT_EQ(test, second.recalled, 1);
+
+	/* Once is enough */
+	np_test_invalidate(t, 0, 16);
+	KUNIT_EXPECT_EQ(test, first.recalled, 1);
+	KUNIT_EXPECT_EQ(test, second.recalled, 1);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.recalls_change, 2);
+	KUNIT_EXPECT_EQ(test, stats.leased, 8);
+
+	np_local_release(first.local);
+	np_local_release(second.local);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.leased, 0);
+	KUNIT_EXPECT_EQ(test, stats.held, 0);
+	np_test_invalidate(t, 0, 16);
+	KUNIT_EXPECT_EQ(test, first.recalled, 1);
+}
+
+/* Whoever sends from a page sees what its owner sees, also if he may not write it now */
+static void np_lease_to_read_stays_where_only_writing_ends(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease source, sink;
+	struct np_test *t = test->priv;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &source, 0, 4, 0), 0);
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &sink, 0, 4, RDMA_NP_FAULT_WRITE), 0);
+	np_test_event(t, MMU_NOTIFY_PROTECTION_PAGE, 0, 8);
+	KUNIT_EXPECT_EQ(test, source.recalled, 0);
+	KUNIT_EXPECT_EQ(test, sink.recalled, 1);
+	np_test_invalidate(t, 0, 8);
+	KUNIT_EXPECT_EQ(test, source.recalled, 1);
+	np_local_release(source.local);
+	np_local_release(sink.local);
+}
+
+/* Of a hold that is none nobody asks anything */
+static void np_hold_is_no_lease(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test *t = test->priv;
+	struct np_stats stats;
+	struct np_hold *hold;
+
+	hold = np_test_hold(test, region, 0, 8, RDMA_NP_FAULT_WRITE);
+	np_test_invalidate(t, 0, 8);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.leases, 0);
+	KUNIT_EXPECT_EQ(test, stats.leased, 0);
+	KUNIT_EXPECT_EQ(test, stats.recalls_change, 0);
+	np_hold_release(hold);
+}
+
+static unsigned long np_test_shrink(unsigned long pages)
+{
+	struct shrinker *shrinker = np_lease_shrinker;
+	struct shrink_control sc = { .gfp_mask = GFP_KERNEL };
+	unsigned long freed = 0, n;
+
+	for_each_online_node(sc.nid) {
+		sc.nr_to_scan = pages;
+		sc.nr_scanned = pages;
+		n = shrinker->count_objects(shrinker, &sc);
+		if (n && n != SHRINK_EMPTY)
+			freed += shrinker->scan_objects(shrinker, &sc);
+	}
+	return freed;
+}
+
+/* The oldest first, and no more than are wanted; what is recalled counts no more */
+static void np_lease_is_recalled_when_memory_is_short(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 16);
+	struct np_test_lease lease[4];
+	struct np_stats stats;
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(lease); i++)
+		KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease[i], 4 * i, 4, 0), 0);
+	KUNIT_EXPECT_GT(test, np_test_shrink(2 * NP_SLOT_PAGES), 0);
+	/* Nodes are shrunk each for itself */
+	KUNIT_EXPECT_EQ(test, lease[0].recalled, 1);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_GE(test, stats.recalls_memory, 1);
+	if (num_online_nodes() == 1) {
+		KUNIT_EXPECT_EQ(test, lease[1].recalled, 1);
+		KUNIT_EXPECT_EQ(test, lease[2].recalled, 0);
+		KUNIT_EXPECT_EQ(test, lease[3].recalled, 0);
+	}
+
+	np_test_shrink(100 * NP_SLOT_PAGES);
+	KUNIT_EXPECT_EQ(test, np_test_shrink(100 * NP_SLOT_PAGES), 0);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.recalls_memory, 4);
+	for (i = 0; i < ARRAY_SIZE(lease); i++) {
+		KUNIT_EXPECT_EQ(test, lease[i].recalled, 1);
+		np_local_release(lease[i].local);
+	}
+}
+
+static unsigned long np_test_most(void)
+{
+	return totalram_pages() / 100 * np_lease_percent;
+}
+
+/* Who gets none is told at once, is charged nothing, and finds room later */
+static void np_leases_are_bounded(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	u64 charged = atomic64_read(&current->mm->pinned_vm);
+	struct np_test_lease lease, other;
+	struct np_region *neighbour;
+	struct np_stats stats;
+	unsigned long all;
+
+	/* Of another process */
+	neighbour = kunit_kzalloc(test, sizeof(*neighbour), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, neighbour);
+	neighbour->mm = kunit_kzalloc(test, sizeof(*neighbour->mm), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, neighbour->mm);
+	neighbour->budget = np_budget_get(neighbour->mm);
+	KUNIT_ASSERT_NOT_NULL(test, neighbour->budget);
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	all = np_test_most() - np_leased_pages();
+	KUNIT_ASSERT_EQ(test, np_lease_reserve(neighbour, all, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_test_lease(region, &other, 4, 4, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, lease.recalled, 1);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&current->mm->pinned_vm), charged + 4);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.recalls_budget, 1);
+	KUNIT_EXPECT_EQ(test, stats.leased, 4);
+	np_local_release(lease.local);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&current->mm->pinned_vm), charged);
+
+	/* Nothing is left of it in what all together may have */
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), all);
+	np_lease_unreserve(neighbour, all);
+	KUNIT_EXPECT_EQ(test, np_test_lease(region, &other, 4, 4, 0), 0);
+	np_local_release(other.local);
+	np_budget_put(neighbour->budget);
+}
+
+/* Who has much, or wants more than there can be, makes nobody give back anything */
+static void np_greed_recalls_no_lease(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	unsigned long most = np_test_most();
+	struct np_test_lease lease;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, most + 1, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, ULONG_MAX, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, most - 8, most / 2), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, 1, most + 1), -EBUSY);
+	/* A third of it twice is not more than is left, a third time it is */
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, most / 3, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, most / 3, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, lease.recalled, 0);
+	np_lease_unreserve(region, most / 3);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), 4);
+	np_local_release(lease.local);
+}
+
+static void np_room_is_made_by_few_leases(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 20);
+	struct np_test_lease *lease;
+	unsigned int i, nr = 0;
+
+	lease = kunit_kcalloc(test, 20, sizeof(*lease), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, lease);
+	for (i = 0; i < 20; i++)
+		KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease[i], i, 1, 0), 0);
+	np_leases_make_room(ULONG_MAX);
+	for (i = 0; i < 20; i++) {
+		nr += lease[i].recalled;
+		np_local_release(lease[i].local);
+	}
+	KUNIT_EXPECT_EQ(test, nr, 16);
+}
+
+static void np_test_obeys(struct work_struct *work)
+{
+	struct np_test_lease *lease = container_of(work, struct np_test_lease, work);
+
+	np_local_release(lease->local);
+}
+
+static void np_test_recalled_at_once(struct np_recall *recall)
+{
+	schedule_work(&container_of(recall, struct np_test_lease, recall)->work);
+}
+
+/* What comes back before somebody is killed for memory may save him */
+static void np_leases_are_recalled_before_a_kill(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease lease, stays;
+	unsigned long freed = 0;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &stays, 4, 1, 0), 0);
+	INIT_WORK_ONSTACK(&lease.work, np_test_obeys);
+	lease.recall.fn = np_test_recalled_at_once;
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_EQ(test, freed, 4);
+	KUNIT_EXPECT_EQ(test, stays.recalled, 1);
+	flush_work(&lease.work);
+	destroy_work_on_stack(&lease.work);
+	np_local_release(stays.local);
+}
+
+/* It is its own process's memory; the hold is still to be released */
+static void np_lease_outlives_its_region(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease lease;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 8, 0), 0);
+	np_region_close(region);
+	KUNIT_EXPECT_FALSE(test, np_local_is_needed(lease.local));
+	np_test_shrink(100 * NP_SLOT_PAGES);
+	KUNIT_EXPECT_EQ(test, lease.recalled, 1);
+	np_local_release(lease.local);
+	KUNIT_EXPECT_EQ(test, np_test_shrink(100 * NP_SLOT_PAGES), 0);
+}
+
+static struct kunit_case np_lease_cases[] = {
+	KUNIT_CASE(np_lease_is_recalled_when_its_memory_changes),
+	KUNIT_CASE(np_lease_to_read_stays_where_only_writing_ends),
+	KUNIT_CASE(np_hold_is_no_lease),
+	KUNIT_CASE(np_lease_is_recalled_when_memory_is_short),
+	KUNIT_CASE(np_leases_are_bounded),
+	KUNIT_CASE(np_greed_recalls_no_lease),
+	KUNIT_CASE(np_room_is_made_by_few_leases),
+	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
+	KUNIT_CASE(np_lease_outlives_its_region),
+	{}
+};
+
+static struct kunit_suite np_lease_suite = {
+	.name = "nprdma_region_lease",
+	.init = np_test_init,
+	.test_cases = np_lease_cases,
+};
+
+kunit_test_suite(np_lease_suite);

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Leases of the process's own memory, and of a peer's: what they are good for, how who has one
+ * hears that it is wanted back, what happens if it is not given back, and how much may be leased.
+ */
+#include <poll.h>
+#include <sys/mman.h>
+
+#include "np_harness.h"
+
+#define SLOT		(2UL << 20)
+#define MAX_LEASES	64U
+
+FIXTURE(lease) {
+	struct np_usage before;
+	struct np_end end;
+	int channel;
+	const volatile uint64_t *posted;	/* in the channel's page */
+	uint8_t *data;
+	struct ibv_mr *mr;
+	int64_t leases[MAX_LEASES];
+	unsigned int nr;
+};
+
+FIXTURE_SETUP(lease)
+{
+	ASSERT_EQ(0, np_usage_start(&self->before));
+}
+
+FIXTURE_TEARDOWN_PARENT(lease)
+{
+	EXPECT_TRUE(np_group_remove());
+	NP_CHECK_USAGE(&self->before);
+}
+
+static const volatile uint64_t *map_posted(int channel, int prot)
+{
+	void *page = mmap(NULL, PAGE, prot, MAP_SHARED, channel, 0);
+
+	return page == MAP_FAILED ? NULL : page;
+}
+
+/* Memory is charged, and its region counted, where the process is when this is called. */
+static int lease_open(FIXTURE_DATA(lease) *self, size_t len)
+{
+	int ret = np_open(&self->end, NP_OWNER_DEV, PAGE);
+
+	if (ret)
+		return ret;
+	self->channel = np_channel(self->end.ctx);
+	if (self->channel < 0)
+		return self->channel;
+	self->posted = map_posted(self->channel, PROT_READ);
+	self->data = np_map(len);
+	if (!self->posted || !self->data)
+		return -errno;
+	self->mr = ibv_reg_mr(self->end.pd, self->data, len, NP_UNPINNED | IBV_ACCESS_LOCAL_WRITE);
+	return self->mr ? 0 : -errno;
+}
+
+static int64_t lease_slot(FIXTURE_DATA(lease) *self, unsigned int nr)
+{
+	struct rdma_np_hold_info info;
+
+	return np_lease(self->mr, (uintptr_t)self->data + nr * SLOT, SLOT, RDMA_NP_FAULT_WRITE,
+			self->channel, nr, &info);
+}
+
+/* As many as there are: 0, or what ended it if that is not the bound. */
+static int lease_all(FIXTURE_DATA(lease) *self)
+{
+	int64_t ret;
+
+	while (self->nr < MAX_LEASES) {
+		ret = lease_slot(self, self->nr);
+		if (ret < 0)
+			return ret == -EBUSY ? 0 : (int)ret;
+		self->leases[self->nr++] = ret;
+	}
+	return -E2BIG;
+}
+
+/* Gives back what is recalled: how many that were, or -errno. */
+static int obey(FIXTURE_DATA(lease) *self)
+{
+	struct rdma_np_event event;
+	int ret, nr = 0;
+
+	while (read(self->channel, &event, sizeof(event)) == sizeof(event)) {
+		if (event.type != RDMA_NP_EVENT_RECALL || event.cookie >= self->nr)
+			return -EPROTO;
+		ret = np_hold_free(self->end.ctx, self->leases[event.cookie]);
+		if (ret)
+			return ret;
+		nr++;
+	}
+	return nr;
+}
+
+/* --- hearing of it ------------------------------------------------------------------ */
+
+/* Whoever looks at the word before he posts needs no system call. */
+TEST_F(lease, memory_that_changes_is_announced_before_the_call_returns)
+{
+	struct rdma_np_event event;
+	struct rdma_np_hold_info info;
+
+	ASSERT_EQ(0, lease_open(self, SLOT));
+	EXPECT_EQ(0, *self->posted);
+	ASSERT_LE(0, np_lease(self->mr, (uintptr_t)self->data, 2 * PAGE, 0, self->channel, 7, &info));
+	EXPECT_EQ(0, *self->posted);
+	ASSERT_EQ(0, madvise(self->data + 2 * PAGE, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(0, *self->posted);
+	ASSERT_EQ(0, madvise(self->data + PAGE, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(1, *self->posted);
+	ASSERT_EQ((ssize_t)sizeof(event), read(self->channel, &event, sizeof(event)));
+	EXPECT_EQ(RDMA_NP_EVENT_RECALL, event.type);
+	EXPECT_EQ(7, event.cookie);
+	/* Once. */
+	ASSERT_EQ(0, madvise(self->data, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(1, *self->posted);
+	EXPECT_EQ(-1, read(self->channel, &event, sizeof(event)));
+	EXPECT_EQ(EAGAIN, errno);
+}
+
+TEST_F(lease, page_of_a_channel_can_only_be_read)
+{
+	ASSERT_EQ(0, lease_open(self, SLOT));
+	EXPECT_EQ(NULL, map_posted(self->channel, PROT_READ | PROT_WRITE));
+	EXPECT_EQ(EACCES, errno);
+	EXPECT_EQ(-1, mprotect((void *)(uintptr_t)self->posted, PAGE, PROT_READ | PROT_WRITE));
+	EXPECT_EQ(EACCES, errno);
+	EXPECT_EQ(MAP_FAILED, mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, self->channel, 0));
+	EXPECT_EQ(EINVAL, errno);
+	EXPECT_EQ(MAP_FAILED, mmap(NULL, PAGE, PROT_READ, MAP_SHARED, self->channel, PAGE));
+	EXPECT_EQ(EINVAL, errno);
+}
+
+/* The file of the channel outlives the device's; its page does only where it is mapped. */
+TEST_F(lease, channel_of_a_closed_device_is_not_mapped)
+{
+	int channel;
+
+	for (unsigned int i = 0; i < 16; i++) {
+		struct ibv_context *ctx = np_open_device(NP_OWNER_DEV);
+		const volatile uint64_t *posted;
+
+		ASSERT_NE(NULL, ctx);
+		channel = np_channel(ctx);
+		ASSERT_LE(0, channel);
+		posted = map_posted(channel, PROT_READ);
+		ASSERT_NE(NULL, posted);
+		ASSERT_EQ(0, ibv_close_device(ctx));
+		EXPECT_EQ(UINT64_MAX, *posted);
+		EXPECT_EQ(NULL, map_posted(channel, PROT_READ));
+		EXPECT_EQ(EIO, errno);
+		ASSERT_EQ(0, munmap((void *)(uintptr_t)posted, PAGE));
+		EXPECT_EQ(NULL, map_posted(channel, PROT_READ));
+		EXPECT_EQ(EIO, errno);
+		ASSERT_EQ(0, close(channel));
+	}
+}
+
+/* --- how much ----------------------------------------------------------------------- */
+
+/* A quarter of what the group may have. */
+TEST_F(lease, leases_are_a_share_of_what_a_group_may_have)
+{
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, lease_open(self, 32UL << 20));
+	ASSERT_EQ(0, lease_all(self));
+	/* The share is whole pages of a hundredth. */
+	EXPECT_EQ(3, self->nr);
+	ASSERT_EQ(0, np_hold_free(self->end.ctx, self->leases[0]));
+	self->leases[0] = lease_slot(self, 0);
+	EXPECT_LE(0, self->leases[0]);
+	/* The limit may change. */
+	ASSERT_EQ(0, np_write_text(NP_GROUP "/memory.high", "64M"));
+	ASSERT_EQ(0, np_write_text(NP_GROUP "/memory.max", "64M"));
+	ASSERT_EQ(0, lease_all(self));
+	EXPECT_EQ(7, self->nr);
+	EXPECT_EQ(-EBUSY, lease_slot(self, 8));
+}
+
+/*
+ * I10: whoever would not be killed for memory without leases is not with them: what is leased comes
+ * back, and if it does not, as here first, the rest of the group's memory is as ever.
+ */
+TEST_F(lease, memory_that_is_leased_is_not_missed)
+{
+	const size_t more = 96UL << 20;
+	uint8_t *heap;
+	int nr = 0;
+
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, lease_open(self, 32UL << 20));
+	ASSERT_EQ(0, lease_all(self));
+	heap = np_map(more);
+	ASSERT_NE(NULL, heap);
+	for (size_t off = 0; off < more; off += PAGE)
+		np_fill(heap + off, PAGE, off / PAGE);
+	/* Reclaim has asked for all of them, and nobody has listened. */
+	nr = obey(self);
+	EXPECT_EQ(self->nr, nr);
+	for (size_t off = 0; off < more; off += PAGE)
+		ASSERT_EQ(-1, np_differs(heap + off, PAGE, off / PAGE));
+	/* What was given back may be leased anew. */
+	self->nr = 0;
+	ASSERT_EQ(0, lease_all(self));
+	EXPECT_EQ(3, self->nr);
+}
+
+/* --- of a peer's memory ------------------------------------------------------------- */
+
+#define FIRST		2U		/* page of the lease, and how many there are */
+#define PAGES		4U
+#define LEASE_OFF	(FIRST * PAGE)
+#define LEASE_LEN	(PAGES * PAGE)
+
+FIXTURE(remote_lease) {
+	struct np_pair pair;
+	struct rdma_np_event lease;
+	long pinned;
+};
+
+FIXTURE_SETUP(remote_lease)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, np_pair_open(pair));
+	ASSERT_EQ(0, np_pair_register(pair, NP_RIGHTS));
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	self->pinned = np_pinned();
+}
+
+FIXTURE_TEARDOWN_PARENT(remote_lease)
+{
+	EXPECT_EQ(0, np_set_hold_ms(NP_HOLD_MS));
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+static int take(FIXTURE_DATA(remote_lease) *self, uint32_t flags)
+{
+	int ret = np_pair_fault(&self->pair, LEASE_OFF, LEASE_LEN,
+				RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE | flags, &self->lease);
+
+	return ret ? ret : !self->lease.hold_id || !self->lease.lease_key;
+}
+
+/* Addresses are those of the write window, also to read. */
+static int lease_write(FIXTURE_DATA(remote_lease) *self, size_t off, size_t len)
+{
+	return np_write(&self->pair.peer, 0, len, np_write_addr(&self->pair.info, off),
+			self->lease.lease_key);
+}
+
+static int lease_read(FIXTURE_DATA(remote_lease) *self, size_t off, size_t len)
+{
+	return np_read(&self->pair.peer, 0, len, np_write_addr(&self->pair.info, off),
+		       self->lease.lease_key);
+}
+
+static bool is_recalled(FIXTURE_DATA(remote_lease) *self)
+{
+	struct rdma_np_event event;
+
+	return np_wait_event(&self->pair.peer, RDMA_NP_EVENT_RECALL, &event, NP_WAIT_MS) == 1 &&
+	       event.hold_id == self->lease.hold_id;
+}
+
+TEST_F(remote_lease, key_of_a_lease_is_for_its_pages)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	EXPECT_EQ(pair->info.base + LEASE_OFF, self->lease.lease_addr);
+	EXPECT_EQ(LEASE_LEN, self->lease.lease_length);
+	EXPECT_EQ(self->pinned + PAGES, np_pinned());
+	np_fill(pair->peer.buf, LEASE_LEN, 99);
+	ASSERT_EQ(0, lease_write(self, LEASE_OFF, LEASE_LEN));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF, LEASE_LEN, 99));
+	memset(pair->peer.buf, 0, LEASE_LEN);
+	ASSERT_EQ(0, lease_read(self, LEASE_OFF, LEASE_LEN));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, LEASE_LEN, 99));
+	ASSERT_EQ(0, np_fetch_add(&pair->peer, 0, np_write_addr(&pair->info, LEASE_OFF),
+				  self->lease.lease_key, 1));
+
+	/* One byte before it, and one behind it. */
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_read(self, LEASE_OFF - 1, 2));
+	ASSERT_EQ(0, np_reconnect(&pair->owner, &pair->peer));
+	ASSERT_EQ(0, np_pair_resolve(pair));
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_write(self, LEASE_OFF + LEASE_LEN - 1, 2));
+}
+
+TEST_F(remote_lease, key_of_a_lease_to_read_does_not_write)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, take(self, 0));
+	ASSERT_EQ(0, np_read(&pair->peer, 0, PAGE, np_read_addr(&pair->info, LEASE_OFF),
+			     self->lease.lease_key));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, FIRST));
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR,
+		  np_write(&pair->peer, 0, PAGE, np_read_addr(&pair->info, LEASE_OFF),
+			   self->lease.lease_key));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF, PAGE, FIRST));
+}
+
+/* Until it is given back, what is there is what was there: the owner has another page by now. */
+TEST_F(remote_lease, lease_is_recalled_when_memory_changes)
+{
+	struct np_pair *pair = &self->pair;
+
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	ASSERT_EQ(0, madvise(pair->data + LEASE_OFF, PAGE, MADV_DONTNEED));
+	ASSERT_TRUE(is_recalled(self));
+	ASSERT_EQ(0, lease_read(self, LEASE_OFF, LEASE_LEN));
+	for (unsigned int i = 0; i < PAGES; i++)
+		EXPECT_EQ(-1, np_differs((uint8_t *)pair->peer.buf + i * PAGE, PAGE, FIRST + i));
+	EXPECT_EQ(self->pinned + PAGES, np_pinned());
+	ASSERT_EQ(0, np_release(&pair->peer, self->lease.hold_id));
+	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned));
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_read(self, LEASE_OFF, 8));
+}
+
+/*
+ * Who does not give it back, because his process is stopped, say, finds the key gone, and has
+ * his connection still.
+ */
+TEST_F(remote_lease, lease_kept_for_too_long_ends_and_its_queue_pair_does_not)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_event event;
+
+	ASSERT_EQ(0, np_set_hold_ms(500));
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	/* Nothing ends as long as nobody asks. */
+	ASSERT_EQ(0, np_next_event(&pair->peer, &event, 1500));
+	ASSERT_EQ(0, lease_read(self, LEASE_OFF, 8));
+	ASSERT_EQ(0, madvise(pair->data + LEASE_OFF, PAGE, MADV_DONTNEED));
+	ASSERT_TRUE(np_wait_until(np_pinned() == self->pinned));
+	EXPECT_TRUE(is_recalled(self));
+	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(pair->peer.qp));
+	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(pair->owner.qp));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
+	ASSERT_EQ(0, np_pair_read(pair, 0, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->peer.buf, PAGE, 0));
+	/* The process may give back now what it has. */
+	EXPECT_EQ(0, np_release(&pair->peer, self->lease.hold_id));
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_write(self, LEASE_OFF, 8));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF + PAGE, PAGE, FIRST + 1));
+}
+
+/* I11: what was reported done is in the page; the owner waits for a bounded time. */
+TEST_F(remote_lease, deregistration_ends_a_lease_that_is_kept)
+{
+	struct np_pair *pair = &self->pair;
+	uint64_t start;
+
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	np_fill(pair->peer.buf, PAGE, 77);
+	ASSERT_EQ(0, lease_write(self, LEASE_OFF, PAGE));
+	start = np_now_ms();
+	ASSERT_EQ(0, ibv_dereg_mr(pair->mr));
+	EXPECT_LT(900, np_now_ms() - start);
+	EXPECT_GT(NP_WAIT_MS, np_now_ms() - start);
+	EXPECT_EQ(self->pinned, np_pinned());
+	EXPECT_TRUE(is_recalled(self));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF, PAGE, 77));
+	np_fill(pair->peer.buf, PAGE, 78);
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_write(self, LEASE_OFF, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF, PAGE, 77));
+}
+
+TEST_HARNESS_MAIN
