@@ -273,10 +273,16 @@ using namespace npr;
 
 npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p)
     : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
-      regions(npr::local_regions::of(v))
+      regions(npr::local_regions::of(v)), leases(*kernel)
 {
 	if (const int rc = kernel->query(caps))
 		fail(-rc, "nprdma query");
+	regions.lease(&leases);
+}
+
+npr_context::~npr_context()
+{
+	regions.lease(nullptr);
 }
 
 bool npr_context::is_local(std::uint32_t lkey) const noexcept
@@ -289,7 +295,8 @@ bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 	return regions.find(lkey).plain();
 }
 
-int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
+int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
+			    npr::local_leases::term term, unsigned stripe) noexcept
 {
 	const local_key key = regions.find(sge.lkey);
 	rdma_np_hold_req req{};
@@ -298,10 +305,20 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_v
 	view = {key.offset, key.opaque};
 	if (!key.handle)
 		return backend::no_hold;
+	if (const auto lease = leases.take(*key.handle, sge.addr, sge.length, write, term, stripe)) {
+		hold = lease->token;
+		sge.addr = lease->addr;
+		sge.lkey = lease->lkey;
+		return 0;
+	}
 	req.addr = sge.addr;
 	req.length = sge.length;
 	req.flags = write ? RDMA_NP_FAULT_WRITE : 0;
-	switch (const int rc = kernel->hold(*key.handle, req, info, hold); rc) {
+	int rc = kernel->hold(*key.handle, req, info, hold, -1);
+	/* What is only leased counts as locked as well. */
+	if (rc == -ENOMEM && leases.give_back_idle())
+		rc = kernel->hold(*key.handle, req, info, hold, -1);
+	switch (rc) {
 	case 0:
 		sge.addr = info.addr;
 		sge.lkey = info.lkey;
@@ -319,11 +336,19 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_v
 	}
 }
 
+void npr_context::free_local(std::uint32_t hold) noexcept
+{
+	if (hold & local_leases::is_lease)
+		leases.give(hold);
+	else
+		kernel->hold_free(hold);
+}
+
 /* --- receives ---------------------------------------------------------- */
 
 template <class F>
 int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
-			   F &&post) noexcept
+			   unsigned stripe, F &&post) noexcept
 {
 	std::optional<std::uint64_t> id;
 	ibv_recv_wr w = wr;
@@ -340,13 +365,13 @@ int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<i
 
 		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
 			continue;
-		rc = hold_local(w.sg_list[k], true, hold, view);
+		rc = hold_local(w.sg_list[k], true, hold, view, local_leases::term::lasting, stripe);
 		if (rc)
 			continue;
 		if (!id)
 			id = receives.add(queue, wr.wr_id);
 		if (!id || !receives.add_hold(*id, hold)) {
-			kernel->hold_free(hold);
+			free_local(hold);
 			rc = -ENOMEM;
 		}
 	}
@@ -363,7 +388,7 @@ int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<i
 void npr_context::give_back(std::uint64_t receive) noexcept
 {
 	while (const auto hold = receives.take_hold(receive))
-		kernel->hold_free(*hold);
+		free_local(*hold);
 }
 
 bool npr_context::received(ibv_wc &wc) noexcept
@@ -391,7 +416,7 @@ void npr_context::abandon(const void *queue) noexcept
 /* --- SRQ --------------------------------------------------------------- */
 
 npr_srq::npr_srq(npr_context &c, ibv_srq *s, std::uint32_t max_wr, std::uint32_t max_sge)
-    : ctx(c), verbs(s), mutex(c.threads), sges_(max_sge)
+    : ctx(c), verbs(s), mutex(c.threads), stripe_(c.stripes.fetch_add(1, std::memory_order_relaxed)), sges_(max_sge)
 {
 	ctx.receives.reserve(max_wr, max_sge);
 	ctx.users.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
@@ -408,7 +433,7 @@ int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	const std::lock_guard lock(mutex);
 
 	for (; wr; wr = wr->next) {
-		const int rc = ctx.post_recv(this, *wr, sges_, [&](ibv_recv_wr &w) {
+		const int rc = ctx.post_recv(this, *wr, sges_, stripe_, [&](ibv_recv_wr &w) {
 			ibv_recv_wr *b;
 			return ctx.provider.post_srq_recv(verbs, &w, &b);
 		});
@@ -529,17 +554,17 @@ bool npr_qp::is_plain(std::uint32_t lkey) noexcept
 
 int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
 {
-	return cq.ctx.hold_local(sge, write, hold, view);
+	return cq.ctx.hold_local(sge, write, hold, view, local_leases::term::brief, cq.stripe);
 }
 
 void npr_qp::free_local(std::uint32_t hold) noexcept
 {
-	cq.ctx.kernel->hold_free(hold);
+	cq.ctx.free_local(hold);
 }
 
 int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 {
-	return cq.ctx.post_recv(this, wr, receive_sges_, [&](ibv_recv_wr &w) {
+	return cq.ctx.post_recv(this, wr, receive_sges_, cq.stripe, [&](ibv_recv_wr &w) {
 		ibv_recv_wr *bad;
 		return cq.ctx.provider.post_recv(verbs, &w, &bad);
 	});
@@ -570,7 +595,7 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
     : ctx(c), verbs(v), epoll(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       event(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
-      mutex(c.threads),
+      mutex(c.threads), stripe(c.stripes.fetch_add(1, std::memory_order_relaxed)),
       credits(static_cast<std::uint32_t>(v->cqe) > own ? static_cast<std::uint32_t>(v->cqe) - own : 0),
       ex(*this, *v, c.threads), handle_(v->handle)
 {

@@ -8,6 +8,7 @@
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/rdma_user_ioctl.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace npr {
@@ -62,6 +63,26 @@ int uverbs_kernel::channel(int &fd) noexcept
 	return 0;
 }
 
+std::atomic<std::uint64_t> *uverbs_kernel::map_posted(int channel) noexcept
+{
+	static_assert(sizeof(std::atomic<std::uint64_t>) == sizeof(std::uint64_t) &&
+		      std::atomic<std::uint64_t>::is_always_lock_free);
+	void *const p = mmap(nullptr, RDMA_NP_PAGE_SIZE, PROT_READ, MAP_SHARED, channel, 0);
+
+	return p == MAP_FAILED ? nullptr : static_cast<std::atomic<std::uint64_t> *>(p);
+}
+
+void uverbs_kernel::unmap_posted(std::atomic<std::uint64_t> *posted) noexcept
+{
+	munmap(posted, RDMA_NP_PAGE_SIZE);
+}
+
+int uverbs_kernel::read_events(int channel, std::span<rdma_np_event> events) noexcept
+{
+	return static_cast<int>(read(channel, events.data(), events.size_bytes()) /
+				static_cast<ssize_t>(sizeof(rdma_np_event)));
+}
+
 int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, rdma_np_region_info &out) noexcept
 {
 	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE);
@@ -104,15 +125,18 @@ int uverbs_kernel::forget(const ibv_qp &qp, std::uint64_t region) noexcept
 	return run(cmd);
 }
 
-int uverbs_kernel::hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out, std::uint32_t &handle) noexcept
+int uverbs_kernel::hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out, std::uint32_t &handle,
+			int channel) noexcept
 {
-	uverbs_cmd<4> cmd(UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC);
+	uverbs_cmd<5> cmd(UVERBS_OBJECT_NP_HOLD, RDMA_NP_METHOD_HOLD_ALLOC);
 
 	out = {};
 	cmd.idr(RDMA_NP_ATTR_HOLD_ALLOC_HANDLE, 0);
 	cmd.idr(RDMA_NP_ATTR_HOLD_ALLOC_MR, mr);
 	cmd.in(RDMA_NP_ATTR_HOLD_ALLOC_REQ, req);
 	cmd.out(RDMA_NP_ATTR_HOLD_ALLOC_RESP, out);
+	if (channel >= 0)
+		cmd.fd(RDMA_NP_ATTR_HOLD_ALLOC_CHANNEL, channel);
 	if (const int rc = run(cmd))
 		return rc;
 	handle = cmd.new_handle(RDMA_NP_ATTR_HOLD_ALLOC_HANDLE);

@@ -6,6 +6,7 @@
 #ifndef NPR_KERNEL_HPP
 #define NPR_KERNEL_HPP
 
+#include <atomic>
 #include <cstdint>
 #include <infiniband/verbs.h>
 #include <rdma/nprdma.h>
@@ -20,6 +21,11 @@ public:
 	[[nodiscard]] virtual int query(rdma_np_query &out) noexcept = 0;
 	/* A new event channel, non-blocking and close-on-exec. */
 	[[nodiscard]] virtual int channel(int &fd) noexcept = 0;
+	/* How many events were posted there so far, to read only. Null: not with this kernel. */
+	[[nodiscard]] virtual std::atomic<std::uint64_t> *map_posted(int channel) noexcept = 0;
+	virtual void unmap_posted(std::atomic<std::uint64_t> *posted) noexcept = 0;
+	/* How many were there; none, or an error: not above 0. */
+	[[nodiscard]] virtual int read_events(int channel, std::span<rdma_np_event> events) noexcept = 0;
 	/* Blocks. */
 	[[nodiscard]] virtual int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
 					  rdma_np_region_info &out) noexcept = 0;
@@ -27,9 +33,9 @@ public:
 					std::span<const rdma_np_range> ranges) noexcept = 0;
 	virtual int release(const ibv_qp &qp, std::uint64_t hold) noexcept = 0;
 	virtual int forget(const ibv_qp &qp, std::uint64_t region) noexcept = 0;
-	/* Pins; for @mr only the number of its handle counts. */
+	/* Pins; for @mr only the number of its handle counts. With @channel it is a lease. */
 	[[nodiscard]] virtual int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out,
-				       std::uint32_t &handle) noexcept = 0;
+				       std::uint32_t &handle, int channel) noexcept = 0;
 	virtual int hold_free(std::uint32_t handle) noexcept = 0;
 	[[nodiscard]] virtual int query_mr(const ibv_mr &mr, rdma_np_mr_info &out) noexcept = 0;
 	[[nodiscard]] virtual int set_error(ibv_qp &qp) noexcept = 0;
@@ -46,6 +52,9 @@ public:
 	/* Also finds out the driver's number, which every call carries. */
 	[[nodiscard]] int query(rdma_np_query &out) noexcept override;
 	[[nodiscard]] int channel(int &fd) noexcept override;
+	[[nodiscard]] std::atomic<std::uint64_t> *map_posted(int channel) noexcept override;
+	void unmap_posted(std::atomic<std::uint64_t> *posted) noexcept override;
+	[[nodiscard]] int read_events(int channel, std::span<rdma_np_event> events) noexcept override;
 	[[nodiscard]] int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
 				  rdma_np_region_info &out) noexcept override;
 	[[nodiscard]] int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req,
@@ -53,7 +62,7 @@ public:
 	int release(const ibv_qp &qp, std::uint64_t hold) noexcept override;
 	int forget(const ibv_qp &qp, std::uint64_t region) noexcept override;
 	[[nodiscard]] int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &out,
-			       std::uint32_t &handle) noexcept override;
+			       std::uint32_t &handle, int channel) noexcept override;
 	int hold_free(std::uint32_t handle) noexcept override;
 	[[nodiscard]] int query_mr(const ibv_mr &mr, rdma_np_mr_info &out) noexcept override;
 	[[nodiscard]] int set_error(ibv_qp &qp) noexcept override;

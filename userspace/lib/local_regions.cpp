@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "local_regions.hpp"
 
+#include "local_leases.hpp"
+
 #include <memory>
 
 namespace npr {
@@ -92,8 +94,18 @@ void local_regions::add(const ibv_mr &mr, const local_key &k)
 std::optional<local_key> local_regions::remove(const ibv_mr &mr) noexcept
 {
 	const std::lock_guard lock(mutex_);
+	const auto key = take(mr.lkey);
 
-	return take(mr.lkey);
+	if (key && key->handle && leases_)
+		leases_->remove(*key->handle);
+	return key;
+}
+
+void local_regions::lease(local_leases *leases) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	leases_ = leases;
 }
 
 void local_regions::know_all() noexcept

@@ -25,6 +25,8 @@
 
 namespace npr {
 
+class local_leases;
+
 struct local_key {
 	std::optional<std::uint32_t> handle; /* the MR's, of an unpinned region */
 	std::uint64_t offset = 0; /* from an address of a work request to that of the CPU */
@@ -51,6 +53,8 @@ public:
 	void know_all() noexcept;
 	/* The context is closed; another may have its address. */
 	void clear() noexcept;
+	/* Those of the context, which hear of regions that go; null: none any more. */
+	void lease(local_leases *leases) noexcept;
 	/* Who may use a region has synchronised with who made it. */
 	[[nodiscard]] local_key find(std::uint32_t lkey) const noexcept
 	{
@@ -104,6 +108,7 @@ private:
 	std::atomic<bool> all_known_{false};
 	mutable std::mutex mutex_; /* of those who change something, and of others_ */
 	std::map<std::uint32_t, local_key> others_;
+	local_leases *leases_ = nullptr;
 };
 
 } // namespace npr

@@ -19,6 +19,7 @@
 #include "extended.hpp"
 #include "handle_table.hpp"
 #include "kernel.hpp"
+#include "local_leases.hpp"
 #include "local_regions.hpp"
 #include "optional_mutex.hpp"
 #include "provider.hpp"
@@ -133,6 +134,7 @@ struct qp_params {
 
 struct npr_context {
 	npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p);
+	~npr_context();
 
 	ibv_context *verbs;
 	const npr::provider provider;
@@ -142,11 +144,15 @@ struct npr_context {
 	npr::resolver resolver;
 	npr::receives receives;
 	npr::local_regions &regions;
+	npr::local_leases leases;
+	std::atomic<unsigned> stripes{0}; /* given to CQs */
 	std::atomic<unsigned> users{0}; /* npr_cq and npr_srq */
 	npr::handle_table<ibv_cq, npr_cq> cqs; /* those that this library polls */
 
-	/* As backend::hold_local(). */
-	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view) noexcept;
+	/* As backend::hold_local(), under a lease if it can; see local_leases. */
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
+				     npr::local_leases::term term, unsigned stripe) noexcept;
+	void free_local(std::uint32_t hold) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) const noexcept;
 	/*
@@ -155,7 +161,7 @@ struct npr_context {
 	 */
 	template <class F>
 	[[nodiscard]] int post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
-				    F &&post) noexcept;
+				    unsigned stripe, F &&post) noexcept;
 	/*
 	 * If this is the completion of a receive that holds something, it holds nothing any more.
 	 * False: of one that was abandoned, and nothing to tell.
@@ -241,6 +247,7 @@ struct npr_srq {
 	npr::optional_mutex mutex;
 
 private:
+	const unsigned stripe_; /* for local_leases */
 	std::vector<ibv_sge> sges_;
 };
 
@@ -277,6 +284,7 @@ struct npr_cq {
 	ibv_cq *verbs;
 	npr::unique_fd channel, epoll, event, timer;
 	npr::optional_mutex mutex;
+	const unsigned stripe; /* for local_leases */
 	npr::credits credits;
 	std::vector<std::unique_ptr<npr_qp>> qps;
 	npr::cq_ex ex;

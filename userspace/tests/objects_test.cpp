@@ -244,7 +244,10 @@ struct fake_kernel final : npr::kernel {
 	}
 	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
 	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
-	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle) noexcept override
+	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return nullptr; }
+	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
+	int read_events(int, std::span<rdma_np_event>) noexcept override { return 0; }
+	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle, int) noexcept override
 	{
 		const std::lock_guard lock(mutex);
 		if (refuse_hold)

@@ -11,6 +11,9 @@
 
 #include "np_harness.h"
 
+/* Without leases a buffer is pinned for its work request alone, and can be paged out after it. */
+#define LEASES "/sys/module/ib_core/parameters/nprdma_lease_percent"
+
 FIXTURE(library) {
 	struct np_pair pair;
 	struct npr_context *ctx;
@@ -26,6 +29,7 @@ FIXTURE_SETUP(library)
 	ASSERT_EQ(0, np_pair_open(pair));
 	/* As it is outside of tests. */
 	ASSERT_EQ(0, np_set_fault_around(NP_FAULT_AROUND));
+	ASSERT_EQ(0, np_write_text(LEASES, "25"));
 	ASSERT_EQ(0, np_pair_register(pair, NP_RIGHTS));
 	/* For the signature only; the library resolves for itself. */
 	ASSERT_EQ(0, np_pair_resolve(pair));
@@ -413,6 +417,52 @@ static int run_local(struct np_pair *pair, struct npr_qp *qp, struct npr_cq *cq,
 
 #define RUN_LOCAL(...) run_local(pair, self->qp, self->cq, __VA_ARGS__)
 
+/* A lease pins what was there. What the owner has there by the time he posts is what goes. */
+TEST_F(library, buffers_that_change_under_leases_are_used_as_they_are)
+{
+	struct np_pair *pair = &self->pair;
+	uint8_t *here = np_map(NP_DATA_LEN);
+	long before = np_pinned();
+	unsigned int leased = 0;
+	struct ibv_mr *mr;
+
+	ASSERT_NE(NULL, here);
+	mr = npr_reg_mr(pair->peer.pd, here, NP_DATA_LEN, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_NE(NULL, mr);
+	for (int i = 0; i < 200; i++) {
+		size_t off = i % 7 * 24, len = (i % 5) * PAGE + 100;
+
+		np_fill(here, 6 * PAGE, 3000 + i);
+		ASSERT_EQ(0, RUN_LOCAL(IBV_WR_RDMA_WRITE, here + off, len, mr->lkey, off));
+		ASSERT_EQ(0, memcmp(here + off, pair->data + off, len));
+		ASSERT_EQ(0, RUN_LOCAL(IBV_WR_RDMA_READ, here + 8 * PAGE + off, len, mr->lkey, off));
+		ASSERT_EQ(0, memcmp(here + 8 * PAGE + off, pair->data + off, len));
+		leased += np_pinned() > before;
+		switch (i % 4) {
+		case 0:
+			ASSERT_EQ(0, madvise(here, 16 * PAGE, MADV_DONTNEED));
+			break;
+		case 1:
+			ASSERT_EQ(here, mmap(here, 16 * PAGE, PROT_READ | PROT_WRITE,
+					     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+			break;
+		case 2: {
+			/* Who writes to a page after fork() gets another one. */
+			pid_t child = fork();
+
+			if (!child)
+				_exit(0);
+			ASSERT_EQ(child, waitpid(child, NULL, 0));
+		}
+		}
+	}
+	TH_LOG("leased after %u of 200 rounds", leased);
+	EXPECT_LT(20, leased);
+	/* They go back when nobody has used them for a while, though nobody posts or polls. */
+	EXPECT_TRUE(np_wait_until(np_pinned() == before));
+	EXPECT_EQ(0, npr_dereg_mr(mr));
+}
+
 TEST_F(library, both_sides_may_be_unpinned)
 {
 	struct np_pair *pair = &self->pair;
@@ -421,6 +471,7 @@ TEST_F(library, both_sides_may_be_unpinned)
 	struct ibv_mr *mr;
 	uint64_t count;
 
+	ASSERT_EQ(0, np_write_text(LEASES, "0"));
 	ASSERT_NE(NULL, here);
 	mr = npr_reg_mr(pair->peer.pd, here, NP_DATA_LEN, IBV_ACCESS_LOCAL_WRITE);
 	ASSERT_NE(NULL, mr);
@@ -461,6 +512,7 @@ TEST_F(library, messages_go_from_unpinned_to_unpinned_memory)
 	struct npr_qp *qp;
 	long before, alone = np_pinned();
 
+	ASSERT_EQ(0, np_write_text(LEASES, "0"));
 	ctx = npr_open(pair->owner.ctx, 0);
 	ASSERT_NE(NULL, ctx);
 	cq = npr_attach_cq(ctx, pair->owner.cq);

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Leases of this process's own memory, for the local side of its work requests.
+ *
+ * Local buffers in unpinned regions are used under holds (see npr_context::hold_local()), and each costs
+ * two system calls. A part of a region that is used again within a short time is leased instead: the
+ * hold stays, and the next work request that begins and ends there only counts itself.
+ *
+ * What the HCA is done with soon shares leases of large parts. A receive may be posted for ever, and keeps the
+ * lease as long: so it has one of its own pages, and keeps no others.
+ *
+ * The kernel recalls a lease by an event when the memory changes, or is wanted. The number of events is
+ * in a word that it writes and all can read, before the system call that changed the memory returns.
+ * So who takes a lease looks at the word first, and no request is posted under a lease whose memory was
+ * changed before (I9). A lease that was recalled is not found any more, and ends with the last request
+ * under it. What is not used for some time goes back as well, also if nobody posts or polls: a thread
+ * does that.
+ *
+ * take() and give() take no lock and write to no cache line that other users of the same part do, if
+ * those have other stripes.
+ */
+#ifndef NPR_LOCAL_LEASES_HPP
+#define NPR_LOCAL_LEASES_HPP
+
+#include "kernel.hpp"
+#include "sparse_array.hpp"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace npr {
+
+class local_leases {
+public:
+	/* A region is leased in parts of this size, with what buffers that begin there may need of the next one. */
+	static constexpr std::uint64_t part = 2U << 20, overlap = 256U << 10;
+	/* For how long the HCA may have a buffer. */
+	enum class term { brief, lasting };
+	/* Used again within this time, in ns, it is worth a lease; unused for as long it goes back. */
+	static constexpr std::uint64_t warm = 100'000'000;
+	/* After the kernel refused one, so long no other is asked for. */
+	static constexpr std::uint64_t pause = 1'000'000'000;
+	static constexpr unsigned stripes = 8;
+
+	/* Hold numbers with this bit are tokens of leases. */
+	static constexpr std::uint32_t is_lease = 1U << 31;
+
+	struct use {
+		std::uint32_t token, lkey;
+		std::uint64_t addr;
+	};
+
+	explicit local_leases(kernel &k) noexcept : kernel_(k) {}
+	local_leases(const local_leases &) = delete;
+	local_leases &operator=(const local_leases &) = delete;
+	~local_leases();
+
+	/* The region is deregistered, and another may have its number. Nothing is under way there, as ever then. */
+	void remove(std::uint32_t handle) noexcept;
+	/* All that are not used; true if there were any. When the process may lock no more memory. */
+	bool give_back_idle() noexcept;
+
+	/* A lease of all of the buffer in region @handle, for give(); or nothing: take a hold. */
+	[[nodiscard]] std::optional<use> take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
+					      term t, unsigned stripe) noexcept;
+	void give(std::uint32_t token) noexcept;
+
+private:
+	/*
+	 * A lease that ends belongs to whoever sees first that nobody uses it any more, and frees it. Who looks
+	 * for that may be late, and the lease another one's by then: hence its life is counted with the state.
+	 */
+	enum class state : std::uint8_t { free, live, ending, freed };
+	static constexpr unsigned state_bits = 2;
+	static constexpr std::uint32_t most = 4096; /* leases */
+
+	struct alignas(64) counter {
+		std::atomic<std::uint32_t> users{0};
+	};
+	/* Never freed while this lives: who counts himself at one that is another's by now takes that back. */
+	struct region;
+	struct lease {
+		std::array<counter, stripes> counters;
+		std::atomic<std::uint64_t> life{0}; /* number, and in the low bits the state */
+		std::atomic<bool> used{false}; /* since the thread has looked */
+		std::atomic<std::uint64_t> first{0}, end{0};
+		std::uint64_t delta = 0; /* from an address of the program to that under lkey */
+		std::uint32_t lkey = 0, hold = 0, number = 0;
+		std::atomic<lease *> *place = nullptr; /* where it is found */
+		const region *of = nullptr;
+
+		[[nodiscard]] state at() const noexcept { return state_of(life.load(std::memory_order_seq_cst)); }
+		/* For who alone may change it. */
+		void become(state s) noexcept
+		{
+			const std::uint64_t n = life.load(std::memory_order_relaxed) >> state_bits;
+
+			life.store((n + (s == state::live)) << state_bits | static_cast<std::uint64_t>(s),
+				   std::memory_order_seq_cst);
+		}
+	};
+	[[nodiscard]] static state state_of(std::uint64_t life) noexcept
+	{
+		return static_cast<state>(life & ((1U << state_bits) - 1));
+	}
+	struct entry {
+		std::array<std::atomic<lease *>, 2> at;		  /* to read, to write */
+		std::array<std::atomic<std::uint64_t>, 2> asked;  /* when somebody last found none; 0: never */
+	};
+	struct free_entries {
+		void operator()(entry *p) const noexcept { std::free(p); }
+	};
+	struct region {
+		std::uint32_t handle = 0;
+		std::uint64_t base = 0, length = 0; /* 0: no region that can be leased */
+		std::unique_ptr<entry[], free_entries> entries; /* one for each part */
+		std::unique_ptr<entry[], free_entries> pages;	/* one for each page where a lasting buffer may begin */
+		std::atomic<std::uint64_t> not_before{0};
+	};
+
+	[[nodiscard]] region *find(std::uint32_t handle) noexcept;
+	[[nodiscard]] region *learn(std::uint32_t handle) noexcept;
+	[[nodiscard]] bool current() noexcept;
+	[[nodiscard]] std::optional<use> use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
+						unsigned stripe) noexcept;
+	void count_out(lease &l, unsigned stripe) noexcept;
+	void end_if_unused(lease &l) noexcept;
+	[[nodiscard]] bool ask(region &r, entry &e, std::uint64_t addr, std::uint64_t end, bool write, term t) noexcept;
+	/* Under the mutex: */
+	[[nodiscard]] bool start() noexcept;
+	[[nodiscard]] lease *spare() noexcept;
+	void read_events() noexcept;
+	void withdraw(lease &l) noexcept;
+	[[nodiscard]] bool look_round() noexcept;
+	void wake() noexcept;
+	void run() noexcept;
+
+	kernel &kernel_;
+	sparse_array<std::atomic<region *>> by_handle_;
+	sparse_array<std::atomic<lease *>> by_number_;
+	std::atomic<std::uint64_t> *posted_ = nullptr; /* the kernel's word */
+	std::atomic<std::uint64_t> seen_{0};	       /* events up to here were read */
+
+	std::mutex mutex_; /* of what follows, and of all changes of the above */
+	std::deque<lease> leases_; /* elements stay where they are */
+	std::size_t looked_ = 0;   /* where spare() goes on */
+	std::deque<std::unique_ptr<region>> regions_;
+	int channel_ = -1, event_ = -1;
+	bool refused_ = false;	/* there are none on this kernel */
+	bool sleeping_ = true;	/* the thread, until there is a lease */
+	bool stop_ = false;
+	std::thread thread_;
+};
+
+} // namespace npr
+
+#endif

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/* Leases of local memory, on a kernel that is a table. */
+#include "local_leases.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+#include <gtest/gtest.h>
+#include <map>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <vector>
+
+using namespace std::chrono_literals;
+using npr::local_leases;
+
+namespace {
+
+constexpr std::uint64_t page = 4096;
+constexpr std::uint32_t mr = 5;
+
+class fake_kernel final : public npr::kernel {
+public:
+	struct lease {
+		rdma_np_hold_req req;
+		std::uint32_t lkey;
+	};
+
+	int query(rdma_np_query &) noexcept override { return 0; }
+	int channel(int &fd) noexcept override
+	{
+		/* Never readable, so that the thread comes by its clock only. */
+		fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		return no_leases ? -EINVAL : 0;
+	}
+	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return &posted; }
+	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
+	int read_events(int, std::span<rdma_np_event> events) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		const std::size_t n = std::min(events.size(), queue.size());
+
+		std::copy_n(queue.begin(), n, events.begin());
+		queue.erase(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(n));
+		return static_cast<int>(n);
+	}
+	int resolve(const ibv_qp &, int, std::uint32_t, rdma_np_region_info &) noexcept override { return -EIO; }
+	int fault(const ibv_qp &, int, const rdma_np_fault_req &, std::span<const rdma_np_range>) noexcept override
+	{
+		return -EIO;
+	}
+	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int hold(std::uint32_t handle_of, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle,
+		 int channel) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+
+		EXPECT_EQ(handle_of, mr);
+		EXPECT_GE(channel, 0);
+		EXPECT_TRUE(req.flags & RDMA_NP_FAULT_LEASE);
+		++asked;
+		if (refuse)
+			return refuse;
+		handle = ++made;
+		leases[handle] = {req, 100 + handle};
+		info = {req.addr + (1ULL << 40), 100 + handle, 0};
+		return 0;
+	}
+	int hold_free(std::uint32_t handle) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		const auto it = leases.find(handle);
+
+		EXPECT_NE(it, leases.end());
+		if (it == leases.end())
+			return 0;
+		if (on_free)
+			on_free(it->second);
+		/* As the kernel does, so that no event is of an older lease with the same cookie. */
+		std::erase_if(queue, [&](const auto &e) { return e.cookie == it->second.req.cookie; });
+		leases.erase(it);
+		return 0;
+	}
+	int query_mr(const ibv_mr &m, rdma_np_mr_info &out) noexcept override
+	{
+		++queries;
+		if (m.handle != mr)
+			return -EINVAL;
+		out = {};
+		out.base = base;
+		out.length = length;
+		return 0;
+	}
+	int set_error(ibv_qp &) noexcept override { return 0; }
+	bool connected(ibv_qp &) noexcept override { return true; }
+	std::uint64_t tries_for(ibv_qp &) noexcept override { return 0; }
+
+	/* The newest key that is recalled, and with it all that are older. */
+	std::uint32_t recall_all()
+	{
+		const std::lock_guard lock(mutex);
+		std::uint32_t newest = 0;
+
+		for (const auto &[handle, l] : leases) {
+			rdma_np_event e{};
+
+			e.type = RDMA_NP_EVENT_RECALL;
+			e.cookie = l.req.cookie;
+			queue.push_back(e);
+			posted.fetch_add(1);
+			newest = std::max(newest, l.lkey);
+		}
+		return newest;
+	}
+	std::size_t live()
+	{
+		const std::lock_guard lock(mutex);
+
+		return leases.size();
+	}
+	lease only()
+	{
+		const std::lock_guard lock(mutex);
+
+		EXPECT_EQ(leases.size(), 1U);
+		return leases.begin()->second;
+	}
+
+	std::uint64_t base = 0, length = 0;
+	std::atomic<std::uint64_t> posted{0};
+	std::mutex mutex;
+	std::vector<rdma_np_event> queue;
+	std::map<std::uint32_t, lease> leases;
+	std::function<void(const lease &)> on_free;
+	std::uint32_t made = 0, asked = 0, queries = 0;
+	int refuse = 0;
+	bool no_leases = false;
+};
+
+class LocalLeases : public ::testing::Test {
+protected:
+	explicit LocalLeases(std::uint64_t bytes = 8U << 20) : bytes_(bytes)
+	{
+		memory_ = static_cast<char *>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+						   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+		EXPECT_NE(memory_, MAP_FAILED);
+		madvise(memory_, bytes_, MADV_NOHUGEPAGE);
+		kernel_.base = address(0);
+		kernel_.length = bytes_;
+	}
+	~LocalLeases() override { munmap(memory_, bytes_); }
+
+	[[nodiscard]] std::uint64_t address(std::uint64_t offset) const
+	{
+		return reinterpret_cast<std::uintptr_t>(memory_) + offset;
+	}
+	void touch(std::uint64_t offset, std::uint64_t n)
+	{
+		for (std::uint64_t at = offset; at < offset + n; at += page)
+			const_cast<volatile char *>(memory_)[at] = 1;
+	}
+	std::optional<local_leases::use> take(std::uint64_t offset, std::uint32_t n, bool write = false)
+	{
+		return leases_.take(mr, address(offset), n, write, local_leases::term::brief, 0);
+	}
+	/* Used once, maybe for the first time, and then again. */
+	std::optional<local_leases::use> take_again(std::uint64_t offset, std::uint32_t n, bool write = false)
+	{
+		touch(offset / page * page, n + offset % page);
+		if (const auto u = take(offset, n, write))
+			return u;
+		return take(offset, n, write);
+	}
+
+	std::uint64_t bytes_;
+	char *memory_;
+	fake_kernel kernel_;
+	local_leases leases_{kernel_};
+};
+
+TEST_F(LocalLeases, SecondUseWithinAShortTimeIsLeased)
+{
+	touch(10 * page, page);
+	EXPECT_FALSE(take(10 * page + 8, 100));
+	EXPECT_EQ(kernel_.asked, 0U);
+	const auto first = take(10 * page + 8, 100);
+
+	ASSERT_TRUE(first);
+	EXPECT_TRUE(first->token & local_leases::is_lease);
+	EXPECT_EQ(first->lkey, kernel_.only().lkey);
+	EXPECT_EQ(first->addr, address(10 * page + 8) + (1ULL << 40));
+	EXPECT_EQ(kernel_.only().req.addr, address(10 * page));
+	EXPECT_EQ(kernel_.only().req.length, page);
+	for (int i = 0; i < 1000; ++i) {
+		const auto more = take(10 * page + 4, 4);
+		ASSERT_TRUE(more);
+		leases_.give(more->token);
+	}
+	leases_.give(first->token);
+	EXPECT_EQ(kernel_.asked, 1U);
+	EXPECT_EQ(kernel_.queries, 1U);
+}
+
+/* A receive may be posted for ever: its lease keeps no other memory. */
+TEST_F(LocalLeases, LastingUseLeasesItsOwnPages)
+{
+	const auto lasting = [&](std::uint64_t offset, std::uint32_t n) {
+		return leases_.take(mr, address(offset), n, true, local_leases::term::lasting, 0);
+	};
+
+	touch(0, 16 * page);
+	EXPECT_FALSE(lasting(4 * page + 8, page));
+	const auto u = lasting(4 * page + 8, page);
+	ASSERT_TRUE(u);
+	EXPECT_EQ(kernel_.only().req.addr, address(4 * page));
+	EXPECT_EQ(kernel_.only().req.length, 2 * page);
+	/* And does not make a brief one's larger, which is another */
+	ASSERT_TRUE(take_again(4 * page, 8, true));
+	EXPECT_EQ(kernel_.live(), 2U);
+
+	/* Of several that begin in a page the largest has the lease */
+	const auto small = lasting(4 * page + 64, 8);
+	ASSERT_TRUE(small);
+	EXPECT_EQ(small->lkey, u->lkey);
+	EXPECT_EQ(kernel_.asked, 2U);
+	const auto large = lasting(4 * page, 3 * page);
+	ASSERT_TRUE(large);
+	EXPECT_NE(large->lkey, u->lkey);
+	const auto again = lasting(4 * page + 8, page);
+	ASSERT_TRUE(again);
+	EXPECT_EQ(again->lkey, large->lkey);
+	for (const auto &x : {u, small, large, again})
+		leases_.give(x->token);
+}
+
+TEST_F(LocalLeases, SeldomUseIsNotLeased)
+{
+	touch(0, page);
+	for (int i = 0; i < 3; ++i) {
+		EXPECT_FALSE(take(0, 8));
+		std::this_thread::sleep_for(std::chrono::nanoseconds(local_leases::warm) + 20ms);
+	}
+	EXPECT_EQ(kernel_.asked, 0U);
+}
+
+/* I9: the word tells, before the thread has read the event. */
+TEST_F(LocalLeases, NothingIsTakenAfterTheRecall)
+{
+	const auto u = take_again(0, 8);
+
+	ASSERT_TRUE(u);
+	kernel_.recall_all();
+	kernel_.refuse = -EBUSY;
+	EXPECT_FALSE(take(0, 8));
+	EXPECT_EQ(kernel_.live(), 1U);
+	leases_.give(u->token);
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+TEST_F(LocalLeases, RecalledLeaseEndsWithItsLastUse)
+{
+	const auto a = take_again(0, 8), b = take(0, 8);
+
+	ASSERT_TRUE(a && b);
+	kernel_.recall_all();
+	kernel_.refuse = -EBUSY;
+	EXPECT_FALSE(take(0, 8));
+	leases_.give(a->token);
+	EXPECT_EQ(kernel_.live(), 1U);
+	leases_.give(b->token);
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+TEST_F(LocalLeases, NextLeaseDoesNotWaitForARecalledOne)
+{
+	const auto a = take_again(0, 8);
+
+	ASSERT_TRUE(a);
+	kernel_.recall_all();
+	const auto b = take(0, 8);
+	ASSERT_TRUE(b);
+	EXPECT_NE(a->lkey, b->lkey);
+	EXPECT_EQ(kernel_.live(), 2U);
+	leases_.give(a->token);
+	EXPECT_EQ(kernel_.only().lkey, b->lkey);
+	leases_.give(b->token);
+}
+
+TEST_F(LocalLeases, IdleOnesGoBackByThemselves)
+{
+	const auto u = take_again(0, 8);
+
+	ASSERT_TRUE(u);
+	/* Not while it is used */
+	std::this_thread::sleep_for(std::chrono::nanoseconds(4 * local_leases::warm));
+	EXPECT_EQ(kernel_.live(), 1U);
+	leases_.give(u->token);
+	for (int i = 0; i < 200 && kernel_.live(); ++i)
+		std::this_thread::sleep_for(10ms);
+	EXPECT_EQ(kernel_.live(), 0U);
+	/* And the thread, which sleeps now, looks after the next one, too. */
+	const auto again = take_again(0, 8);
+	ASSERT_TRUE(again);
+	leases_.give(again->token);
+	for (int i = 0; i < 200 && kernel_.live(); ++i)
+		std::this_thread::sleep_for(10ms);
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+TEST_F(LocalLeases, WhatMayBeWrittenMayBeRead)
+{
+	const auto w = take_again(0, 8, true);
+
+	ASSERT_TRUE(w);
+	EXPECT_TRUE(kernel_.only().req.flags & RDMA_NP_FAULT_WRITE);
+	const auto r = take(0, 8);
+	ASSERT_TRUE(r);
+	EXPECT_EQ(r->lkey, w->lkey);
+	leases_.give(r->token);
+	leases_.give(w->token);
+
+	const auto source = take_again(4 << 20, 8);
+	ASSERT_TRUE(source);
+	kernel_.refuse = -EFAULT;
+	EXPECT_FALSE(take_again(4 << 20, 8, true));
+	leases_.give(source->token);
+}
+
+/* Memory that nobody has touched stays so. */
+TEST_F(LocalLeases, OnlyWhatIsInMemoryIsLeased)
+{
+	touch(3 * page, 5 * page);
+	touch(9 * page, page);
+	const auto u = take_again(4 * page + 10, 20);
+
+	ASSERT_TRUE(u);
+	EXPECT_EQ(kernel_.only().req.addr, address(3 * page));
+	EXPECT_EQ(kernel_.only().req.length, 5 * page);
+	leases_.give(u->token);
+
+	/* What it has not is leased with the rest, and the smaller one ends. */
+	touch(8 * page, page);
+	const auto more = take_again(8 * page, 8);
+	ASSERT_TRUE(more);
+	EXPECT_EQ(kernel_.only().req.addr, address(3 * page));
+	EXPECT_EQ(kernel_.only().req.length, 7 * page);
+	leases_.give(more->token);
+}
+
+TEST_F(LocalLeases, BuffersMayReachIntoTheNextPart)
+{
+	const auto u = take_again(local_leases::part - 100, 4096);
+
+	ASSERT_TRUE(u);
+	leases_.give(u->token);
+	EXPECT_FALSE(take_again(local_leases::part - 100, local_leases::overlap + 4096));
+	/* The region's end is not a whole part. */
+	const auto last = take_again(bytes_ - 100, 100);
+	ASSERT_TRUE(last);
+	leases_.give(last->token);
+	EXPECT_FALSE(take(bytes_ - 100, 101));
+	EXPECT_FALSE(take(bytes_, 1));
+	EXPECT_FALSE(leases_.take(mr, address(0) - 1, 8, false, local_leases::term::brief, 0));
+	EXPECT_FALSE(leases_.take(mr, ~0ULL - 3, 100, false, local_leases::term::brief, 0));
+}
+
+TEST_F(LocalLeases, RefusalIsNotRepeatedForEachRequest)
+{
+	kernel_.refuse = -EBUSY;
+	touch(0, page);
+	for (int i = 0; i < 100; ++i)
+		EXPECT_FALSE(take(0, 8));
+	EXPECT_EQ(kernel_.asked, 1U);
+}
+
+TEST_F(LocalLeases, KernelWithoutLeasesIsAskedOnce)
+{
+	kernel_.no_leases = true;
+	touch(0, page);
+	for (int i = 0; i < 100; ++i)
+		EXPECT_FALSE(take(0, 8));
+	EXPECT_EQ(kernel_.asked, 0U);
+}
+
+TEST_F(LocalLeases, RegionThatGoesGivesItsLeasesBack)
+{
+	const auto u = take_again(0, 8);
+
+	ASSERT_TRUE(u);
+	leases_.give(u->token);
+	leases_.remove(mr);
+	EXPECT_EQ(kernel_.live(), 0U);
+	/* The next one with its number is another one. */
+	kernel_.base = address(1 << 20);
+	kernel_.length = 1 << 20;
+	EXPECT_FALSE(take_again(0, 8));
+	const auto other = take_again(1 << 20, 8);
+	ASSERT_TRUE(other);
+	leases_.give(other->token);
+	EXPECT_EQ(kernel_.queries, 2U);
+	/* An MR that is no region has none. */
+	EXPECT_FALSE(leases_.take(mr + 1, address(0), 8, false, local_leases::term::brief, 0));
+	EXPECT_FALSE(leases_.take(mr + 1, address(0), 8, false, local_leases::term::brief, 0));
+}
+
+TEST_F(LocalLeases, AllThatIsIdleGoesBackWhenAsked)
+{
+	const auto u = take_again(0, 8);
+
+	ASSERT_TRUE(u);
+	EXPECT_FALSE(leases_.give_back_idle());
+	leases_.give(u->token);
+	EXPECT_EQ(kernel_.live(), 0U);
+	const auto again = take_again(0, 8);
+	ASSERT_TRUE(again);
+	leases_.give(again->token);
+	EXPECT_TRUE(leases_.give_back_idle());
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+/* Threads use leases while all are recalled again and again: none ends in use, and none is taken that was recalled. */
+TEST_F(LocalLeases, ThreadsAndRecalls)
+{
+	constexpr std::size_t keys = 1 << 20;
+	std::vector<std::atomic<int>> in_use(keys);
+	std::atomic<std::uint32_t> recalled{0}; /* keys up to here were */
+	std::atomic<bool> stop{false};
+	std::atomic<std::uint64_t> taken{0};
+	std::vector<std::thread> threads;
+
+	kernel_.on_free = [&](const fake_kernel::lease &l) { EXPECT_EQ(in_use[l.lkey % keys].load(), 0); };
+	touch(0, bytes_);
+	for (unsigned t = 0; t < 4; ++t)
+		threads.emplace_back([&, t] {
+			for (std::uint64_t i = t; !stop; i += 7) {
+				const std::uint32_t before = recalled;
+				const auto u = leases_.take(mr, address(i % 4 * local_leases::part), 64, i & 8, local_leases::term::brief, t);
+
+				if (!u)
+					continue;
+				EXPECT_GT(u->lkey, before);
+				++in_use[u->lkey % keys];
+				++taken;
+				--in_use[u->lkey % keys];
+				leases_.give(u->token);
+			}
+		});
+	for (int i = 0; i < 300; ++i) {
+		recalled = std::max(recalled.load(), kernel_.recall_all());
+		std::this_thread::sleep_for(1ms);
+	}
+	stop = true;
+	for (std::thread &t : threads)
+		t.join();
+	EXPECT_GT(taken, 0U);
+	kernel_.on_free = nullptr;
+}
+
+} // namespace
