@@ -23,7 +23,7 @@ constexpr std::uint32_t words_lkey = 7, lkey = 8;
 constexpr std::uint32_t first_rkey = 0x100, pinned_rkey = 0x500;
 constexpr std::uint64_t resident = RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE;
 
-/* Completes what is posted, in order, with all pages resident. */
+/* Completes what is posted, in order, with all pages resident. The peer grants each lease that is asked for. */
 class hca final : public npr::backend {
 public:
 	int post(ibv_send_wr *chain, ibv_send_wr **) noexcept override
@@ -39,7 +39,19 @@ public:
 		}
 		return 0;
 	}
-	int fault(const rdma_np_fault_req &, std::span<const rdma_np_range>) noexcept override { std::abort(); }
+	int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept override
+	{
+		if (!(req.flags & RDMA_NP_FAULT_LEASE))
+			std::abort();
+		granted = {};
+		granted.type = RDMA_NP_EVENT_FAULT;
+		granted.cookie = req.cookie;
+		granted.region_id = req.region_id;
+		granted.hold_id = req.region_id;
+		granted.lease_addr = ranges.back().addr;
+		granted.lease_length = ranges.back().length;
+		return 0;
+	}
 	void release(std::uint64_t) noexcept override {}
 	void forget(std::uint64_t) noexcept override {}
 	void resolve(std::uint32_t) noexcept override { std::abort(); }
@@ -53,6 +65,7 @@ public:
 	npr::nanoseconds now() noexcept override { return 1; }
 	npr::nanoseconds recently() noexcept override { return 1; }
 
+	rdma_np_event granted{};
 	std::uint64_t done[64];
 	unsigned count = 0;
 };
@@ -89,6 +102,7 @@ struct work {
 	std::uint32_t rkey, keys; /* the first one and how many in turn */
 	std::uint32_t offset, length;
 	unsigned list;
+	bool leased = false;
 };
 
 constexpr work cases[] = {
@@ -97,6 +111,8 @@ constexpr work cases[] = {
 	{"read-unaligned", IBV_WR_RDMA_READ, first_rkey, 1, 40, 4096, 1},
 	{"read-keys", IBV_WR_RDMA_READ, first_rkey, 4, 0, 4096, 1},
 	{"read-list", IBV_WR_RDMA_READ, first_rkey, 1, 0, 4096, 8},
+	{"read-leased", IBV_WR_RDMA_READ, first_rkey, 1, 0, 4096, 1, true},
+	{"write-leased", IBV_WR_RDMA_WRITE, first_rkey, 1, 0, 4096, 1, true},
 	{"send", IBV_WR_SEND, 0, 1, 0, 64, 1},
 	{"read-pinned", IBV_WR_RDMA_READ, pinned_rkey, 1, 0, 4096, 1},
 };
@@ -113,6 +129,7 @@ int run(const work &w, unsigned count)
 	c.pool = &pool;
 	c.max_sge = 4;
 	c.local = true;
+	c.leases = w.leased;
 	c.tag = 0x12345678;
 	c.words = words;
 	c.words_lkey = words_lkey;
@@ -158,10 +175,18 @@ int run(const work &w, unsigned count)
 		wr.wr.rdma.rkey = w.rkey + k;
 		wr.wr.rdma.remote_addr = (std::uint64_t{1 + k} << 30) + w.offset;
 	}
-	/* Words and pages of memory are known, and touched. */
+	/* Words and pages of memory are known, and touched; what is asked for is leased. */
 	for (std::uint32_t k = 0; k < w.keys; ++k)
 		if (!measured(e, h, &wrs[k * w.list]))
 			return 1;
+	if (w.leased) {
+		/* the request that asks is not done with its answer */
+		if (measured(e, h, &wrs[0]))
+			return 1;
+		e.on_event(h.granted);
+		if (e.stats().leases != 1)
+			return 1;
+	}
 
 	const auto begin = std::chrono::steady_clock::now();
 	for (unsigned i = 0; i < count; ++i)

@@ -17,6 +17,8 @@ constexpr std::uint64_t no_op = ~0ULL;
 constexpr unsigned max_fetches = 8;
 constexpr unsigned max_unproven = 3;
 constexpr unsigned max_rebinds = 8;
+/* Bytes that a lease may be of, from its part's first one on. */
+constexpr std::uint64_t lease_span = remote_leases::part + remote_leases::overlap;
 
 ibv_wc_opcode completion_opcode(ibv_wr_opcode op) noexcept
 {
@@ -44,6 +46,12 @@ ibv_wc_opcode completion_opcode(ibv_wr_opcode op) noexcept
 bool is_atomic(ibv_wr_opcode op) noexcept
 {
 	return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+/* Where the order is relaxed it overtakes what is not proven. */
+bool is_passive(ibv_wr_opcode op) noexcept
+{
+	return op == IBV_WR_RDMA_READ || op == IBV_WR_RDMA_WRITE;
 }
 
 constexpr std::uint32_t atomic_size = 8;
@@ -90,6 +98,16 @@ std::uint32_t rkey_of(const ibv_send_wr &wr) noexcept
 std::uint64_t addr_of(const ibv_send_wr &wr) noexcept
 {
 	return wr.wr.rdma.remote_addr;
+}
+
+/*
+ * @wr with a key, and the address under which the HCA reaches the region with it. A lease's key is for one
+ * window, whatever is done under it. The address comes first, as above.
+ */
+void translate(ibv_send_wr &wr, const rdma_np_region_info &i, std::uint32_t rkey, bool write) noexcept
+{
+	(is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey) = rkey;
+	wr.wr.rdma.remote_addr += (write ? i.write_addr : i.read_addr) - i.base;
 }
 
 /* What a failed RESOLVE means for a work request that needed it. */
@@ -175,6 +193,7 @@ engine::engine(const engine_config &config, backend &world)
 
 	config_.max_sge = std::max(config_.max_sge, 1U);
 	config_.max_faults = std::max(config_.max_faults, 1U);
+	config_.leases &= !config_.local_only;
 	ops_.resize(ops);
 	op_mask_ = ops - 1;
 	op_sges_.resize(ops * config_.max_sge);
@@ -489,24 +508,33 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 
 /*
  * A request that is posted as it is, with its local buffers where they are and, if it has a key, with one that
- * is known (@b) to be pinned memory's.
+ * is known (@b) to be pinned memory's; or @leased: one of a region, to memory that is leased to this QP.
  *
  * The caller's request gets neither our wr_id nor our flags, not for a moment: threads may share one, and it may
  * be in memory that cannot be written to. So it is copied, once, but for what only windows need.
  */
+template <bool leased>
 bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
 {
+	/* That it may pass them the caller has seen. */
+	const bool overtakes = leased && is_passive(wr.opcode) && !(wr.send_flags & IBV_SEND_FENCE);
+	std::uint32_t lease = none;
 	std::uint64_t length;
 
-	if (wr.opcode == IBV_WR_BIND_MW || live_writes_ || (holds_wanted_ && takes_receive(wr.opcode)) ||
+	if (wr.opcode == IBV_WR_BIND_MW || (live_writes_ && !overtakes) || (holds_wanted_ && takes_receive(wr.opcode)) ||
 	    (wr.send_flags & IBV_SEND_FENCE && live_reads_) || !has_room(1) || check(wr, length))
 		return false;
 	if (needs_hold(wr))
 		return false;
 	if (is_atomic(wr.opcode))
 		length = atomic_size;
-	if (is_remote(wr.opcode) && !config_.local_only && length && (!b || !stays_plain(*b)))
+	if constexpr (leased) {
+		lease = find_lease(wr, static_cast<std::uint32_t>(length), *b->to);
+		if (lease == none)
+			return false;
+	} else if (is_remote(wr.opcode) && !config_.local_only && length && (!b || !stays_plain(*b))) {
 		return false;
+	}
 
 	const bool signaled = config_.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED || unsignaled_ + 1 >= signal_every_ ||
 			      !credits_.tail_may_grow();
@@ -516,11 +544,17 @@ bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
 	w.next = &w + 1;
 	if (signaled)
 		w.send_flags |= IBV_SEND_SIGNALED;
+	if constexpr (leased)
+		translate(w, b->to->info, leases_.rkey(lease), leases_.write(lease));
 	++chained_;
 
 	const std::uint32_t lost = last ? send_chain() : 0;
 
-	op &o = begin(wr, op_kind::pass, static_cast<std::uint32_t>(length));
+	op &o = begin(wr, leased ? op_kind::leased : op_kind::pass, static_cast<std::uint32_t>(length));
+	if constexpr (leased) {
+		o.lease = lease;
+		leases_.take(lease);
+	}
 	o.pieces = 0;
 	o.slots = 1;
 	slots_[sq_tail_++ & sq_mask_] = {tail_, none};
@@ -549,19 +583,21 @@ bool engine::post_quick(const ibv_send_wr &wr, bool last) noexcept
 	if (!undisturbed() || tail_ - head_ >= config_.depth || live_once_ || (live_writes_ && !config_.relaxed))
 		return false;
 	if (config_.local_only || !is_remote(wr.opcode))
-		return quick_pass(wr, nullptr, last);
+		return quick_pass<false>(wr, nullptr, last);
 
 	binding *b = find_binding(rkey_of(wr));
 	if (!b || b->state != binding_state::bound)
-		return quick_pass(wr, b, last);
-	switch (wr.opcode) {
-	case IBV_WR_RDMA_READ:
-		return quick_move<false>(wr, *b->to, last);
-	case IBV_WR_RDMA_WRITE:
-		return quick_move<true>(wr, *b->to, last);
-	default:
+		return quick_pass<false>(wr, b, last);
+	if (!leases_.empty() && !stalled() && quick_pass<true>(wr, b, last))
+		return true;
+	/* It is bound, and so not gone: no more happens to it here than that its QP ends. */
+	const region &r = *b->to;
+	if (!(wr.opcode == IBV_WR_RDMA_READ	 ? quick_move<false>(wr, *b->to, last)
+	      : wr.opcode == IBV_WR_RDMA_WRITE && quick_move<true>(wr, *b->to, last)))
 		return false;
-	}
+	if (config_.leases)
+		want_lease(wr, wr.sg_list[0].length, r);
+	return true;
 }
 
 /* The next op, which is posted or in the chain: what is the same for all of them. */
@@ -656,17 +692,17 @@ int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 	return rc;
 }
 
-bool engine::allowed(const op &o, const region &r) const noexcept
+bool engine::allowed(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept
 {
 	const rdma_np_region_info &i = r.info;
-	const std::uint64_t addr = o.wr.wr.rdma.remote_addr;
+	const std::uint64_t addr = addr_of(wr);
 
-	if (addr < i.base || o.length > i.length || addr - i.base > i.length - o.length)
+	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
 		return false;
-	if (o.kind == op_kind::read)
+	if (wr.opcode == IBV_WR_RDMA_READ)
 		return i.read_key && i.access & IBV_ACCESS_REMOTE_READ;
 	return i.write_key &&
-	       i.access & (is_atomic(o.wr.opcode) ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_WRITE);
+	       i.access & (is_atomic(wr.opcode) ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_WRITE);
 }
 
 /* Can it take the place of the region of @p, which has died? A piece has the size that the first one served. */
@@ -674,7 +710,7 @@ bool engine::serves(const region &r, const piece &p) const noexcept
 {
 	const op &o = op_at(p.op);
 
-	return allowed(o, r) && pages_of(addr_of(o.wr) + p.offset, p.length) <= r.info.max_pages;
+	return allowed(o.wr, o.length, r) && pages_of(addr_of(o.wr) + p.offset, p.length) <= r.info.max_pages;
 }
 
 /* What is op @i, the next to be issued? False: not known yet, or it failed. */
@@ -723,9 +759,7 @@ bool engine::classify(std::uint64_t i) noexcept
 
 bool engine::must_wait(const op &o) const noexcept
 {
-	const bool passive = o.kind == op_kind::read || o.wr.opcode == IBV_WR_RDMA_WRITE;
-
-	if (live_once_ || (live_writes_ && (!config_.relaxed || !passive || o.kind == op_kind::pass)))
+	if (live_once_ || (live_writes_ && (!config_.relaxed || !is_passive(o.wr.opcode) || o.kind == op_kind::pass)))
 		return true;
 	if (holds_wanted_ && takes_receive(o.wr.opcode))
 		return true;
@@ -747,7 +781,17 @@ void engine::issue() noexcept
 			if (must_wait(o))
 				return;
 		}
-		if (o.kind == op_kind::pass) {
+		const region *r = nullptr;
+		std::uint32_t lease = none;
+		if (config_.leases && !o.started && o.kind != op_kind::pass && !stalled()) {
+			const binding *b = find_binding(rkey_of(o.wr));
+			if (b && b->state == binding_state::bound) {
+				r = b->to;
+				lease = find_lease(o.wr, o.length, *r);
+			}
+		}
+		if (o.kind == op_kind::pass || lease != none) {
+			/* Until there is, the lease may be recalled. */
 			if (!room(1))
 				return;
 			const bool signaled = config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED ||
@@ -763,12 +807,20 @@ void engine::issue() noexcept
 				w.send_flags |= IBV_SEND_SIGNALED;
 			if (takes_receive(w.opcode))
 				stalls_ = sq_tail_;
+			if (lease != none) {
+				translate(w, r->info, leases_.rkey(lease), leases_.write(lease));
+				o.kind = op_kind::leased;
+				o.lease = lease;
+				leases_.take(lease);
+			}
 			++next_;
 			continue;
 		}
 		if (!o.started) {
 			o.started = true;
 			++live(o);
+			if (r)
+				want_lease(o.wr, o.length, *r);
 		}
 		while (o.issued < o.length) {
 			if (free_.empty() || !posting_.empty() || !start_piece(o, next_))
@@ -787,8 +839,9 @@ void engine::finish(op &o) noexcept
 		++stats_.passed;
 		return;
 	}
-	--live(o);
-	if (o.kind == op_kind::read) {
+	if (o.kind != op_kind::leased)
+		--live(o);
+	if (o.wr.opcode == IBV_WR_RDMA_READ) {
 		++stats_.reads;
 		stats_.bytes_read += o.length;
 	} else if (is_atomic(o.wr.opcode)) {
@@ -892,7 +945,7 @@ void engine::settle_failure() noexcept
 		const op &o = op_at(i);
 		/* Of an unsignaled request that the HCA did nobody may ever hear. */
 		const bool signaled = config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED;
-		if (!o.finished && (o.kind != op_kind::pass || signaled))
+		if (!o.finished && (!as_it_is(o) || signaled))
 			return;
 	}
 	/*
@@ -927,10 +980,11 @@ void engine::die() noexcept
 	for (std::uint64_t i = head_; i < tail_; ++i) {
 		op &o = op_at(i);
 		/* What the HCA has, it tells; or it is done, unsignaled, and nothing is to tell. */
-		if (!o.finished && o.status == IBV_WC_SUCCESS && !(o.kind == op_kind::pass && o.slots))
+		if (!o.finished && o.status == IBV_WC_SUCCESS && !(as_it_is(o) && o.slots))
 			o.status = IBV_WC_WR_FLUSH_ERR;
 	}
 	next_ = tail_;
+	leases_.for_each_live([this](std::uint32_t n) { end_lease(n); });
 }
 
 /*
@@ -949,7 +1003,7 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 {
 	binding *b = make_binding(rkey_of(o.wr));
 
-	if (!b || (b->state == binding_state::bound && !allowed(o, *b->to))) {
+	if (!b || (b->state == binding_state::bound && !allowed(o.wr, o.length, *b->to))) {
 		fail_op(i, b ? IBV_WC_REM_ACCESS_ERR : IBV_WC_GENERAL_ERR);
 		return false;
 	}
@@ -1062,11 +1116,14 @@ void engine::free_piece(piece &p) noexcept
 
 void engine::unref(piece &p) noexcept
 {
-	region *r = p.reg;
+	if (region *r = std::exchange(p.reg, nullptr))
+		unref(*r);
+}
 
-	p.reg = nullptr;
-	if (r && !--r->refs && r->gone) {
-		retire(*r);
+void engine::unref(region &r) noexcept
+{
+	if (!--r.refs && r.gone) {
+		retire(r);
 		forget_dead();
 	}
 }
@@ -1494,7 +1551,7 @@ void engine::ask(piece &p, bool hold) noexcept
 	if (hold && p.no_hold)
 		return go_without_hold(p);
 	want_hold(p, hold);
-	if (hold && sq_head_ < stalls_) {
+	if (hold && stalled()) {
 		p.at = stage::barrier;
 		return proceed(p);
 	}
@@ -1719,12 +1776,16 @@ void engine::on_event(const rdma_np_event &e) noexcept
 		}
 		return;
 	}
+	if (e.type == RDMA_NP_EVENT_RECALL)
+		return recalled(e.hold_id);
 	if (e.type != RDMA_NP_EVENT_FAULT || !faults_)
 		return;
 	--faults_;
 
 	const std::uint32_t i = e.cookie & 0xffff;
-	if (i >= 0x10000 - max_prefetches) {
+	if (i >= lease_cookie && i < prefetch_cookie)
+		return lease_answered(i - lease_cookie, e);
+	if (i >= prefetch_cookie) {
 		prefetch_slot &f = prefetches_[0xffff - i];
 		if (e.status == RDMA_NP_OK)
 			event_words(f.uid, f.page, f.pages, e);
@@ -1735,9 +1796,7 @@ void engine::on_event(const rdma_np_event &e) noexcept
 	if (!p || !p->live || p->dropped || p->at != stage::fault ||
 	    p->generation != static_cast<std::uint32_t>(e.cookie >> 16)) {
 		/* for a work request that has failed meanwhile */
-		if (e.hold_id)
-			world_.release(e.hold_id);
-		return;
+		return release_unused(e.hold_id);
 	}
 	if (p->done_held)
 		return hold_answered(*p, e.status);
@@ -1804,6 +1863,194 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 		done += n;
 	}
 	return static_cast<std::int64_t>(done);
+}
+
+/* --- leases ------------------------------------------------------------ */
+
+/* The bytes of a region that @wr needs; or nothing if it may not have them, or no lease can be of them all. */
+std::optional<remote_leases::range> engine::lease_range(const ibv_send_wr &wr, std::uint32_t length,
+							const region &r) const noexcept
+{
+	using leases = remote_leases;
+	const std::uint64_t addr = addr_of(wr);
+
+	if (!length || !allowed(wr, length, r) || (is_atomic(wr.opcode) && addr % atomic_size))
+		return {};
+	/* It may wait for a receive for ever, and a lease has to go back in time. */
+	if (takes_receive(wr.opcode))
+		return {};
+	const std::uint64_t index = (addr >> leases::part_shift) - (r.info.base >> leases::part_shift);
+	const auto first = static_cast<std::uint32_t>(addr % leases::part);
+	if (index > ~0U || length > lease_span - first)
+		return {};
+	return leases::range{leases::key_of(r.uid, static_cast<std::uint32_t>(index)), first, first + length,
+			     wr.opcode != IBV_WR_RDMA_READ};
+}
+
+/* The number of a lease under which @wr may be posted now. */
+std::uint32_t engine::find_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept
+{
+	const auto need = lease_range(wr, length, r);
+
+	return need ? leases_.find(*need) : none;
+}
+
+/*
+ * A request begins without a lease. The second one of its kind in this part within a short time asks for
+ * one: of its pages, and of all others of the part that are resident already.
+ */
+void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept
+{
+	const rdma_np_region_info &i = r.info;
+	const auto need = lease_range(wr, length, r);
+
+	if (!need || dead_ || broken_ || !leases_.wants(need->key, need->write, world_.recently()))
+		return;
+	/* work requests go first */
+	if (asked_leases_ == max_lease_asks || faults_ > config_.max_faults / 2)
+		return;
+	lease_ask *q = nullptr;
+	for (lease_ask &x : lease_asks_) {
+		if (x.key == need->key && x.write == need->write)
+			return;
+		if (!x.key)
+			q = &x;
+	}
+
+	const std::uint64_t addr = addr_of(wr), start = addr - need->first;
+	const std::uint32_t pages = pages_of(addr, length);
+	std::array<rdma_np_range, 2> ranges{{{addr, length}}};
+	std::size_t n = 1;
+	if (pages > i.max_pages)
+		return;
+	/* The part with its overlap, or so many of its pages around the request as the owner takes; last is inclusive. */
+	std::uint64_t first = std::max<std::uint64_t>(start, i.base);
+	std::uint64_t last = std::min<std::uint64_t>(start + std::min(lease_span - 1, ~start),
+				      i.base + (i.length - 1));
+	const std::uint64_t around = std::min<std::uint64_t>((last >> page_shift) - (first >> page_shift) + 1,
+							     i.max_pages - pages);
+	if (i.max_ranges > 1 && around >= pages && last - first >= length) {
+		const std::uint64_t page = std::min(addr >> page_shift, (last >> page_shift) + 1 - around);
+		first = std::max(first, page << page_shift);
+		last = std::min(last, (page + around - 1) << page_shift | (page_size - 1));
+		ranges[n++] = {first, last - first + 1};
+	}
+
+	rdma_np_fault_req req{};
+	req.region_id = i.region_id;
+	req.cookie = std::uint64_t{config_.cookie} << 48 | std::uint64_t{q->generation} << 16 |
+		     (lease_cookie + static_cast<std::uint32_t>(q - lease_asks_.data()));
+	req.flags = RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE | (need->write ? RDMA_NP_FAULT_WRITE : 0);
+	if (world_.fault(req, {ranges.data(), n}))
+		return leases_.refused(need->key, need->write, world_.recently());
+	q->key = need->key;
+	q->region = i.region_id;
+	q->start = start;
+	q->write = need->write;
+	++asked_leases_;
+	++faults_;
+}
+
+void engine::lease_answered(std::uint32_t k, const rdma_np_event &e) noexcept
+{
+	lease_ask &q = lease_asks_[k];
+
+	if (!q.key || q.generation != static_cast<std::uint32_t>(e.cookie >> 16))
+		return release_unused(e.hold_id);
+	if (!granted(q, e)) {
+		release_unused(e.hold_id);
+		leases_.refused(q.key, q.write, world_.recently());
+	}
+	q.key = 0;
+	++q.generation;
+	if (!--asked_leases_)
+		nr_early_recalls_ = 0;
+}
+
+/* False: there is no lease, or it is of no use. What it is of a peer has said. */
+bool engine::granted(const lease_ask &q, const rdma_np_event &e) noexcept
+{
+	const std::uint64_t said = e.lease_addr + (e.lease_length - 1);
+	region *r = find_region(q.region);
+
+	if (e.status != RDMA_NP_OK || !e.hold_id || !e.lease_length || dead_ || !r || r->gone ||
+	    leases_.by_hold(e.hold_id) != none)
+		return false;
+	/* A recall that came first wins (I9). */
+	const std::size_t known = std::min(nr_early_recalls_, early_recalls_.size());
+	if (nr_early_recalls_ > known || std::count(early_recalls_.data(), early_recalls_.data() + known, e.hold_id))
+		return false;
+
+	/* What of it is in the region, and in the part or its overlap; last is inclusive, and less if there was an overflow. */
+	const std::uint64_t first = std::max<std::uint64_t>({e.lease_addr, q.start, r->info.base});
+	const std::uint64_t last = std::min<std::uint64_t>(said, r->info.base + (r->info.length - 1));
+	if (first > last || first - q.start >= lease_span)
+		return false;
+	const std::uint32_t n = leases_.place(q.key);
+	if (n == none)
+		return false;
+	if (leases_.hold(n))
+		end_lease(n);
+	const std::uint64_t end = std::min(last - q.start, lease_span - 1) + 1;
+	leases_.insert(n, {q.key, static_cast<std::uint32_t>(first - q.start), static_cast<std::uint32_t>(end), q.write},
+		       e.hold_id, q.region, e.lease_key);
+	leases_.granted(q.key, q.write, world_.recently());
+	++r->refs;
+	++stats_.leases;
+	return true;
+}
+
+void engine::recalled(std::uint64_t hold) noexcept
+{
+	const std::uint32_t n = hold ? leases_.by_hold(hold) : none;
+
+	if (n != none) {
+		if (leases_.is_live(n)) {
+			++stats_.recalls;
+			end_lease(n);
+		}
+		return;
+	}
+	/* It may be of what an answer on its way brings; or of another QP, for which there is no room for ever. */
+	if (hold && asked_leases_ && nr_early_recalls_ <= early_recalls_.size()) {
+		if (nr_early_recalls_ < early_recalls_.size())
+			early_recalls_[nr_early_recalls_] = hold;
+		++nr_early_recalls_;
+	}
+}
+
+/* From now on nothing is posted under it (I9). It goes back when what was has completed. */
+void engine::end_lease(std::uint32_t n) noexcept
+{
+	if (leases_.withdraw(n))
+		return lease_ended(n);
+	/* Of what is unsignaled at the end of the send queue the HCA would say nothing. */
+	drains_ |= unsignaled_ && !dead_;
+}
+
+/* Nothing is under way under it, nor will be. */
+void engine::lease_ended(std::uint32_t n) noexcept
+{
+	region *r = find_region(leases_.region(n));
+
+	world_.release(leases_.hold(n));
+	leases_.erase(n);
+	unref(*r);
+}
+
+/* An answer that nobody waits for has brought a hold, unless it has come before. */
+void engine::release_unused(std::uint64_t hold) noexcept
+{
+	if (hold && leases_.by_hold(hold) == none)
+		world_.release(hold);
+}
+
+void engine::age_leases() noexcept
+{
+	/* What waits for its turn may be for one that it has only just got. */
+	if (next_ < tail_)
+		return;
+	leases_.for_each_idle([this](std::uint32_t n) { end_lease(n); });
 }
 
 /* --- regions and keys -------------------------------------------------- */
@@ -1976,6 +2223,10 @@ void engine::region_dies(region &r) noexcept
 {
 	if (r.gone)
 		return;
+	leases_.for_each_live([&](std::uint32_t n) {
+		if (leases_.region(n) == r.info.region_id)
+			end_lease(n);
+	});
 	r.gone = true;
 	++stats_.gone;
 	while (!r.keys.empty()) {
@@ -2211,11 +2462,8 @@ void engine::push_once(piece &p, bool signaled) noexcept
 	w.send_flags |= o.wr.send_flags & (IBV_SEND_FENCE | IBV_SEND_INLINE | IBV_SEND_SOLICITED);
 	w.imm_data = o.wr.imm_data;
 	w.wr = o.wr.wr;
-	if (p.reg) {
-		const rdma_np_region_info &i = p.reg->info;
-		(is_atomic(w.opcode) ? w.wr.atomic.rkey : w.wr.rdma.rkey) = i.write_key;
-		w.wr.rdma.remote_addr += i.write_addr - i.base;
-	}
+	if (p.reg)
+		translate(w, p.reg->info, p.reg->info.write_key, true);
 	w.num_sge = o.wr.num_sge;
 	std::copy_n(o.wire, o.wr.num_sge, w.sg_list);
 }
@@ -2256,8 +2504,9 @@ void engine::push_refused(std::uint64_t i) noexcept
 }
 
 /*
- * A dead QP flushes in order, so the completion of this one says that all
- * before it are over, unsignaled ones that had succeeded included.
+ * Completions come in order, so that of this one says that all before it are over, unsignaled ones that
+ * had succeeded included. A dead QP flushes it. The peer of a live one looks at no key, for it accesses nothing, but
+ * at the QP's rights: that to READ there is, or no word could be READ.
  */
 void engine::push_drain() noexcept
 {
@@ -2265,6 +2514,16 @@ void engine::push_drain() noexcept
 
 	w.opcode = IBV_WR_RDMA_WRITE;
 	w.wr.rdma = {};
+	/* What was posted under a lease the peer's QP allows. Of an empty one the key is nobody's business. */
+	for (std::uint64_t i = tail_; !dead_ && i > head_; --i) {
+		const op &o = op_at(i - 1);
+
+		if (o.kind != op_kind::leased)
+			continue;
+		if (o.wr.opcode == IBV_WR_RDMA_READ)
+			w.opcode = IBV_WR_RDMA_READ;
+		break;
+	}
 }
 
 /* How many of the chain, which is not empty, could not be posted? */
@@ -2305,7 +2564,10 @@ void engine::not_posted(std::uint32_t n) noexcept
 		if (s.op == no_op)
 			continue;
 		first = s.op;
-		--op_at(s.op).slots;
+		op &o = op_at(s.op);
+		--o.slots;
+		if (o.kind == op_kind::leased && leases_.give(o.lease))
+			lease_ended(o.lease);
 		if (s.piece != none && !--pieces_[s.piece].slots && pieces_[s.piece].dropped)
 			free_piece(pieces_[s.piece]);
 	}
@@ -2344,6 +2606,8 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 			o.vendor_err = wc.vendor_err;
 		}
 		if (s.piece == none) {
+			if (o.kind == op_kind::leased && leases_.give(o.lease))
+				lease_ended(o.lease);
 			if (!failed && o.status == IBV_WC_SUCCESS)
 				finish(o);
 			continue;
@@ -2469,6 +2733,12 @@ void engine::step() noexcept
 	}
 	if (!dead_ && posting_.empty())
 		issue();
+	/* With the next signaled one all would be said as well. */
+	if (drains_ && (dead_ || !unsignaled_ || room(1))) {
+		drains_ = false;
+		if (!dead_ && unsignaled_)
+			push_drain();
+	}
 	flush();
 	if (broken_ && !dead_) {
 		world_.fail_qp();

@@ -29,6 +29,10 @@
  *   there. And it must have none, because it may wait for a receive without limit.
  *   Neither needs P1: the words behind an atomic have a fence, so they are READ when its
  *   answer is there, and behind the repetition with the immediate no words are READ.
+ * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
+ *   what it means for pinned memory: no word is READ, nothing is split or repeated, and the HCA's
+ *   completion is the application's. A request is under at most one lease. A lease is asked for when
+ *   requests begin in the same part of a region again and again; meanwhile they go the ways above.
  * Under a hold the words are READ as well: one without the right that the hold gave
  *   says that the region has died, or that the owner took the page from itself, which
  *   a pinned region would not notice either; the peer's kernel is asked which.
@@ -39,6 +43,8 @@
  * - While a WRITE to a region is not proven, nothing later is posted (with
  *   relaxed order: nothing but READs and WRITEs of regions).
  * - What must happen exactly once is posted once.
+ * - No request is posted under a lease once its recall has been seen, also if that came before the lease; a
+ *   lease is released when all requests under it have completed, and the HCA is made to say so (I9).
  * - No two requests by which the peer's HCA fetches what is scanned have bytes of the same unit.
  * - Requests that consume a receive are never queued ahead of a held request, because
  *   they may wait for longer than the time that the peer gives a hold.
@@ -47,7 +53,7 @@
  *   HCA gets something to refuse.
  * - A word that is used for a proof was known before the work request was
  *   posted: it is copied (snap_) when the request is built.
- * - Keys of a region are in use only while a piece refers to it; a dead region
+ * - Keys of a region are in use only while a piece or a lease refers to it; a dead region
  *   is forgotten when none does and no answer that could name it is under way.
  * - The number of rounds of a piece is bounded unless the peer says BUSY, or cannot hold
  *   the memory (no memory for it, a file system that refuses long-term pins): then what
@@ -63,6 +69,7 @@
 
 #include "credits.hpp"
 #include "page_bits.hpp"
+#include "remote_leases.hpp"
 #include "scan.hpp"
 #include "word_cache.hpp"
 
@@ -139,6 +146,7 @@ struct engine_config {
 	bool relaxed = false;
 	bool local_only = false;	  /* UC, UD: remote keys are not looked at */
 	bool local = false;		  /* unpinned local buffers are looked for */
+	bool leases = false;		  /* of the peer's memory are asked for: then call age_leases() */
 	bool opaque_sinks = false;	  /* what READs bring is not to be looked at */
 	std::span<std::uint64_t> words;	  /* registered memory that residency words are read into */
 	std::uint32_t words_lkey = 0;
@@ -187,6 +195,10 @@ public:
 	void end() noexcept { die(); }
 	/* Give back what local buffers hold: nothing is posted any more, nothing will complete. */
 	void abandon() noexcept;
+	/* Every 100 ms or so: leases that were not used since the last time go back. Then step(). */
+	void age_leases() noexcept;
+	/* Are there leases, or may there be some soon? */
+	[[nodiscard]] bool has_leases() const noexcept { return !leases_.empty() || asked_leases_; }
 	/* When step() is to be called at the latest. */
 	[[nodiscard]] std::optional<nanoseconds> deadline() const noexcept;
 
@@ -208,6 +220,10 @@ public:
 private:
 	static constexpr std::uint32_t none = ~0U;
 	static constexpr unsigned max_prefetches = 8;
+	static constexpr unsigned max_lease_asks = 4;
+	/* What the lowest bits of cookies begin with: pieces, then leases, then prefetches. */
+	static constexpr std::uint32_t prefetch_cookie = 0x10000 - max_prefetches;
+	static constexpr std::uint32_t lease_cookie = prefetch_cookie - max_lease_asks;
 	/* What a peer's kernel promises of a key that is no region's: see RESOLVE in rdma/nprdma.h. */
 	static constexpr nanoseconds plain_time = nanoseconds{RDMA_NP_PINNED_MS} * 1'000'000;
 	static constexpr unsigned max_renewals = 8;
@@ -244,7 +260,7 @@ private:
 	struct region {
 		rdma_np_region_info info;
 		std::uint32_t uid;	 /* for the word cache */
-		std::uint32_t refs = 0; /* pieces */
+		std::uint32_t refs = 0; /* pieces and leases */
 		bool gone = false;
 		key_ring keys;		/* those bound to it */
 		region *unused = nullptr; /* the next one on unused_ */
@@ -272,7 +288,7 @@ private:
 		std::uint64_t upto = 0;
 	};
 
-	enum class op_kind : std::uint8_t { undecided, pass, read, write, once };
+	enum class op_kind : std::uint8_t { undecided, pass, leased, read, write, once };
 	struct op {
 		ibv_send_wr wr;		   /* sg_list: our copy, as the CPU sees it */
 		ibv_sge *wire;		   /* as the HCA sees it: the application's, or with keys of holds */
@@ -282,6 +298,7 @@ private:
 		std::uint32_t pieces;	   /* live */
 		std::uint32_t slots;	   /* send queue entries */
 		std::uint32_t vendor_err;
+		std::uint32_t lease;	   /* if it is leased */
 		ibv_wc_status status;
 		op_kind kind;
 		bool opaque; /* a READ: sg_list means nothing to the CPU */
@@ -360,6 +377,21 @@ private:
 		std::uint64_t page = 0;
 	};
 
+	/* A FAULT that asks for a lease. */
+	struct lease_ask {
+		std::uint64_t key = 0; /* of the part; 0: none is under way */
+		std::uint64_t region = 0;
+		std::uint64_t start = 0; /* of the part */
+		std::uint32_t generation = 0; /* of the cookie */
+		bool write = false;
+	};
+
+	/* A request that the HCA has, or had, as it is: what becomes of it is the HCA's to say. */
+	[[nodiscard]] static bool as_it_is(const op &o) noexcept
+	{
+		return o.kind == op_kind::pass || o.kind == op_kind::leased;
+	}
+
 	/* A failed request has status, all are "complete" only once the QP is dead, if that is ours to say. */
 	[[nodiscard]] bool complete(std::uint64_t i) const noexcept
 	{
@@ -370,18 +402,22 @@ private:
 	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
 	[[nodiscard]] const op &op_at(std::uint64_t i) const noexcept { return ops_[i & op_mask_]; }
 
+	/* Does something posted wait for the peer to post a receive? Then what is posted behind it does, too. */
+	[[nodiscard]] bool stalled() const noexcept { return sq_head_ < stalls_; }
+
 	/* As calm(), in the middle of a list. */
 	[[nodiscard]] bool undisturbed() const noexcept
 	{
 		/* An empty list begins with all bits set. All of this is asked twice for each request. */
 		return next_ == tail_ && (posting_.first & asking_.first & pausing_.first & tails_.first) == none &&
-		       failing_ == ~0ULL && !(dead_ | broken_);
+		       failing_ == ~0ULL && !(dead_ | broken_ | drains_);
 	}
 
 	/* the quick path: false, and nothing has changed, or the request is begun */
 	[[nodiscard]] bool post_quick(const ibv_send_wr &wr, bool last) noexcept;
 	template <bool write>
 	[[nodiscard]] bool quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept;
+	template <bool leased>
 	[[nodiscard]] bool quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept;
 	op &begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept;
 	[[nodiscard]] bool needs_hold(const ibv_send_wr &wr) const noexcept;
@@ -399,7 +435,7 @@ private:
 	}
 	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
 	[[nodiscard]] bool must_wait(const op &o) const noexcept;
-	[[nodiscard]] bool allowed(const op &o, const region &r) const noexcept;
+	[[nodiscard]] bool allowed(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept;
 	[[nodiscard]] bool serves(const region &r, const piece &p) const noexcept;
 	void issue() noexcept;
 	void finish(op &o) noexcept;
@@ -454,6 +490,19 @@ private:
 		return std::min(max_entries_ - 1, p.reg->info.max_ranges);
 	}
 
+	/* leases */
+	[[nodiscard]] std::optional<remote_leases::range> lease_range(const ibv_send_wr &wr, std::uint32_t length,
+								      const region &r) const noexcept;
+	[[nodiscard]] std::uint32_t find_lease(const ibv_send_wr &wr, std::uint32_t length,
+					       const region &r) const noexcept;
+	void want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept;
+	void lease_answered(std::uint32_t k, const rdma_np_event &e) noexcept;
+	[[nodiscard]] bool granted(const lease_ask &q, const rdma_np_event &e) noexcept;
+	void recalled(std::uint64_t hold) noexcept;
+	void end_lease(std::uint32_t n) noexcept;
+	void lease_ended(std::uint32_t n) noexcept;
+	void release_unused(std::uint64_t hold) noexcept;
+
 	/* regions and keys */
 	[[nodiscard]] binding *&recent(std::uint32_t rkey) noexcept
 	{
@@ -484,6 +533,7 @@ private:
 	void retire(region &r) noexcept;
 	void forget_dead() noexcept;
 	void unref(piece &p) noexcept;
+	void unref(region &r) noexcept;
 	void event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept;
 
 	/* the send queue */
@@ -604,6 +654,14 @@ private:
 	std::uint32_t faults_ = 0, resolves_ = 0;
 	unsigned renewals_ = 0; /* of these, for keys that are plain still */
 	prefetch_slot prefetches_[max_prefetches];
+
+	remote_leases leases_;
+	std::array<lease_ask, max_lease_asks> lease_asks_;
+	unsigned asked_leases_ = 0; /* of these, under way */
+	/* Recalls that came meanwhile, of holds that are no leases yet. Too many: each lease is recalled. */
+	std::array<std::uint64_t, 8> early_recalls_;
+	std::size_t nr_early_recalls_ = 0;
+	bool drains_ = false; /* a lease ends, and the HCA is to say when what is unsignaled is over */
 };
 
 } // namespace npr

@@ -18,6 +18,7 @@ struct scenario {
 	unsigned page_out, busy, rereg, budget, slots, read_words_min;
 	bool relaxed, sig_all, signature_data;
 	unsigned once = 0, local = 0, no_hold = 0, opaque = 0;
+	unsigned recall = 0; /* with leases */
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -32,6 +33,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	c.relaxed = s.relaxed;
 	c.sq_sig_all = s.sig_all;
 	c.opaque_sinks = s.opaque == 100;
+	c.leases = s.recall;
 	app a(c, seed);
 	a.world.add_region(0x10000, 24 * page_size, 0x100);
 	a.world.add_region(0x7f0000000123, 9 * page_size + 77, 0x200);
@@ -40,9 +42,13 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
 	a.world.chance_no_hold = s.no_hold;
+	a.world.chance_recall = s.recall;
+	a.world.chance_no_lease = s.recall ? 10 : 0;
 	a.world.request = 64U << seed % 7;
 	/* Two of three responders do not keep the order of READs and WRITEs, or may not. */
 	a.world.out_of_order = seed % 3 == 1;
+	if (s.recall && a.world.out_of_order)
+		a.world.ordered = false;
 	for (sim_region &r : a.world.regions) {
 		r.info.read_order = seed % 3 == 0   ? RDMA_NP_READ_IN_ORDER
 				    : seed % 3 == 1 ? RDMA_NP_READ_OUT_OF_ORDER
@@ -90,6 +96,14 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_page_out = a.world.chance_rereg = 0;
 	a.world.settle();
 	a.check_memory();
+	if (s.recall) {
+		EXPECT_GT(a.eng->stats().leases, 0U);
+		for (int i = 0; i < 2; ++i) {
+			a.eng->age_leases();
+			a.eng->step();
+			a.world.settle();
+		}
+	}
 	EXPECT_TRUE(a.world.holds.empty()) << "a hold was not given back";
 	EXPECT_TRUE(a.world.local_holds.empty()) << "a local hold was not given back";
 	for (const sim_region &r : a.world.regions)
@@ -130,6 +144,12 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"BuffersAnywhere", 15, 10, 0, 16, 64, 4096, false, false, false, 20, 30, 0, 50},
 		scenario{"BuffersAnywhereSmallestQueue", 20, 5, 2, 2, 4, 0, true, false, true, 0, 30, 30, 50},
 		scenario{"NothingIsLookedAt", 20, 5, 0, 9, 64, 4096, false, false, true, 0, 20, 0, 100},
+		scenario{"Leases", 10, 5, 0, 16, 64, 0, false, false, false, 20, 0, 0, 0, 10},
+		scenario{"LeasesPressure", 30, 10, 0, 9, 64, 4096, false, false, false, 30, 30, 20, 20, 30},
+		scenario{"LeasesSmallestQueue", 10, 5, 0, 2, 4, 0, false, true, false, 20, 0, 0, 0, 20},
+		scenario{"LeasesRelaxed", 20, 5, 0, 16, 64, 0, true, false, false, 20, 0, 0, 0, 20},
+		scenario{"LeasesDataIsTheSignature", 20, 5, 2, 16, 64, 0, false, false, true, 0, 0, 0, 0, 10},
+		scenario{"LeasesReregistration", 10, 5, 4, 9, 64, 4096, true, false, false, 0, 20, 0, 0, 20},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });

@@ -87,7 +87,7 @@ sim_region &sim::replace_region(sim_region &old)
 	kill_region(old);
 	regions.push_back(old);
 	sim_region &r = regions.back();
-	r.gone = r.forgotten = r.known = false;
+	r.gone = r.forgotten = r.known = r.ending = false;
 	r.info.region_id = next_id_++;
 	r.info.table_key = next_key_++;
 	r.info.read_key = next_key_++;
@@ -161,6 +161,36 @@ sim_region *sim::by_key(std::uint32_t key, std::uint32_t rdma_np_region_info::*w
 	return nullptr;
 }
 
+const sim::hold *sim::by_lease(std::uint32_t key) const
+{
+	for (const auto &[id, h] : holds)
+		if (key && h.key == key)
+			return &h;
+	return nullptr;
+}
+
+/* The region that @wr reaches, its first byte there, and the lease whose key it has, which holds all of it. */
+sim::target sim::target_of(const ibv_send_wr &wr, std::uint64_t addr, std::uint64_t n)
+{
+	const std::uint32_t key = is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey;
+	const bool write = changes_memory(wr.opcode);
+	const hold *lease = by_lease(key);
+	target t{lease ? lease->region
+		       : by_key(key, write ? &rdma_np_region_info::write_key : &rdma_np_region_info::read_key),
+		 0, lease ? lease->write : write};
+
+	if (!t.region)
+		return t;
+	t.start = addr - (t.write_window ? t.region->info.write_addr : t.region->info.read_addr);
+	if (!lease)
+		return t;
+	EXPECT_TRUE(lease->write || !write) << "a lease that is not for writing";
+	for (const std::uint64_t at : {t.start, t.start + n - 1})
+		EXPECT_TRUE(std::count(lease->pages.begin(), lease->pages.end(), t.region->page_of(at)))
+			<< "outside of the lease";
+	return t;
+}
+
 /* --- wire -------------------------------------------------------------- */
 
 namespace {
@@ -189,7 +219,8 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
 	++doorbells;
 	for (ibv_send_wr *w = chain; w; w = w->next) {
-		EXPECT_TRUE(qp_error || !takes_receive(w->opcode) || holds.empty())
+		EXPECT_TRUE(qp_error || !takes_receive(w->opcode) ||
+			    std::all_of(holds.begin(), holds.end(), [](const auto &h) { return h.second.lease; }))
 			<< "it may wait for a receive for longer than a hold lives";
 		if (refuse_post_after >= 0 && refuse_post_after-- == 0) {
 			*bad = w;
@@ -205,7 +236,7 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 				x.inlined.insert(x.inlined.end(), at(s.addr), at(s.addr) + s.length); /* never held */
 		}
 		if (w->opcode == IBV_WR_RDMA_READ) {
-			const bool table = x.sges[0].lkey == words_lkey;
+			const bool table = !x.sges.empty() && x.sges[0].lkey == words_lkey;
 			++(table ? word_reads : data_reads);
 			for (std::uint64_t o = 0; o < x.length; o = fetch_end(x, o))
 				x.todo.push_back(static_cast<std::uint32_t>(o));
@@ -363,8 +394,8 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 	const bool write = changes_memory(w.wr.opcode);
 	const std::uint64_t addr = w.wr.wr.rdma.remote_addr + offset;
 	sim_region *table = by_key(w.wr.wr.rdma.rkey, &rdma_np_region_info::table_key);
-	sim_region *r = table ? table
-			      : by_key(w.wr.wr.rdma.rkey, write ? &rdma_np_region_info::write_key : &rdma_np_region_info::read_key);
+	const target to = table ? target{table, 0, false} : target_of(w.wr, addr, n);
+	sim_region *const r = to.region;
 	std::byte bytes[unit_size];
 
 	/* The name of a dead region, which no region has now: the HCA knows nothing of it. */
@@ -388,7 +419,7 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 		store(w, offset, {bytes, 8});
 		return;
 	}
-	const std::uint64_t start = addr - (write ? r->info.write_addr : r->info.read_addr);
+	const std::uint64_t start = to.start;
 	ASSERT_TRUE(start < r->info.length && n <= r->info.length - start) << "outside of the region";
 	const sim_page &p = r->pages[r->page_of(start)];
 	if (write) {
@@ -399,7 +430,7 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 		}
 		return;
 	}
-	if (p.mapped_read) {
+	if (to.write_window ? p.mapped_write : p.mapped_read) {
 		std::memcpy(bytes, r->memory->data() + start, n);
 	} else {
 		for (std::uint64_t i = 0; i < n; ++i)
@@ -410,7 +441,8 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 
 void sim::execute_atomic(wire &w)
 {
-	sim_region *r = by_key(w.wr.wr.atomic.rkey, &rdma_np_region_info::write_key);
+	const target to = target_of(w.wr, w.wr.wr.atomic.remote_addr, 8);
+	sim_region *const r = to.region;
 	std::uint64_t old = 0x5c7a7c45c7a7c4; /* scratch */
 
 	if (!r || r->forgotten) {
@@ -418,7 +450,7 @@ void sim::execute_atomic(wire &w)
 		w.status = IBV_WC_REM_ACCESS_ERR;
 		return;
 	}
-	const std::uint64_t start = w.wr.wr.atomic.remote_addr - r->info.write_addr;
+	const std::uint64_t start = to.start;
 	ASSERT_LE(start + 8, r->info.length) << "outside of the region";
 	if (r->pages[r->page_of(start)].mapped_write) {
 		effect(*r, start, 8, w);
@@ -464,10 +496,12 @@ bool sim::advance(std::size_t i, std::uint64_t units, bool shuffled)
 		EXPECT_EQ(w.length, is_atomic(w.wr.opcode) ? 8U : 1U) << "nothing is not refused";
 		w.status = refused = is_atomic(w.wr.opcode) ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR;
 		w.finished = peer_error = true;
-	} else if (is_atomic(w.wr.opcode) && by_key(w.wr.wr.atomic.rkey, &rdma_np_region_info::write_key)) {
+	} else if (is_atomic(w.wr.opcode) && (by_key(w.wr.wr.atomic.rkey, &rdma_np_region_info::write_key) ||
+					      by_lease(w.wr.wr.atomic.rkey))) {
 		execute_atomic(w);
 		w.finished = true;
-	} else if (changes_memory(w.wr.opcode) && by_key(w.wr.wr.rdma.rkey, &rdma_np_region_info::write_key)) {
+	} else if (changes_memory(w.wr.opcode) && (by_key(w.wr.wr.rdma.rkey, &rdma_np_region_info::write_key) ||
+						   by_lease(w.wr.wr.rdma.rkey))) {
 		const std::uint64_t addr = w.wr.wr.rdma.remote_addr;
 		while (units-- && w.done < w.length) {
 			const std::uint64_t n =
@@ -607,11 +641,15 @@ int sim::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> rang
 		EXPECT_LE(pages, r.info.max_pages);
 		EXPECT_LT(faults.size(), r.info.max_outstanding);
 	}
-	EXPECT_FALSE(req.flags & RDMA_NP_FAULT_HOLD && std::any_of(queue.begin(), queue.end(), [](const wire &w) {
+	const bool lease = req.flags & RDMA_NP_FAULT_LEASE;
+	EXPECT_FALSE(req.flags & RDMA_NP_FAULT_HOLD && !lease && std::any_of(queue.begin(), queue.end(), [](const wire &w) {
 		return takes_receive(w.wr.opcode) && !w.finished;
 	})) << "a hold, and what is to be done under it has to wait for a receive";
 	++fault_requests;
-	hold_requests += (req.flags & RDMA_NP_FAULT_HOLD) != 0;
+	lease_requests += lease;
+	if (lease && lease_error)
+		return lease_error;
+	hold_requests += req.flags & RDMA_NP_FAULT_HOLD && !lease;
 	faults.push_back({req, {ranges.begin(), ranges.end()}});
 	fault_log.emplace_back(ranges.begin(), ranges.end());
 	return 0;
@@ -634,7 +672,8 @@ void sim::serve_fault(std::size_t i, rdma_np_status status)
 	EXPECT_TRUE(r);
 	if (r->gone)
 		e.status = RDMA_NP_GONE;
-	if (e.status == RDMA_NP_OK && f.req.flags & RDMA_NP_FAULT_HOLD)
+	const bool lease = f.req.flags & RDMA_NP_FAULT_LEASE;
+	if (e.status == RDMA_NP_OK && f.req.flags & RDMA_NP_FAULT_HOLD && !lease)
 		e.status = chance_no_hold && dice(100) < chance_no_hold ? RDMA_NP_NOMEM : hold_answer;
 	/* The owner has another page there now, and the leaf is the holds' */
 	for (const rdma_np_range &range : f.ranges)
@@ -642,7 +681,9 @@ void sim::serve_fault(std::size_t i, rdma_np_status status)
 		     e.status == RDMA_NP_OK && p <= r->page_of(range.addr + range.length - 1 - r->info.base); ++p)
 			if (r->pages[p].stale)
 				e.status = RDMA_NP_BUSY;
-	if (e.status == RDMA_NP_OK) {
+	if (e.status == RDMA_NP_OK && lease) {
+		grant(*r, f, e);
+	} else if (e.status == RDMA_NP_OK) {
 		std::vector<std::uint64_t> pages;
 		for (const rdma_np_range &range : f.ranges) {
 			EXPECT_GE(range.addr, r->info.base);
@@ -666,9 +707,74 @@ void sim::serve_fault(std::size_t i, rdma_np_status status)
 	events.push_back(e);
 }
 
+/* The pages of the first range, and of the second one what is there next to them. */
+void sim::grant(sim_region &r, const pending_fault &f, rdma_np_event &e)
+{
+	const bool write = f.req.flags & RDMA_NP_FAULT_WRITE;
+	const std::uint64_t right = write ? RDMA_NP_WORD_WRITABLE : RDMA_NP_WORD_READABLE;
+	const auto page = [&](std::uint64_t addr) { return r.page_of(addr - r.info.base); };
+	const rdma_np_range &asked = f.ranges.front(), &around = f.ranges.back();
+
+	for (const rdma_np_range &x : f.ranges) {
+		EXPECT_GE(x.addr, r.info.base);
+		EXPECT_LE(x.addr - r.info.base + x.length, r.info.length);
+	}
+	EXPECT_LE(f.ranges.size(), 2U);
+	EXPECT_TRUE(around.addr <= asked.addr && around.addr + around.length >= asked.addr + asked.length);
+	std::uint64_t first = page(asked.addr), last = page(asked.addr + asked.length - 1);
+	for (std::uint64_t p = first; p <= last; ++p)
+		page_in(r, p, write);
+	if (r.ending || (chance_no_lease && dice(100) < chance_no_lease))
+		return;
+	while (first > page(around.addr) && r.pages[first - 1].word & right && !r.pages[first - 1].stale)
+		--first;
+	while (last < page(around.addr + around.length - 1) && r.pages[last + 1].word & right && !r.pages[last + 1].stale)
+		++last;
+	hold h{&r, {}, true};
+	h.write = write;
+	h.key = next_key_++;
+	for (std::uint64_t p = first; p <= last; ++p) {
+		++r.pages[p].holds;
+		h.pages.push_back(p);
+	}
+	e.hold_id = next_hold_++;
+	e.lease_addr = (r.info.base & ~(page_size - 1)) + first * page_size;
+	e.lease_length = (last + 1 - first) * page_size;
+	e.lease_key = h.key;
+	holds[e.hold_id] = h;
+}
+
+void sim::recall(std::uint64_t id)
+{
+	hold &h = holds.at(id);
+	rdma_np_event e{};
+
+	ASSERT_TRUE(h.lease);
+	if (std::exchange(h.recalled, true))
+		return;
+	e.type = RDMA_NP_EVENT_RECALL;
+	e.hold_id = id;
+	e.region_id = h.region->info.region_id;
+	events.push_back(e);
+}
+
+void sim::recall_all(const sim_region &r)
+{
+	for (const auto &[id, h] : holds)
+		if (h.lease && h.region == &r)
+			recall(id);
+}
+
+bool sim::has_leases(const sim_region &r) const
+{
+	return std::any_of(holds.begin(), holds.end(), [&](const auto &h) { return h.second.lease && h.second.region == &r; });
+}
+
 void sim::release(std::uint64_t id) noexcept
 {
 	const auto h = holds.find(id);
+
+	released.push_back(id);
 
 	if (h == holds.end()) {
 		/* a hold ends with its region too */
@@ -763,8 +869,24 @@ void sim::tick()
 	}
 	if (chance_rereg && dice(1000) < chance_rereg) {
 		sim_region &r = regions[dice(regions.size())];
-		if (!r.gone)
-			replace_region(r);
+		if (!r.gone) {
+			r.ending = true;
+			recall_all(r);
+		}
+	}
+	for (std::size_t i = 0; i < regions.size(); ++i)
+		if (regions[i].ending && !regions[i].gone && !has_leases(regions[i]))
+			replace_region(regions[i]);
+	if (chance_recall && dice(1000) < chance_recall) {
+		if (!holds.empty()) {
+			const auto h = std::next(holds.begin(), static_cast<std::ptrdiff_t>(dice(holds.size())));
+			if (h->second.lease)
+				recall(h->first);
+		}
+		if (!dice(4)) {
+			attached->age_leases();
+			step();
+		}
 		return;
 	}
 	switch (dice(6)) {
@@ -944,7 +1066,10 @@ void app::post_list(bool whole)
 	}
 }
 
-/* A WRITE must not meet a READ under way, nor, out of order, another WRITE. */
+/*
+ * A WRITE must not meet a READ under way, nor, out of order, another WRITE. Under a lease it is as with pinned
+ * memory: the responder's order is the application's, and a READ overtakes an atomic.
+ */
 bool app::conflicts(const app_op &o) const
 {
 	for (const app_op &x : world.ops) {
@@ -953,7 +1078,9 @@ bool app::conflicts(const app_op &o) const
 			continue;
 		if (x.opcode == IBV_WR_RDMA_READ && changes_memory(o.opcode))
 			return true;
-		if (config.relaxed && changes_memory(x.opcode))
+		if ((config.relaxed || (config.leases && world.out_of_order)) && changes_memory(x.opcode))
+			return true;
+		if (config.leases && is_atomic(x.opcode))
 			return true;
 	}
 	return false;

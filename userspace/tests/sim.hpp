@@ -11,6 +11,10 @@
  * reads as the signature and swallows WRITEs. Nothing moves unless a test, or its
  * dice, say so.
  *
+ * A leased page stays where it is until the lease is released, and a region that has leases does not die. A
+ * recall is an event like others, and may come before that of its grant. What is posted under a lease the
+ * responder cannot tell from anything else: if it is not there any more, data is lost.
+ *
  * An atomic is not ordered against a later READ, unless that has a fence. Out of order,
  * READs and WRITEs overtake WRITEs as well, fence or not; completions still come in order.
  *
@@ -59,6 +63,7 @@ struct sim_region {
 	std::vector<sim_page> pages;
 	bool gone = false, forgotten = false, known = false;
 	bool pinned = false; /* its key is all there is, and RESOLVE knows nothing of it */
+	bool ending = false; /* it is to die when its leases are back, and grants none */
 
 	[[nodiscard]] std::uint64_t page_of(std::uint64_t offset) const
 	{
@@ -146,6 +151,10 @@ public:
 	void page_in(sim_region &r, std::uint64_t page, bool write);
 	void all_in(sim_region &r, bool write);
 	void all_out(sim_region &r);
+	/* An event that says so, once. */
+	void recall(std::uint64_t hold);
+	void recall_all(const sim_region &r);
+	[[nodiscard]] bool has_leases(const sim_region &r) const;
 
 	/* --- the wire --- */
 	struct wire {
@@ -193,6 +202,9 @@ public:
 	struct hold {
 		sim_region *region;
 		std::vector<std::uint64_t> pages;
+		bool lease = false, recalled = false;
+		bool write = false;	/* of a lease, like its key */
+		std::uint32_t key = 0;
 	};
 
 	std::mt19937_64 rng;
@@ -211,6 +223,7 @@ public:
 		bool write;
 	};
 	std::map<std::uint32_t, local_hold> local_holds;
+	int lease_error = 0; /* what a FAULT that asks for a lease says */
 	int local_error = 0; /* what the next local hold says */
 	std::deque<app_op> ops; /* not retired */
 	nanoseconds clock = 1;
@@ -224,6 +237,8 @@ public:
 	rdma_np_status hold_answer = RDMA_NP_OK; /* to holds: RDMA_NP_ADDRESS as of files on ext4 or DAX */
 	unsigned chance_no_hold = 0;  /* percent of holds that the peer has no memory for */
 	unsigned chance_rereg = 0;    /* permille of ticks */
+	unsigned chance_recall = 0;   /* permille of ticks, and that idle leases go back */
+	unsigned chance_no_lease = 0; /* percent of those asked for */
 	bool sig_all = false;	      /* the HCA tells of everything */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
 	bool out_of_order = false;    /* the responder executes READs and WRITEs in any order (not P1) */
@@ -233,7 +248,8 @@ public:
 	std::uint32_t budget = 0;     /* 0: not checked */
 	std::uint32_t request = 4096; /* bytes that a READ fetches at once, a multiple of 64 */
 
-	unsigned fault_requests = 0, hold_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
+	unsigned fault_requests = 0, hold_requests = 0, lease_requests = 0, word_reads = 0, data_reads = 0, writes = 0;
+	std::vector<std::uint64_t> released; /* holds, in order */
 	unsigned doorbells = 0; /* calls of post() */
 	std::vector<std::vector<rdma_np_range>> fault_log;
 	std::function<void(sim &)> before_cqe; /* runs before each completion */
@@ -249,8 +265,16 @@ private:
 	void store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes);
 	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
 	sim_region *by_key(std::uint32_t key, std::uint32_t rdma_np_region_info::*which);
+	[[nodiscard]] const hold *by_lease(std::uint32_t key) const;
+	struct target {
+		sim_region *region; /* null: no key's */
+		std::uint64_t start;
+		bool write_window;
+	};
+	target target_of(const ibv_send_wr &wr, std::uint64_t addr, std::uint64_t n);
 	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
 	void execute_atomic(wire &w);
+	void grant(sim_region &r, const pending_fault &f, rdma_np_event &e);
 
 	std::uint32_t next_local_ = 1;
 	std::uint64_t next_id_ = 100, next_hold_ = 1;

@@ -136,7 +136,9 @@ struct npr_stats {
 	uint64_t atomics;		/* atomics on unpinned regions completed */
 	uint64_t read_ahead;		/* pages asked for ahead of sequential READs */
 	uint64_t slow;			/* work requests that were not posted at once, as they came */
-	uint64_t reserved[5];
+	uint64_t leases;		/* of the peer's memory, granted */
+	uint64_t recalls;		/* of these, recalled */
+	uint64_t reserved[3];
 };
 
 /* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
