@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "objects.hpp"
 
+#include "signals_blocked.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <poll.h>
-#include <pthread.h>
 #include <random>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -90,24 +90,6 @@ bool too_late(kernel &k, npr_qp &qp, nanoseconds begun, int &error) noexcept
 		error = -ETIMEDOUT;
 	return true;
 }
-
-/* A thread has the mask of who starts it. Signals are for the application's threads, as it masks them. */
-class signals_blocked {
-public:
-	signals_blocked() noexcept
-	{
-		sigset_t all;
-
-		sigfillset(&all);
-		pthread_sigmask(SIG_SETMASK, &all, &before_);
-	}
-	signals_blocked(const signals_blocked &) = delete;
-	signals_blocked &operator=(const signals_blocked &) = delete;
-	~signals_blocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-private:
-	sigset_t before_;
-};
 
 } // namespace
 
@@ -481,6 +463,7 @@ engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params,
 	c.sq_sig_all = params.sq_sig_all;
 	c.relaxed = params.relaxed;
 	c.local = true;
+	c.leases = true;
 	c.local_only = params.local_only;
 	c.opaque_sinks = params.opaque_sinks;
 	c.words = {words, ring_words};
@@ -524,7 +507,10 @@ int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 
 int npr_qp::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept
 {
-	return cq.ctx.kernel->fault(*verbs, cq.channel.get(), req, ranges);
+	const bool lease = req.flags & RDMA_NP_FAULT_LEASE;
+	const int channel = lease ? cq.lease_channel() : cq.channel.get();
+
+	return channel < 0 ? -EMFILE : cq.ctx.kernel->fault(*verbs, channel, req, ranges);
 }
 
 void npr_qp::release(std::uint64_t hold) noexcept
@@ -620,6 +606,8 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
 
 npr_cq::~npr_cq()
 {
+	if (lease_channel_.get() >= 0)
+		ctx.keeper.remove(*this);
 	ctx.cqs.remove(handle_, this);
 	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as npr_srq */
 }
@@ -850,20 +838,47 @@ int npr_cq::take_ready(int n, ibv_wc *wc) noexcept
 	return got;
 }
 
+int npr_cq::lease_channel() noexcept
+{
+	if (lease_channel_.get() < 0) {
+		const uncancelled here;
+		int fd;
+
+		if (ctx.kernel->channel(fd))
+			return -1;
+		unique_fd made(fd);
+		try {
+			ctx.keeper.add(*this, fd);
+		} catch (const std::exception &) {
+			return -1;
+		}
+		lease_channel_ = std::move(made);
+	}
+	ctx.keeper.watch(*this, true);
+	return lease_channel_.get();
+}
+
 void npr_cq::read_events() noexcept
+{
+	read_events(channel.get());
+	if (lease_channel_.get() >= 0)
+		read_events(lease_channel_.get());
+}
+
+void npr_cq::read_events(int fd) noexcept
 {
 	const uncancelled here;
 	rdma_np_event events[8];
 
 	for (;;) {
-		const ssize_t n = ::read(channel.get(), events, sizeof(events));
+		const ssize_t n = ::read(fd, events, sizeof(events));
 		if (n < static_cast<ssize_t>(sizeof(rdma_np_event)))
 			return;
 		const std::size_t count = static_cast<std::size_t>(n) / sizeof(rdma_np_event);
 		for (std::size_t i = 0; i < count; ++i) {
 			for (auto &q : qps) {
-				/* a region may be known to any QP, a fault is one QP's */
-				if (events[i].type == RDMA_NP_EVENT_FAULT && q->cookie != events[i].cookie >> 48)
+				/* a region may be known to any QP, a fault is one QP's, and so is what it brings */
+				if (events[i].type != RDMA_NP_EVENT_REGION_GONE && q->cookie != events[i].cookie >> 48)
 					continue;
 				q->engine.on_event(events[i]);
 				touch(*q);
@@ -872,6 +887,37 @@ void npr_cq::read_events() noexcept
 		if (count < std::size(events))
 			return;
 	}
+}
+
+/* From the keeper's thread: the application may neither post nor poll for a long time. */
+void npr_cq::tend(bool age) noexcept
+{
+	const auto completes = [this] {
+		return std::any_of(ready_.begin(), ready_.end(), [](const npr_qp *q) { return q->engine.ready(); });
+	};
+	const visit_guard lock(mutex);
+	const bool told = completes();
+	bool has = false;
+
+	read_events(lease_channel_.get());
+	for (auto &q : qps) {
+		if (age && q->engine.has_leases()) {
+			q->engine.age_leases();
+			touch(*q);
+		}
+	}
+	step_touched();
+	serve_line();
+	for (auto &q : qps)
+		has |= q->engine.has_leases();
+	/* What was under way may have completed, or waits for the clock now. */
+	if (notifies()) {
+		if (timed_)
+			set_timer();
+		if (!told && completes())
+			kick();
+	}
+	ctx.keeper.watch(*this, has);
 }
 
 /* From the resolver's thread. */

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "local_leases.hpp"
 
+#include "signals_blocked.hpp"
 #include "uncancelled.hpp"
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <limits>
 #include <new>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <ctime>
@@ -286,8 +285,6 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 
 bool local_leases::start() noexcept
 {
-	sigset_t all, before;
-
 	if (posted_ || refused_)
 		return posted_;
 	refused_ = true;
@@ -297,17 +294,14 @@ bool local_leases::start() noexcept
 	std::atomic<std::uint64_t> *const posted = kernel_.map_posted(channel_);
 	if (!posted)
 		return false;
-	/* The program's signals are for its own threads. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	try {
+		const signals_blocked here;
 		thread_ = std::thread([this] { run(); });
 		refused_ = false;
 		posted_ = posted;
 	} catch (const std::system_error &) {
 		kernel_.unmap_posted(posted);
 	}
-	pthread_sigmask(SIG_SETMASK, &before, nullptr);
 	return posted_;
 }
 

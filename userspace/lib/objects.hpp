@@ -9,7 +9,8 @@
  *
  * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
  * those of the resolver, of receives, of tables, npr_cq::results_mutex.
- * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex.
+ * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex. The keeper's
+ * thread takes npr_cq::mutex as a visitor.
  */
 #ifndef NPR_OBJECTS_HPP
 #define NPR_OBJECTS_HPP
@@ -19,12 +20,14 @@
 #include "extended.hpp"
 #include "handle_table.hpp"
 #include "kernel.hpp"
+#include "lease_keeper.hpp"
 #include "local_leases.hpp"
 #include "local_regions.hpp"
 #include "optional_mutex.hpp"
 #include "provider.hpp"
 #include "receives.hpp"
 #include "uncancelled.hpp"
+#include "visited_mutex.hpp"
 
 #include <array>
 #include <atomic>
@@ -145,6 +148,7 @@ struct npr_context {
 	npr::receives receives;
 	npr::local_regions &regions;
 	npr::local_leases leases;
+	npr::lease_keeper keeper; /* of leases of peers' memory; its clients are CQs */
 	std::atomic<unsigned> stripes{0}; /* given to CQs */
 	std::atomic<unsigned> users{0}; /* npr_cq and npr_srq */
 	npr::handle_table<ibv_cq, npr_cq> cqs; /* those that this library polls */
@@ -251,7 +255,7 @@ private:
 	std::vector<ibv_sge> sges_;
 };
 
-struct npr_cq {
+struct npr_cq final : private npr::lease_keeper::client {
 	/* @own: entries that are not for what the library posts. Throws std::system_error. */
 	npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own);
 	~npr_cq();
@@ -277,13 +281,18 @@ struct npr_cq {
 			      bool write) noexcept;
 	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	void kick() noexcept;
+	/*
+	 * Under the lock, for who asks for a lease: where what is heard of leases comes. A channel of their own,
+	 * for that is nothing that an application should wake for. -1: there is none.
+	 */
+	[[nodiscard]] int lease_channel() noexcept;
 	/* Has anybody asked for events? Relaxed: the lock orders what those who poll see. */
 	[[nodiscard]] bool notifies() const noexcept { return notify_.load(std::memory_order_relaxed); }
 
 	npr_context &ctx;
 	ibv_cq *verbs;
 	npr::unique_fd channel, epoll, event, timer;
-	npr::optional_mutex mutex;
+	npr::visited_mutex mutex;
 	const unsigned stripe; /* for local_leases */
 	npr::credits credits;
 	std::vector<std::unique_ptr<npr_qp>> qps;
@@ -309,11 +318,14 @@ private:
 	void serve_line() noexcept;
 	int take_ready(int n, ibv_wc *wc) noexcept;
 	void read_events() noexcept;
+	void read_events(int fd) noexcept;
+	void tend(bool age) noexcept override;
 	void take_results() noexcept;
 	void set_timer() noexcept;
 	int arm(bool solicited) noexcept;
 
 	std::uint32_t handle_;   /* of @verbs, which may be destroyed before this is */
+	npr::unique_fd lease_channel_;
 	npr_qp *last_ = nullptr; /* found */
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;

@@ -182,6 +182,7 @@ struct fake_kernel final : npr::kernel {
 			return -errno;
 		fd = pair[0];
 		ends.push_back(pair[1]);
+		by_fd[fd] = pair[1];
 		return 0;
 	}
 	int resolve(const ibv_qp &qp, int, std::uint32_t key, rdma_np_region_info &i) noexcept override
@@ -214,7 +215,7 @@ struct fake_kernel final : npr::kernel {
 			i.length = -i.base + 1;
 		return 0;
 	}
-	int fault(const ibv_qp &, int, const rdma_np_fault_req &req, std::span<const rdma_np_range> r) noexcept override
+	int fault(const ibv_qp &, int channel, const rdma_np_fault_req &req, std::span<const rdma_np_range> r) noexcept override
 	{
 		const std::lock_guard lock(mutex);
 		if (refuse_fault)
@@ -231,18 +232,50 @@ struct fake_kernel final : npr::kernel {
 				if (&x == r.data() && e.nr_words < RDMA_NP_EVENT_WORDS)
 					e.words[e.nr_words++] = dev.words[p];
 			}
+		if (grant_leases && req.flags & RDMA_NP_FAULT_LEASE) {
+			e.hold_id = next_lease++;
+			e.lease_addr = base;
+			e.lease_length = pages * 4096;
+			e.lease_key = read_key;
+			leased[e.hold_id] = {e.cookie, by_fd.at(channel)};
+		}
 		if (withhold)
 			held.push_back(e);
 		else
-			send(e);
+			send(e, by_fd.at(channel));
 		return 0;
 	}
-	void send(const rdma_np_event &e)
+	/* The owner wants all of them back. */
+	void recall()
+	{
+		const std::lock_guard lock(mutex);
+		for (const auto &[id, where] : leased) {
+			rdma_np_event e{};
+			e.type = RDMA_NP_EVENT_RECALL;
+			e.hold_id = id;
+			e.cookie = where.first;
+			send(e, where.second);
+		}
+	}
+	/* False: not so many, for a long time. */
+	[[nodiscard]] bool await_leases(std::size_t n)
+	{
+		std::unique_lock lock(mutex);
+		return entered.wait_for(lock, std::chrono::seconds(10), [&] { return leased.size() == n; });
+	}
+	void send(const rdma_np_event &e) { send(e, ends.back()); }
+	static void send(const rdma_np_event &e, int end)
 	{
 		const npr::uncancelled here; /* as an ioctl */
-		ASSERT_EQ(::send(ends.back(), &e, sizeof(e), 0), ssize_t{sizeof(e)});
+		ASSERT_EQ(::send(end, &e, sizeof(e), 0), ssize_t{sizeof(e)});
 	}
-	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int release(const ibv_qp &, std::uint64_t hold) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		leased.erase(hold);
+		entered.notify_all();
+		return 0;
+	}
 	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
 	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return nullptr; }
 	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
@@ -317,12 +350,16 @@ struct fake_kernel final : npr::kernel {
 	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
 	bool withhold = false;
+	bool grant_leases = false; /* of all of the region, to read */
+	std::uint64_t next_lease = 1000;
+	std::map<std::uint64_t, std::pair<std::uint64_t, int>> leased; /* by id: cookie, and where to tell */
 	int refuse_fault = 0; /* once */
 	int refuse_hold = 0;
 	std::uint32_t holds_made = 0;
 	std::map<std::uint32_t, std::pair<std::uint32_t, rdma_np_hold_req>> local_holds;
 	std::vector<rdma_np_event> held;
 	std::vector<int> ends;
+	std::map<int, int> by_fd; /* of these */
 };
 
 struct Objects : ::testing::Test {
@@ -401,6 +438,133 @@ TEST_F(Objects, WhatIsInUseIsNotClosed)
 	EXPECT_EQ(npr_close(&ctx), -EBUSY);
 	EXPECT_EQ(npr_detach_cq(cq.get()), -EBUSY);
 	EXPECT_THROW(attach(1), std::system_error);
+}
+
+/* A lease of all of the region, and a READ under it. */
+static void take_lease(Objects &o, npr_qp *qp)
+{
+	std::array<std::byte, 64> b{};
+	npr_stats stats{};
+
+	o.kernel_ptr->grant_leases = true;
+	o.dev.words.assign(pages, 4 | 3);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	ASSERT_EQ(npr_get_stats(qp, &stats, sizeof(stats)), 0);
+	for (const std::uint64_t before = stats.leases; stats.leases == before;) {
+		std::this_thread::sleep_for(std::chrono::milliseconds(1));
+		ASSERT_EQ(o.post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+		o.next();
+		ASSERT_EQ(npr_get_stats(qp, &stats, sizeof(stats)), 0);
+	}
+	ASSERT_EQ(o.post(qp, IBV_WR_RDMA_READ, 64, b, 2000), 0);
+	o.next();
+	EXPECT_EQ(std::memcmp(b.data(), o.dev.memory.data() + 64, b.size()), 0);
+}
+
+TEST_F(Objects, IdleLeaseGoesBackAlthoughNobodyPolls)
+{
+	npr_qp *const qp = attach(1);
+	npr_stats stats{};
+	/* And the next one. */
+	for (int i = 0; i < 2; ++i) {
+		take_lease(*this, qp);
+		EXPECT_TRUE(kernel_ptr->await_leases(0));
+	}
+	ASSERT_EQ(npr_get_stats(qp, &stats, sizeof(stats)), 0);
+	EXPECT_EQ(stats.recalls, 0U);
+}
+
+/* Who sleeps until something happens sleeps on. */
+TEST_F(Objects, LeasesAreNoEvents)
+{
+	npr_qp *const qp = attach(1);
+	take_lease(*this, qp);
+	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+	kernel_ptr->recall();
+	EXPECT_TRUE(kernel_ptr->await_leases(0));
+	pollfd p{npr_get_fd(cq.get()), POLLIN, 0};
+	EXPECT_EQ(poll(&p, 1, 0), 0);
+	kernel_ptr->recall(); /* of none */
+}
+
+/* On a machine that is busy enough it may be idle for too long first. */
+TEST_F(Objects, RecallIsObeyedAlthoughNobodyPolls)
+{
+	npr_qp *const qp = attach(1);
+	npr_stats stats{};
+	for (int i = 0; i < 100 && !stats.recalls; ++i) {
+		take_lease(*this, qp);
+		kernel_ptr->recall();
+		EXPECT_TRUE(kernel_ptr->await_leases(0));
+		ASSERT_EQ(npr_get_stats(qp, &stats, sizeof(stats)), 0);
+	}
+	EXPECT_EQ(stats.recalls, 1U);
+}
+
+/* Not before its last request has completed, which the HCA has still. */
+TEST_F(Objects, LeaseIsKeptForWhatIsUnderWay)
+{
+	npr_qp *const qp = attach(1);
+	std::array<std::byte, 64> b{};
+	bool kept = false;
+	for (int i = 0; i < 100 && !kept; ++i) {
+		take_lease(*this, qp);
+		dev.stall = true;
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+		kernel_ptr->recall();
+		/* For longer than what is idle is kept. */
+		std::this_thread::sleep_for(std::chrono::milliseconds(400));
+		{
+			const std::lock_guard lock(kernel_ptr->mutex);
+			kept = kernel_ptr->leased.size() == 1;
+		}
+		{
+			const std::lock_guard lock(dev.mutex);
+			dev.stall = false;
+			for (const ibv_wc &w : dev.stalled)
+				dev.complete(w);
+			dev.stalled.clear();
+		}
+		next();
+		EXPECT_TRUE(kernel_ptr->await_leases(0));
+	}
+	EXPECT_TRUE(kept);
+}
+
+/* A program with one thread has no locks, but for the library's thread, which comes all the time here. */
+TEST_F(Objects, ThreadOfTheLibraryVisitsAProgramWithoutLocks)
+{
+	device one;
+	auto *const k = new fake_kernel(one);
+	npr_context c(&one.context, std::unique_ptr<npr::kernel>(k), NPR_OPEN_SINGLE_THREADED, npr::provider(one.context));
+	npr_cq q(c, &one.cq, 2048);
+	ibv_qp v{};
+	v.context = &one.context;
+	v.qp_num = 1;
+	v.recv_cq = &one.cq;
+	npr_qp *const qp = q.attach(&v, params, &lkey);
+	std::array<std::byte, 64> b{};
+	npr_stats stats{};
+
+	k->grant_leases = true;
+	one.words.assign(pages, 4 | 3);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+	std::uint64_t n = 0;
+	while (stats.recalls < 3 || std::chrono::steady_clock::now() < end) {
+		ibv_wc wc{};
+
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, ++n), 0);
+		while (!npr_poll_cq(&q, 1, &wc))
+			std::this_thread::yield();
+		ASSERT_EQ(wc.wr_id, n);
+		ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
+		/* Each is an event that the thread hears of. */
+		if (!(n % 16))
+			k->recall();
+		ASSERT_EQ(npr_get_stats(qp, &stats, sizeof(stats)), 0);
+	}
+	EXPECT_EQ(npr_detach_qp(qp), 0);
 }
 
 /* Counted by malloc(), which is not that of libc under a sanitizer and counts nothing there. */
