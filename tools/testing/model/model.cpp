@@ -1920,8 +1920,8 @@ invariant blame(const scenario &sc, const state &s)
 
 std::string_view name(invariant i)
 {
-	static constexpr std::array<std::string_view, 10> names = {"none", "I1", "I2", "I3", "I4",
-								   "I5",   "I6", "I7", "I8", "READ"};
+	static constexpr std::array<std::string_view, 14> names = {
+	    "none", "I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "READ", "I9", "I10", "I11", "QP"};
 	return names[static_cast<unsigned>(i)];
 }
 

@@ -89,8 +89,11 @@ enum value : u8 { zero, page_0, page_1, written_0, written_1, written_2, signatu
 /* A residency word: generation << 2 | writable << 1 | readable */
 inline constexpr u8 readable = 1, writable = 2, generation = 4, unknown_word = 0xff;
 
-/* The invariants of the design page; progress is I5, I6 or I7 by what stands in its way */
-enum class invariant : u8 { held, i1, i2, i3, i4, i5, i6, i7, i8, read };
+/*
+ * The invariants of the design page; progress is I5, I6 or I7 by what stands in its way. I9 to
+ * I11, and that nobody loses his QP for nothing, are those of leases: see lease.hpp.
+ */
+enum class invariant : u8 { held, i1, i2, i3, i4, i5, i6, i7, i8, read, i9, i10, i11, qp };
 
 /* A protocol step that is missing, swapped or wrong */
 enum class mutation : u8 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * What is explored: who does what on how many pages, and how often memory
- * management may come between. These are the bounds of the proof.
+ * management, or the network, may come between. These are the bounds of the proof.
  */
+#include "lease.hpp"
 #include "model.hpp"
 
 namespace model
@@ -220,3 +221,111 @@ scenario deeper(scenario sc, unsigned more)
 }
 
 } // namespace model
+
+namespace model::lease
+{
+
+const std::vector<scenario> &scenarios()
+{
+	static const std::vector<scenario> list = {
+	    {.name = "lease-change", .peers = {{.writes = 3, .asks = 2}}, .changes = 2},
+	    {.name = "lease-idle",
+	     .peers = {{.writes = 2, .asks = 2}},
+	     .changes = 1,
+	     .copies = 1,
+	     .idles = true},
+	    {.name = "lease-lost",
+	     .peers = {{.writes = 2, .asks = 1}},
+	     .changes = 1,
+	     .losses = 2,
+	     .copies = 1},
+	    {.name = "lease-given-up",
+	     .peers = {{.writes = 1, .asks = 2}},
+	     .changes = 1,
+	     .losses = 1,
+	     .give_ups = 1,
+	     .slow = true},
+	    {.name = "lease-slow",
+	     .peers = {{.writes = 2, .asks = 2}},
+	     .changes = 1,
+	     .losses = 1,
+	     .slow = true},
+	    {.name = "lease-stopped",
+	     .peers = {{.writes = 2, .asks = 1}},
+	     .changes = 1,
+	     .losses = 1,
+	     .stops = true,
+	     .vanishes = true},
+	    {.name = "lease-two-peers",
+	     .peers = {{.writes = 2, .asks = 1}, {.writes = 1, .asks = 1}},
+	     .changes = 1},
+	    {.name = "lease-two-peers-stopped",
+	     .peers = {{.writes = 1, .asks = 1}, {.writes = 1, .asks = 1}},
+	     .changes = 1,
+	     .stops = true},
+	    {.name = "lease-pressure",
+	     .pages = 2,
+	     .peers = {{.page = 0, .writes = 1, .asks = 1}, {.page = 1, .writes = 1, .asks = 2}},
+	     .pressure = 1,
+	     .bound = 1},
+	    {.name = "lease-pressure-stopped",
+	     .pages = 2,
+	     .peers = {{.page = 0, .writes = 1, .asks = 1}, {.page = 1, .writes = 1, .asks = 1}},
+	     .pressure = 1,
+	     .bound = 1,
+	     .stops = true},
+	    {.name = "lease-queue-pair-ends",
+	     .peers = {{.writes = 2, .asks = 2}},
+	     .changes = 1,
+	     .pressure = 1,
+	     .slow = true,
+	     .quits = true},
+	    {.name = "lease-deregistered",
+	     .peers = {{.writes = 2, .asks = 1}, {.writes = 1, .asks = 1}},
+	     .deregisters = true},
+	    {.name = "lease-deregistered-change",
+	     .peers = {{.writes = 2, .asks = 2}},
+	     .changes = 1,
+	     .losses = 1,
+	     .deregisters = true},
+	    {.name = "lease-behind-send",
+	     .peers = {{.writes = 2, .asks = 1, .sends = 1}},
+	     .changes = 1,
+	     .deregisters = true},
+	    {.name = "lease-deregistered-stopped",
+	     .peers = {{.writes = 1, .asks = 1}, {.writes = 1, .asks = 1}},
+	     .deregisters = true,
+	     .stops = true},
+	    {.name = "lease-deregistered-away",
+	     .peers = {{.writes = 2, .asks = 2}},
+	     .changes = 1,
+	     .deregisters = true,
+	     .stops = true,
+	     .vanishes = true},
+	    {.name = "lease-deregistered-slow",
+	     .peers = {{.writes = 2, .asks = 1}},
+	     .changes = 1,
+	     .losses = 1,
+	     .deregisters = true,
+	     .slow = true},
+	};
+	return list;
+}
+
+const scenario *find_scenario(std::string_view name)
+{
+	for (const scenario &sc : scenarios())
+		if (sc.name == name)
+			return &sc;
+	return nullptr;
+}
+
+scenario deeper(scenario sc, unsigned more)
+{
+	for (u8 *budget : {&sc.changes, &sc.pressure, &sc.losses, &sc.copies, &sc.give_ups})
+		if (*budget)
+			*budget = static_cast<u8>(*budget + more);
+	return sc;
+}
+
+} // namespace model::lease

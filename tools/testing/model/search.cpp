@@ -12,9 +12,17 @@ namespace
 
 constexpr std::uint32_t nothing = ~0U;
 
-std::uint64_t hash(const state &s)
+template <class State> struct steps_from;
+template <> struct steps_from<state> {
+	using list = std::vector<step>;
+};
+template <> struct steps_from<lease::state> {
+	using list = std::vector<lease::step>;
+};
+
+template <class State> std::uint64_t hash_of(const State &s)
 {
-	std::array<std::uint64_t, (sizeof(state) + 7) / 8> words{};
+	std::array<std::uint64_t, (sizeof(State) + 7) / 8> words{};
 	std::uint64_t h = 0x9e3779b97f4a7c15ULL;
 
 	std::memcpy(words.data(), &s, sizeof(s));
@@ -26,17 +34,17 @@ std::uint64_t hash(const state &s)
 }
 
 /* States in the order in which they were found, and a table to find them again. */
-class visited
+template <class State> class visited
 {
 public:
 	visited() : table_(1U << 12, nothing) {}
 
 	/* Its number, and whether it is new. */
-	std::pair<std::uint32_t, bool> insert(const state &s, std::uint32_t from)
+	std::pair<std::uint32_t, bool> insert(const State &s, std::uint32_t from)
 	{
 		if (2 * (states_.size() + 1) > table_.size())
 			grow();
-		std::size_t i = hash(s) & (table_.size() - 1);
+		std::size_t i = hash_of(s) & (table_.size() - 1);
 		for (; table_[i] != nothing; i = (i + 1) & (table_.size() - 1))
 			if (states_[table_[i]] == s)
 				return {table_[i], false};
@@ -48,7 +56,7 @@ public:
 
 	[[nodiscard]] std::size_t size() const { return states_.size(); }
 	/* A copy: what is found moves the others. */
-	[[nodiscard]] state at(std::uint32_t i) const { return states_[i]; }
+	[[nodiscard]] State at(std::uint32_t i) const { return states_[i]; }
 	[[nodiscard]] std::uint32_t parent(std::uint32_t i) const { return parents_[i]; }
 
 private:
@@ -56,7 +64,7 @@ private:
 	{
 		std::vector<std::uint32_t> more(2 * table_.size(), nothing);
 		for (std::uint32_t n = 0; n < states_.size(); ++n) {
-			std::size_t i = hash(states_[n]) & (more.size() - 1);
+			std::size_t i = hash_of(states_[n]) & (more.size() - 1);
 			while (more[i] != nothing)
 				i = (i + 1) & (more.size() - 1);
 			more[i] = n;
@@ -64,26 +72,27 @@ private:
 		table_.swap(more);
 	}
 
-	std::vector<state> states_;
+	std::vector<State> states_;
 	std::vector<std::uint32_t> parents_;
 	std::vector<std::uint32_t> table_;
 };
 
-std::string trace(const scenario &sc, mutation m, const visited &seen, std::uint32_t last)
+template <class Scenario, class Mutation, class State>
+std::string trace(const Scenario &sc, Mutation m, const visited<State> &seen, std::uint32_t last)
 {
 	std::vector<std::uint32_t> path;
-	std::vector<step> out;
+	typename steps_from<State>::list out;
 	std::string text = "      " + describe(sc, seen.at(0)) + "\n";
 
 	for (std::uint32_t i = last; i != nothing; i = seen.parent(i))
 		path.push_back(i);
 	std::reverse(path.begin(), path.end());
 	for (std::size_t k = 1; k < path.size(); ++k) {
-		const state to = seen.at(path[k]);
+		const State to = seen.at(path[k]);
 		out.clear();
 		successors(sc, m, seen.at(path[k - 1]), out);
 		const auto how =
-		    std::find_if(out.begin(), out.end(), [&](const step &s) { return s.to == to; });
+		    std::find_if(out.begin(), out.end(), [&](const auto &s) { return s.to == to; });
 		const std::string number = std::to_string(k), after = describe(sc, to);
 		text += std::string(4 - std::min<std::size_t>(number.size(), 4), ' ') + number + "  " +
 			describe(how->how) + "\n";
@@ -124,13 +133,15 @@ std::vector<bool> lead_to(const std::vector<std::uint32_t> &finals, std::size_t 
 
 } // namespace
 
-result explore(const scenario &sc, mutation m, std::size_t max_states)
+template <class Scenario, class Mutation>
+result explore(const Scenario &sc, Mutation m, std::size_t max_states)
 {
+	using State = decltype(initial(sc));
 	std::vector<std::pair<std::uint32_t, std::uint32_t>> steps;
 	std::vector<std::uint32_t> finals;
-	std::vector<step> out;
+	typename steps_from<State>::list out;
 	std::set<std::pair<const char *, const char *>> taken;
-	visited seen;
+	visited<State> seen;
 	result r;
 
 	seen.insert(initial(sc), nothing);
@@ -140,12 +151,12 @@ result explore(const scenario &sc, mutation m, std::size_t max_states)
 			++r.depth;
 			level = seen.size();
 		}
-		const state s = seen.at(i);
+		const State s = seen.at(i);
 		if (is_final(sc, s))
 			finals.push_back(i);
 		out.clear();
 		successors(sc, m, s, out);
-		for (const step &next : out) {
+		for (const auto &next : out) {
 			const auto [to, is_new] = seen.insert(next.to, i);
 			steps.emplace_back(i, to);
 			taken.emplace(next.how.actor, next.how.what);
@@ -189,5 +200,8 @@ result explore(const scenario &sc, mutation m, std::size_t max_states)
 	}
 	return r;
 }
+
+template result explore(const scenario &sc, mutation m, std::size_t max_states);
+template result explore(const lease::scenario &sc, lease::mutation m, std::size_t max_states);
 
 } // namespace model
