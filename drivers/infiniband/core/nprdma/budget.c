@@ -35,7 +35,7 @@ MODULE_PARM_DESC(nprdma_lease_percent,
  * @pages: pages
  */
 struct np_budget {
-	struct kref ref;
+	refcount_t ref;
 	unsigned long of;
 	struct mem_cgroup *memcg;
 	struct np_budget *parent;
@@ -89,18 +89,20 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 }
 #endif
 
-static void np_budget_free(struct kref *ref)
+/* Not by recursion: cgroups may be nested as deep as somebody likes */
+static void np_budget_unref(struct np_budget *budget)
 {
-	struct np_budget *budget = container_of(ref, struct np_budget, ref);
+	struct np_budget *parent;
 
 	lockdep_assert_held(&np_budgets_lock);
-	WARN_ON(atomic_long_read(&budget->pages));
-	xa_erase(&np_budgets, budget->of);
-	if (budget->memcg)
-		mem_cgroup_put(budget->memcg);
-	if (budget->parent)
-		kref_put(&budget->parent->ref, np_budget_free);
-	kfree(budget);
+	for (; budget && refcount_dec_and_test(&budget->ref); budget = parent) {
+		WARN_ON(atomic_long_read(&budget->pages));
+		parent = budget->parent;
+		xa_erase(&np_budgets, budget->of);
+		if (budget->memcg)
+			mem_cgroup_put(budget->memcg);
+		kfree(budget);
+	}
 }
 
 /* Takes over the references to @memcg and @parent, also if there is no memory */
@@ -113,7 +115,7 @@ static struct np_budget *np_budget_make(unsigned long of, struct mem_cgroup *mem
 	budget = kzalloc(sizeof(*budget), GFP_KERNEL_ACCOUNT);
 	if (!budget)
 		goto drop;
-	kref_init(&budget->ref);
+	refcount_set(&budget->ref, 1);
 	budget->of = of;
 	budget->memcg = memcg;
 	budget->parent = parent;
@@ -123,8 +125,7 @@ static struct np_budget *np_budget_make(unsigned long of, struct mem_cgroup *mem
 drop:
 	if (memcg)
 		mem_cgroup_put(memcg);
-	if (parent)
-		kref_put(&parent->ref, np_budget_free);
+	np_budget_unref(parent);
 	return NULL;
 }
 
@@ -134,7 +135,7 @@ static struct np_budget *np_budget_find(unsigned long of)
 
 	lockdep_assert_held(&np_budgets_lock);
 	if (budget)
-		kref_get(&budget->ref);
+		refcount_inc(&budget->ref);
 	return budget;
 }
 
@@ -144,22 +145,28 @@ static struct np_budget *np_budget_find(unsigned long of)
  */
 static bool np_budget_of_memcg(struct mem_cgroup *memcg, struct np_budget **budget)
 {
-	struct np_budget *parent;
+	struct np_budget **at = budget, *made;
+	struct mem_cgroup *above;
 
 	*budget = NULL;
-	if (!memcg)
-		return true;
-	*budget = np_budget_find((unsigned long)memcg);
-	if (*budget) {
-		mem_cgroup_put(memcg);
-		return true;
+	for (; memcg; memcg = above) {
+		*at = np_budget_find((unsigned long)memcg);
+		if (*at) {
+			mem_cgroup_put(memcg);
+			return true;
+		}
+		above = np_memcg_above(memcg);
+		made = np_budget_make((unsigned long)memcg, memcg, NULL);
+		if (!made) {
+			if (above)
+				mem_cgroup_put(above);
+			np_budget_unref(*budget);
+			return false;
+		}
+		*at = made;
+		at = &made->parent;
 	}
-	if (!np_budget_of_memcg(np_memcg_above(memcg), &parent)) {
-		mem_cgroup_put(memcg);
-		return false;
-	}
-	*budget = np_budget_make((unsigned long)memcg, memcg, parent);
-	return *budget;
+	return true;
 }
 
 /**
@@ -192,7 +199,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_budget_get);
 void np_budget_put(struct np_budget *budget)
 {
 	guard(mutex)(&np_budgets_lock);
-	kref_put(&budget->ref, np_budget_free);
+	np_budget_unref(budget);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_budget_put);
 
@@ -245,7 +252,7 @@ int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned lon
 	if (atomic_long_add_return(pages, &np_leased) <= most - own)
 		return 0;
 	np_lease_unreserve(region, pages);
-	if (own <= most / NP_BUDGET_FEW)
+	if (own + pages <= most / NP_BUDGET_FEW)
 		np_leases_make_room(pages);
 	return -EBUSY;
 }

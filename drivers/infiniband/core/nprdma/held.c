@@ -182,6 +182,17 @@ static void np_held_want_in(struct np_held *held, unsigned int ms)
 	np_peer_put(peer);
 }
 
+/* Under the lock, so that who ends it finds the work */
+static void np_held_want_again(struct np_held *held)
+{
+	struct np_peer *peer = held->peer;
+
+	spin_lock(&peer->lock);
+	if (!peer->dead && held->granted)
+		np_held_want_in(held, NP_RECALL_AGAIN_MS);
+	spin_unlock(&peer->lock);
+}
+
 /* np_recall.fn: the hold stays meanwhile, and with it its peer. */
 static void np_held_recalled(struct np_recall *recall)
 {
@@ -197,8 +208,8 @@ static void np_recall_done(struct np_trans *tell, u32 status,
 		return;
 	if (answer && status == RDMA_NP_GONE)
 		np_held_release(tell->peer, held->id);
-	else if (!READ_ONCE(tell->peer->dead))
-		np_held_want_in(held, NP_RECALL_AGAIN_MS);
+	else
+		np_held_want_again(held);
 }
 
 static void np_recall_free(struct np_trans *tell)

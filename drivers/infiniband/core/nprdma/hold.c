@@ -81,7 +81,8 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
 	}
 	pin->chunk = chunk;
 	pin->hold = hold;
-	if (hold->recall) {
+	pin->leased = hold->recall;
+	if (pin->leased) {
 		list_add(&pin->chunk_node, &chunk->leased);
 		atomic64_add(pin->npages, &region->count.leased);
 	}
@@ -113,7 +114,7 @@ void np_pin_release(struct np_pin *pin, bool write)
 	unsigned int i;
 
 	mutex_lock(&chunk->lock);
-	if (pin->hold->recall) {
+	if (pin->leased) {
 		list_del(&pin->chunk_node);
 		atomic64_sub(pin->npages, &chunk->region->count.leased);
 	}

@@ -150,7 +150,9 @@ static bool np_leases_have_keys(struct np_region *region)
  */
 void np_leases_end(struct np_region *region)
 {
-	unsigned int ms = min(READ_ONCE(np_recall_ms), NP_RECALL_MAX_MS);
+	/* Nor does one that ends: its regions would wait one after the other */
+	unsigned int ms = current->flags & PF_EXITING ? 0 :
+			  min(READ_ONCE(np_recall_ms), NP_RECALL_MAX_MS);
 	struct np_hold *hold;
 
 	spin_lock(&region->hold_lock);

@@ -392,7 +392,8 @@ struct np_hold {
 /**
  * struct np_pin - pinned pages of one slot, on one hold
  * @node: in np_hold.pins
- * @chunk_node: in np_chunk.leased, if @hold is a lease
+ * @chunk_node: in np_chunk.leased, if @leased
+ * @leased: @hold is a lease; it may be freed before the pin is, see np_holds_unpin()
  * @hold: hold
  * @chunk: of the slot
  * @va: of the first page
@@ -402,6 +403,7 @@ struct np_hold {
 struct np_pin {
 	struct list_head node;
 	struct list_head chunk_node;
+	bool leased;
 	struct np_hold *hold;
 	struct np_chunk *chunk;
 	unsigned long va;
