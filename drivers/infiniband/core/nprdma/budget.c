@@ -45,6 +45,7 @@ struct np_budget {
 static DEFINE_MUTEX(np_budgets_lock);
 static DEFINE_XARRAY(np_budgets);	/* by np_budget.of, under np_budgets_lock */
 static atomic_long_t np_leased;		/* pages, of the host */
+static unsigned long np_leases_from;	/* jiffies: there are none until then; 0: there are */
 
 static unsigned long np_budget_share(unsigned long pages)
 {
@@ -140,8 +141,8 @@ static struct np_budget *np_budget_find(unsigned long of)
 }
 
 /*
- * Takes over the reference to the cgroup. Sets *@budget to that of the nearest one that there is
- * memory for, NULL for the host; false: there was none for one of them.
+ * Takes over the reference to the cgroup. Sets *@budget to the cgroup's budget, NULL for the
+ * host; false: there was no memory for it, or for one above it.
  */
 static bool np_budget_of_memcg(struct mem_cgroup *memcg, struct np_budget **budget)
 {
@@ -243,7 +244,10 @@ static bool np_budget_count(struct np_budget *budget, unsigned long pages)
 int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own)
 {
 	unsigned long most = np_budget_share(totalram_pages());
+	unsigned long from = READ_ONCE(np_leases_from);
 
+	if (from && time_before(jiffies, from))
+		return -EBUSY;
 	own = max_t(unsigned long, own, atomic_long_read(&region->budget->pages));
 	if (pages > most || own > most)
 		return -EBUSY;
@@ -269,6 +273,16 @@ void np_lease_unreserve(struct np_region *region, unsigned long pages)
 	atomic_long_sub(pages, &np_leased);
 }
 EXPORT_SYMBOL_GPL(np_lease_unreserve);
+
+/**
+ * np_leases_pause() - nobody gets a lease for a while
+ * @ms: for how long; 0: the pause is over
+ */
+void np_leases_pause(unsigned int ms)
+{
+	WRITE_ONCE(np_leases_from, ms ? jiffies + msecs_to_jiffies(ms) ?: 1 : 0);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_leases_pause);
 
 /**
  * np_leased_pages() - how much is leased of the host

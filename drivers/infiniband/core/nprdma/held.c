@@ -3,7 +3,8 @@
  * Holds that were granted to peers: their bounds, and their end.
  *
  * A hold has to be given back within some time. One that is a lease may be kept until it
- * is recalled: the peer is told, and from then on it is as the others.
+ * is recalled: the peer is told, and from then on it is as the others. One of some age is
+ * recalled in any case, because the peer may have died without a word.
  */
 #include <linux/moduleparam.h>
 #include <linux/random.h>
@@ -19,8 +20,14 @@ module_param_named(hold_ms, np_hold_ms, uint, 0644);
 MODULE_PARM_DESC(hold_ms,
 		 "Time after which a hold not given back ends its QP, in ms");
 
-static int np_lease_count(struct np_peer *peer, struct np_region *region,
-			  unsigned int pages)
+VISIBLE_IF_KUNIT unsigned int np_lease_ms = 30000;
+EXPORT_SYMBOL_IF_KUNIT(np_lease_ms);
+module_param_named(lease_ms, np_lease_ms, uint, 0644);
+MODULE_PARM_DESC(lease_ms,
+		 "Time after which a lease is asked back from a peer that may be dead, in ms");
+
+static int np_held_reserve_lease(struct np_peer *peer, struct np_region *region,
+				 unsigned int pages)
 {
 	unsigned long own;
 	bool ok;
@@ -55,7 +62,7 @@ VISIBLE_IF_KUNIT int np_held_reserve(struct np_peer *peer, struct np_owner *owne
 	int err;
 
 	if (lease)
-		return np_lease_count(peer, lease, pages);
+		return np_held_reserve_lease(peer, lease, pages);
 	spin_lock(&peer->lock);
 	ok = !peer->dead && peer->held_pages + pages <= NP_HELD_QP;
 	if (ok)
@@ -139,8 +146,9 @@ static void np_held_work(struct work_struct *work)
 static bool np_held_want(struct np_peer *peer, struct np_held *held)
 {
 	lockdep_assert_held(&peer->lock);
-	if (!held->expires) {
-		held->expires = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms)) ?: 1;
+	if (!held->recalled) {
+		held->recalled = true;
+		held->expires = jiffies + msecs_to_jiffies(READ_ONCE(np_hold_ms));
 		list_move_tail(&held->entry, &peer->holds);
 		if (queue_delayed_work(np_kill_wq, &peer->expire,
 				       held->expires - jiffies + 1))
@@ -191,6 +199,35 @@ static void np_held_want_again(struct np_held *held)
 	if (!peer->dead && held->granted)
 		np_held_want_in(held, NP_RECALL_AGAIN_MS);
 	spin_unlock(&peer->lock);
+}
+
+/* Under the peer's lock: leases of some age are asked back when it is time. */
+static void np_held_renew_in(struct np_peer *peer, unsigned long delay)
+{
+	if (queue_delayed_work(np_wq, &peer->renew, delay))
+		kref_get(&peer->ref);
+}
+
+/*
+ * np_peer.renew, with a reference: a peer that is gone gives back nothing, and says nothing.
+ * One that is there asks for what it still uses once more.
+ */
+static void np_held_renew(struct work_struct *work)
+{
+	struct np_peer *peer = container_of(to_delayed_work(work), struct np_peer, renew);
+	struct np_held *held;
+
+	spin_lock(&peer->lock);
+	/* It is empty if the peer is dead; in the order in which they were granted */
+	list_for_each_entry(held, &peer->leases, entry) {
+		if (time_before(jiffies, held->expires)) {
+			np_held_renew_in(peer, held->expires - jiffies + 1);
+			break;
+		}
+		np_hold_recall(held->hold);
+	}
+	spin_unlock(&peer->lock);
+	np_peer_put(peer);
 }
 
 /* np_recall.fn: the hold stays meanwhile, and with it its peer. */
@@ -319,7 +356,8 @@ EXPORT_SYMBOL_IF_KUNIT(np_held_shrink);
  */
 bool np_held_add(struct np_peer *peer, struct np_held *held)
 {
-	unsigned long ms = msecs_to_jiffies(READ_ONCE(np_hold_ms));
+	unsigned long delay = msecs_to_jiffies(held->lease ? READ_ONCE(np_lease_ms) :
+							     READ_ONCE(np_hold_ms));
 	bool tell = false;
 
 	spin_lock(&peer->lock);
@@ -331,16 +369,17 @@ bool np_held_add(struct np_peer *peer, struct np_held *held)
 	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
 			    held->pages);
 	held->granted = true;
+	held->expires = jiffies + delay;
 	if (held->lease) {
 		list_add_tail(&held->entry, &peer->leases);
+		np_held_renew_in(peer, delay + 1);
 		/* It was recalled before it was granted; the peer answers BUSY until it knows it */
 		tell = held->wanted && np_held_want(peer, held);
 		if (tell)
 			kref_get(&held->tell.ref);
 	} else {
-		held->expires = jiffies + ms;
 		list_add_tail(&held->entry, &peer->holds);
-		if (queue_delayed_work(np_kill_wq, &peer->expire, ms + 1))
+		if (queue_delayed_work(np_kill_wq, &peer->expire, delay + 1))
 			kref_get(&peer->ref);
 	}
 	spin_unlock(&peer->lock);
@@ -480,6 +519,7 @@ void np_held_init(struct np_peer *peer)
 	INIT_LIST_HEAD(&peer->leases);
 	peer->held = RB_ROOT;
 	INIT_DELAYED_WORK(&peer->expire, np_held_expire);
+	INIT_DELAYED_WORK(&peer->renew, np_held_renew);
 }
 
 /**
@@ -502,6 +542,8 @@ void np_held_kill(struct np_peer *peer)
 		np_held_free(peer, held);
 	if (cancel_delayed_work(&peer->expire))
 		np_peer_put(peer);
+	if (cancel_delayed_work(&peer->renew))
+		np_peer_put(peer);
 }
 
 /**
@@ -519,8 +561,10 @@ void np_held_leave(struct np_peer *peer)
 		if (held->lease)
 			list_move(&held->entry, &peer->leases);
 	}
-	list_for_each_entry(held, &peer->leases, entry)
+	list_for_each_entry(held, &peer->leases, entry) {
+		held->recalled = true;
 		held->expires = jiffies;
+	}
 	if (!peer->dead && !list_empty(&peer->leases)) {
 		list_splice_init(&peer->leases, &peer->holds);
 		kref_get(&peer->ref);

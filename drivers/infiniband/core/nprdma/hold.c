@@ -150,14 +150,12 @@ void np_pin_release(struct np_pin *pin, bool write)
  * @recall: it is a lease: called when it is wanted back, once, from here on; NULL: no
  *
  * Context: process context.
- * Return: the hold, to pass to np_region_fault(); NULL: no memory, or no lease of a region that
- * goes.
+ * Return: the hold, to pass to np_region_fault(); NULL: no memory.
  */
 struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags,
 			      struct np_recall *recall)
 {
 	struct np_hold *hold;
-	bool none;
 
 	hold = np_lease_alloc(recall);
 	if (!hold)
@@ -169,16 +167,8 @@ struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags,
 	/* Who recalls it for the region's sake takes it off what this adds it to */
 	np_lease_begin(hold);
 	spin_lock(&region->hold_lock);
-	none = recall && region->no_leases;
-	if (!none)
-		list_add(&hold->node, &region->holds);
+	list_add(&hold->node, &region->holds);
 	spin_unlock(&region->hold_lock);
-	if (none) {
-		np_lease_end(hold);
-		np_lease_free(hold);
-		np_region_put(region);
-		return NULL;
-	}
 	return hold;
 }
 EXPORT_SYMBOL_GPL(np_hold_alloc);
@@ -211,6 +201,7 @@ void np_hold_release(struct np_hold *hold)
 	}
 	if (entered)
 		np_region_leave(region);
+	np_lease_returned(hold);
 	np_lease_free(hold);
 	np_region_put(region);
 }

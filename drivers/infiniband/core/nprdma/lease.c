@@ -33,14 +33,22 @@ MODULE_PARM_DESC(nprdma_recall_ms,
 #define NP_RECALL_MAX_MS	60000
 /* Most leases that one who gets none makes others give back */
 #define NP_ROOM_LEASES		16
-/* What has not come back by then is not waited for before somebody is killed */
+/*
+ * What has not come back by then is not waited for before somebody is killed; and whoever asks
+ * for leases again and again does not keep the kernel from killing
+ */
 #define NP_OOM_MS		200
+#define NP_OOM_PAUSE_MS		5000
+/* Leases that are recalled under one lock */
+#define NP_RECALL_BATCH		64
 
 static struct kmem_cache *np_hold_cache;
 VISIBLE_IF_KUNIT struct shrinker *np_lease_shrinker;
 EXPORT_SYMBOL_IF_KUNIT(np_lease_shrinker);
 /* Leases that were not recalled, by node and cgroup, the oldest first */
 static struct list_lru np_leases;
+/* Pages of leases that were recalled, and have ended since */
+static atomic_long_t np_leases_returned;
 
 /* Under a lock without which the hold cannot be released. Once, whoever comes first */
 static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
@@ -64,6 +72,28 @@ void np_lease_recall(struct np_hold *hold, enum np_recall_why why)
 		return;
 	list_lru_del_obj(&np_leases, &hold->lru);
 	np_lease_tell(hold, why);
+}
+
+/**
+ * np_hold_recall() - ask for a lease back whose holder may be dead
+ * @hold: of np_hold_alloc(); a lease, which cannot be released meanwhile
+ *
+ * Context: any but interrupts.
+ */
+void np_hold_recall(struct np_hold *hold)
+{
+	np_lease_recall(hold, NP_RECALL_AGE);
+}
+EXPORT_SYMBOL_GPL(np_hold_recall);
+
+/**
+ * np_lease_returned() - a hold has ended
+ * @hold: hold; its pages are not pinned by it any more
+ */
+void np_lease_returned(const struct np_hold *hold)
+{
+	if (READ_ONCE(hold->recalled))
+		atomic_long_add(hold->pages, &np_leases_returned);
 }
 
 static enum lru_status np_lease_isolate(struct list_head *item, struct list_lru_one *list,
@@ -108,21 +138,27 @@ EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
 
 /*
  * Before the kernel kills somebody for memory: all leases are recalled, and those that come
- * back at once may be what he dies for.
+ * back at once may be what he dies for. The same is not tried again at once, so there are no
+ * leases for a while.
  */
 VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed)
 {
 	unsigned long deadline = jiffies + msecs_to_jiffies(NP_OOM_MS);
-	unsigned long before = np_leased_pages(), now = before;
+	unsigned long before = atomic_long_read(&np_leases_returned);
 	enum np_recall_why why = NP_RECALL_MEMORY;
+	unsigned long recalled = 0, n;
 
-	list_lru_walk(&np_leases, np_lease_isolate, &why, ULONG_MAX);
-	while (now && time_before(jiffies, deadline)) {
+	np_leases_pause(NP_OOM_PAUSE_MS);
+	do {
+		n = list_lru_walk(&np_leases, np_lease_isolate, &why, NP_RECALL_BATCH);
+		recalled += n;
+		cond_resched();
+	} while (n);
+	if (!recalled)
+		return NOTIFY_OK;
+	while (np_leased_pages() && time_before(jiffies, deadline))
 		schedule_timeout_uninterruptible(1);
-		now = np_leased_pages();
-	}
-	if (now < before)
-		*(unsigned long *)freed += before - now;
+	*(unsigned long *)freed += atomic_long_read(&np_leases_returned) - before;
 	return NOTIFY_OK;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_lease_oom);
@@ -139,7 +175,7 @@ static bool np_leases_have_keys(struct np_region *region)
 
 /**
  * np_leases_end() - the region goes: recall all leases, and wait for those that peers have
- * @region: region that is gone, so there are no new ones
+ * @region: region that is gone: np_hold_grant() makes no key of it
  *
  * What a peer writes under a lease it finds written, and nothing tells it otherwise. So the
  * pages stay where they are until it has given the lease back, or its key has ended: see
@@ -156,7 +192,6 @@ void np_leases_end(struct np_region *region)
 	struct np_hold *hold;
 
 	spin_lock(&region->hold_lock);
-	region->no_leases = true;
 	list_for_each_entry(hold, &region->holds, node)
 		np_lease_recall(hold, NP_RECALL_GONE);
 	spin_unlock(&region->hold_lock);

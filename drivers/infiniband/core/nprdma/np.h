@@ -171,6 +171,7 @@ struct np_grant {
  * @recalls_change: leases recalled because the owner's memory has changed
  * @recalls_memory: because memory was short
  * @recalls_budget: because others wanted leases
+ * @recalls_age: because their holders might be dead
  * @recalls_gone: because the region goes
  * @overdue: leases that peers did not give back in time, and whose keys ended
  * @table_pages: pages of the residency table that exist
@@ -194,6 +195,7 @@ struct np_stats {
 	u64 recalls_change;
 	u64 recalls_memory;
 	u64 recalls_budget;
+	u64 recalls_age;
 	u64 recalls_gone;
 	u64 overdue;
 	u64 table_pages;
@@ -295,6 +297,7 @@ struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags,
 			      struct np_recall *recall);
 int np_hold_grant(struct np_hold *hold, u64 addr, u64 len, u32 *rkey);
 void np_hold_revoke(struct np_hold *hold, bool overdue);
+void np_hold_recall(struct np_hold *hold);
 void np_hold_release(struct np_hold *hold);
 unsigned long np_hold_pages(const struct np_hold *hold);
 

@@ -174,6 +174,7 @@ struct np_channel;
  *          lock keeps the region of an entry that was found
  * @nr_grants: their number
  * @expire: ends holds not given back in time
+ * @renew: recalls leases of some age
  * @gone_again: sends those of @tell_again
  * @too_many_gone: ends the QP that keeps the keys of too many regions that are gone
  * @failed: ends the peer after the device failed its QP
@@ -243,6 +244,7 @@ struct np_peer {
 	struct xarray grants;
 	unsigned int nr_grants;
 	struct delayed_work expire;
+	struct delayed_work renew;
 	struct delayed_work gone_again;
 	struct work_struct too_many_gone;
 	struct work_struct failed;
@@ -403,10 +405,11 @@ void np_ask_leave(struct np_peer *peer);
  * @owner: of the region; reference
  * @id: cannot be guessed, and is looked up in its own peer only
  * @pages: what it counts in the bounds
- * @expires: jiffies, in np_peer.holds
+ * @expires: jiffies: in np_peer.leases it is recalled then, in np_peer.holds it ends
  * @lease: reference to its region; NULL: it is none. What follows is about leases
  * @granted: it is in a list of the peer's; under its lock
  * @wanted: it is to be given back; under the peer's lock
+ * @recalled: since it was granted, so it has a time limit; under the peer's lock
  * @expired: it was not, and ends
  * @recall: called once when it is wanted back
  * @wanted_work: tells the peer
@@ -425,6 +428,7 @@ struct np_held {
 	struct np_region *lease;
 	bool granted;
 	bool wanted;
+	bool recalled;
 	bool expired;
 	struct np_recall recall;
 	struct delayed_work wanted_work;
@@ -508,6 +512,7 @@ static inline void np_serve_leave(struct np_peer *peer)
 np_receive_fn np_receive;
 #if IS_ENABLED(CONFIG_KUNIT)
 extern unsigned int np_hold_ms;
+extern unsigned int np_lease_ms;
 int np_serve_alloc(struct np_peer *peer);
 void np_binding_add(struct np_peer *peer, struct np_binding *binding);
 int np_held_reserve(struct np_peer *peer, struct np_owner *owner,

@@ -237,6 +237,7 @@ enum np_recall_why {
 	NP_RECALL_CHANGE,	/* the owner's memory has changed there */
 	NP_RECALL_MEMORY,	/* memory is short */
 	NP_RECALL_BUDGET,	/* others want a lease, too */
+	NP_RECALL_AGE,		/* whoever has it may be dead */
 	NP_RECALL_GONE,		/* the region goes */
 	NP_RECALL_NR,
 };
@@ -308,9 +309,8 @@ struct np_counters {
  * @table_lock: serialises changes of the residency table's leaves
  * @pin_lock: whoever pins pages for a hold has it; who could not at first, alone
  * @budget: where leases of it count
- * @hold_lock: protects @holds, @no_leases, @lease_keys, and the lists of pins
+ * @hold_lock: protects @holds, @lease_keys, and the lists of pins
  * @holds: of this region
- * @no_leases: it goes: there are no new ones
  * @lease_keys: keys of leases
  * @unleased: woken when there are none
  * @count: statistics
@@ -358,7 +358,6 @@ struct np_region {
 	struct np_budget *budget;
 	spinlock_t hold_lock;
 	struct list_head holds;
-	bool no_leases;
 	unsigned int lease_keys;
 	wait_queue_head_t unleased;
 
@@ -514,6 +513,7 @@ extern unsigned int np_lease_percent;
 struct np_budget *np_budget_get(struct mm_struct *mm);
 void np_budget_put(struct np_budget *budget);
 unsigned long np_leased_pages(void);
+void np_leases_pause(unsigned int ms);
 
 /* lease.c */
 #if IS_ENABLED(CONFIG_KUNIT)
@@ -523,6 +523,7 @@ int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
 #endif
 void np_leases_make_room(unsigned long pages);
 void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
+void np_lease_returned(const struct np_hold *hold);
 void np_leases_end(struct np_region *region);
 struct np_hold *np_lease_alloc(struct np_recall *recall);
 void np_lease_begin(struct np_hold *hold);

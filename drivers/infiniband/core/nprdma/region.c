@@ -312,6 +312,7 @@ void np_region_stats(struct np_region *region, struct np_stats *stats)
 		.recalls_change = atomic64_read(&count->recalls[NP_RECALL_CHANGE]),
 		.recalls_memory = atomic64_read(&count->recalls[NP_RECALL_MEMORY]),
 		.recalls_budget = atomic64_read(&count->recalls[NP_RECALL_BUDGET]),
+		.recalls_age = atomic64_read(&count->recalls[NP_RECALL_AGE]),
 		.recalls_gone = atomic64_read(&count->recalls[NP_RECALL_GONE]),
 		.overdue = atomic64_read(&count->overdue),
 		.table_pages = atomic64_read(&count->table_pages),

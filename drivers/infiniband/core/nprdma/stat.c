@@ -79,6 +79,7 @@ int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 		NP_COUNTER("recalls_change", recalls_change),
 		NP_COUNTER("recalls_memory", recalls_memory),
 		NP_COUNTER("recalls_budget", recalls_budget),
+		NP_COUNTER("recalls_age", recalls_age),
 		NP_COUNTER("recalls_gone", recalls_gone),
 		NP_COUNTER("leases_overdue", overdue),
 		NP_COUNTER("table_pages", table_pages),

@@ -5,6 +5,8 @@
  */
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "np_harness.h"
 
@@ -180,6 +182,48 @@ TEST_F(lease, leases_are_a_share_of_what_a_group_may_have)
 	ASSERT_EQ(0, lease_all(self));
 	EXPECT_EQ(7, self->nr);
 	EXPECT_EQ(-EBUSY, lease_slot(self, 8));
+}
+
+#define DEEP	256U
+
+static int enter_deep(void)
+{
+	if (chdir(NP_GROUP))
+		return -errno;
+	for (unsigned int i = 0; i < DEEP; i++) {
+		int ret = np_write_text("cgroup.subtree_control", "+memory");
+
+		if (ret)
+			return ret;
+		if (mkdir("n", 0755) || chdir("n"))
+			return -errno;
+	}
+	return np_write_text("cgroup.procs", "0");
+}
+
+static int leave_deep(void)
+{
+	int ret = np_write_text("/sys/fs/cgroup/cgroup.procs", "0");
+
+	for (unsigned int i = 0; !ret && i < DEEP; i++) {
+		if (chdir("..") || !np_wait_until(!rmdir("n")))
+			ret = -errno;
+	}
+	return ret;
+}
+
+/* All of them are looked at, and the kernel's stack is small. */
+TEST_F(lease, groups_may_be_nested_deeply)
+{
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, np_write_text("/sys/fs/cgroup/cgroup.procs", "0"));
+	ASSERT_EQ(0, enter_deep());
+	ASSERT_EQ(0, lease_open(self, 32UL << 20));
+	/* That of the outermost is the smallest. */
+	ASSERT_EQ(0, lease_all(self));
+	EXPECT_EQ(3, self->nr);
+	ASSERT_EQ(0, ibv_dereg_mr(self->mr));
+	ASSERT_EQ(0, leave_deep());
 }
 
 /*

@@ -181,6 +181,9 @@ static void np_leases_are_bounded(struct kunit *test)
 	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
 	all = np_test_most() - np_leased_pages();
 	KUNIT_ASSERT_EQ(test, np_lease_reserve(neighbour, all, 0), 0);
+	/* Who has little asks for much: he may come with less */
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, np_test_most() / 2, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, lease.recalled, 0);
 	KUNIT_EXPECT_EQ(test, np_test_lease(region, &other, 4, 4, 0), -EBUSY);
 	KUNIT_EXPECT_EQ(test, lease.recalled, 1);
 	KUNIT_EXPECT_EQ(test, atomic64_read(&current->mm->pinned_vm), charged + 4);
@@ -265,6 +268,30 @@ static void np_leases_are_recalled_before_a_kill(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, stays.recalled, 1);
 	flush_work(&lease.work);
 	destroy_work_on_stack(&lease.work);
+
+	/* Whoever leases again and again does not keep it from killing, nor does it wait again */
+	KUNIT_EXPECT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_EQ(test, freed, 4);
+	np_local_release(stays.local);
+	np_leases_pause(0);
+	KUNIT_EXPECT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	np_local_release(lease.local);
+}
+
+/* What was only reserved, or given back by itself, is no memory that has come back */
+static void np_reservations_save_nobody(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease stays;
+	unsigned long freed = 0;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &stays, 4, 1, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, 4, 0), 0);
+	np_lease_unreserve(region, 4);
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_EQ(test, freed, 0);
+	np_leases_pause(0);
 	np_local_release(stays.local);
 }
 
@@ -292,6 +319,7 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_greed_recalls_no_lease),
 	KUNIT_CASE(np_room_is_made_by_few_leases),
 	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
+	KUNIT_CASE(np_reservations_save_nobody),
 	KUNIT_CASE(np_lease_outlives_its_region),
 	{}
 };

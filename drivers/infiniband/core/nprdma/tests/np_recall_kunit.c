@@ -64,6 +64,15 @@ static void np_test_answers(struct np_test_peer *peer, u8 status)
 	np_fake_arrives(&peer->fake.port, &answer, false, 0);
 }
 
+static bool np_test_has_none(struct np_test_peer *peer)
+{
+	unsigned long deadline = jiffies + 30 * HZ;
+
+	while (READ_ONCE(peer->fake.peer.nr_leases) && time_before(jiffies, deadline))
+		msleep(20);
+	return !READ_ONCE(peer->fake.peer.nr_leases);
+}
+
 static void np_lease_is_of_what_is_resident_around(struct kunit *test)
 {
 	struct np_region *region = np_test_region(test, 16);
@@ -198,6 +207,10 @@ static void np_leases_of_a_peer_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.nr_leases, NP_MAX_LEASES);
 }
 
+static void np_test_no_recall(struct np_recall *recall)
+{
+}
+
 struct np_closing {
 	struct work_struct work;
 	struct np_region *region;
@@ -215,9 +228,12 @@ static void np_test_closes(struct work_struct *work)
 /* I11 */
 static void np_region_ends_when_its_leases_have(struct kunit *test)
 {
+	struct np_recall recall = { .fn = np_test_no_recall };
 	struct np_closing closing = {};
 	struct np_test_peer *peer;
 	struct np_region *region;
+	struct np_hold *late;
+	u32 rkey;
 	u64 id;
 
 	peer = np_test_lessee(test, &region, &id);
@@ -231,21 +247,22 @@ static void np_region_ends_when_its_leases_have(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 1);
 	np_test_answers(peer, RDMA_NP_OK);
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 1);
-	/* There are no new ones */
-	KUNIT_EXPECT_NULL(test, np_hold_alloc(region, 0, &(struct np_recall){}));
 	KUNIT_EXPECT_EQ(test, np_lease_shrinker->count_objects(np_lease_shrinker,
 							       &(struct shrink_control){}),
 			SHRINK_EMPTY);
+	/* Nobody gets one now, nor is it waited for */
+	late = np_hold_alloc(region, 0, &recall);
+	KUNIT_ASSERT_NOT_NULL(test, late);
+	KUNIT_EXPECT_EQ(test, np_region_fault(region, region->base, PAGE_SIZE, 0, late, NULL, 0),
+			0);
+	KUNIT_EXPECT_EQ(test, np_hold_grant(late, region->base, PAGE_SIZE, &rkey), -ENXIO);
 	np_test_release(test, peer, id, 0, RDMA_NP_OK);
 	flush_work(&closing.work);
 	destroy_work_on_stack(&closing.work);
+	np_hold_release(late);
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
 	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.overdue), 0);
 	KUNIT_EXPECT_FALSE(test, peer->fake.peer.dead);
-}
-
-static void np_test_no_recall(struct np_recall *recall)
-{
 }
 
 /*
@@ -273,6 +290,38 @@ static void np_region_does_not_wait_for_what_is_not_granted(struct kunit *test)
 	np_hold_release(hold);
 	flush_work(&closing.work);
 	destroy_work_on_stack(&closing.work);
+}
+
+/* Who ends them takes the pins off the hold, which may be released meanwhile */
+static void np_lease_may_end_while_its_region_does(struct kunit *test)
+{
+	struct np_recall recall = { .fn = np_test_no_recall };
+	struct np_closing closing;
+	struct np_region *region;
+	struct np_hold *holds[4];
+	unsigned int i, j;
+
+	init_completion(&closing.done);
+	for (i = 0; i < 30; i++) {
+		region = np_test_region(test, 16);
+		for (j = 0; j < ARRAY_SIZE(holds); j++) {
+			holds[j] = np_hold_alloc(region, 0, &recall);
+			KUNIT_ASSERT_NOT_NULL(test, holds[j]);
+			KUNIT_ASSERT_EQ(test, np_region_fault(region, region->base, 16 * PAGE_SIZE,
+							      0, holds[j], NULL, 0), 0);
+		}
+		closing.region = region;
+		INIT_WORK_ONSTACK(&closing.work, np_test_closes);
+		schedule_work(&closing.work);
+		/* Later each time, so that they meet at each place */
+		udelay(5 * i);
+		for (j = 0; j < ARRAY_SIZE(holds); j++)
+			np_hold_release(holds[j]);
+		flush_work(&closing.work);
+		destroy_work_on_stack(&closing.work);
+		KUNIT_ASSERT_EQ(test, np_test_leased(region), 0);
+		KUNIT_ASSERT_EQ(test, atomic64_read(&region->count.held), 0);
+	}
 }
 
 /* Pages that went while the lease was made do not come in for it, nor does it keep any */
@@ -367,7 +416,6 @@ static void np_recalled_lease_has_a_time_limit(struct kunit *test)
 {
 	unsigned int hold_ms = np_hold_ms;
 	struct np_test *t = test->priv;
-	unsigned long deadline;
 	struct np_test_peer *peer;
 	struct np_region *region;
 	u64 id;
@@ -379,9 +427,7 @@ static void np_recalled_lease_has_a_time_limit(struct kunit *test)
 	np_test_invalidate(t, 5, 1);
 	np_test_is_told(test, peer, id);
 	np_test_answers(peer, RDMA_NP_OK);
-	deadline = jiffies + 30 * HZ;
-	while (READ_ONCE(peer->fake.peer.nr_leases) && time_before(jiffies, deadline))
-		msleep(20);
+	KUNIT_EXPECT_TRUE(test, np_test_has_none(peer));
 	WRITE_ONCE(np_hold_ms, 60000);
 	KUNIT_EXPECT_EQ(test, np_test_leased_at_dereg, 1);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
@@ -401,6 +447,35 @@ static void np_recalled_lease_has_a_time_limit(struct kunit *test)
 	t->on_dereg = NULL;
 }
 
+/* Who is there asks again, and who is not gives nothing back */
+static void np_lease_of_some_age_is_recalled(struct kunit *test)
+{
+	unsigned int hold_ms = np_hold_ms, lease_ms = np_lease_ms;
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer;
+	struct np_region *region;
+	struct np_stats stats;
+	u64 id;
+
+	WRITE_ONCE(np_lease_ms, 100);
+	peer = np_test_lessee(test, &region, &id);
+	np_test_is_told(test, peer, id);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.recalls_age, 1);
+	np_test_answers(peer, RDMA_NP_OK);
+	np_test_release(test, peer, id, 0, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
+
+	WRITE_ONCE(np_hold_ms, 100);
+	KUNIT_EXPECT_NE(test, np_test_lease_for(test, peer, region), 0);
+	KUNIT_EXPECT_TRUE(test, np_test_has_none(peer));
+	WRITE_ONCE(np_lease_ms, lease_ms);
+	WRITE_ONCE(np_hold_ms, hold_ms);
+	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_FALSE(test, peer->fake.peer.dead);
+}
+
 /* Answered at once, as it was before */
 static void np_test_repeat(struct np_test_peer *peer, struct np_msg *msg)
 {
@@ -413,7 +488,6 @@ static void np_answer_that_is_repeated_grants_no_ended_lease(struct kunit *test)
 {
 	unsigned int hold_ms = np_hold_ms, recall_ms = np_recall_ms;
 	struct np_test *t = test->priv;
-	unsigned long deadline;
 	struct np_test_peer *peer;
 	struct np_region *region;
 	struct np_msg msg;
@@ -431,9 +505,7 @@ static void np_answer_that_is_repeated_grants_no_ended_lease(struct kunit *test)
 
 	WRITE_ONCE(np_hold_ms, 10);
 	np_test_invalidate(t, 5, 1);
-	deadline = jiffies + 30 * HZ;
-	while (READ_ONCE(peer->fake.peer.nr_leases) && time_before(jiffies, deadline))
-		msleep(20);
+	KUNIT_EXPECT_TRUE(test, np_test_has_none(peer));
 	WRITE_ONCE(np_hold_ms, hold_ms);
 	np_test_repeat(peer, &msg);
 	KUNIT_EXPECT_EQ(test, peer->answer.status, RDMA_NP_OK);
@@ -516,6 +588,7 @@ static struct kunit_case np_recall_cases[] = {
 	KUNIT_CASE(np_leases_of_a_peer_are_bounded),
 	KUNIT_CASE(np_region_ends_when_its_leases_have),
 	KUNIT_CASE(np_region_does_not_wait_for_what_is_not_granted),
+	KUNIT_CASE(np_lease_may_end_while_its_region_does),
 	KUNIT_CASE(np_lease_brings_in_no_neighbours),
 	KUNIT_CASE(np_lease_counts_all_that_it_pins),
 	KUNIT_CASE(np_answer_that_is_repeated_grants_no_ended_lease),
@@ -523,6 +596,7 @@ static struct kunit_case np_recall_cases[] = {
 	KUNIT_CASE(np_lease_without_a_key_is_refused),
 	KUNIT_CASE(np_lease_kept_for_too_long_ends_with_its_key),
 	KUNIT_CASE(np_recalled_lease_has_a_time_limit),
+	KUNIT_CASE(np_lease_of_some_age_is_recalled),
 	{}
 };
 
