@@ -321,6 +321,7 @@ static void np_lease_may_end_while_its_region_does(struct kunit *test)
 		destroy_work_on_stack(&closing.work);
 		KUNIT_ASSERT_EQ(test, np_test_leased(region), 0);
 		KUNIT_ASSERT_EQ(test, atomic64_read(&region->count.held), 0);
+		np_test_close(test->priv);
 	}
 }
 
