@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "objects.hpp"
-
 #include "signals_blocked.hpp"
 
 #include <algorithm>
@@ -255,7 +254,7 @@ using namespace npr;
 
 npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p)
     : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
-      regions(npr::local_regions::of(v)), leases(*kernel)
+      regions(npr::local_regions::of(v)), leases(*kernel, keeper)
 {
 	if (const int rc = kernel->query(caps))
 		fail(-rc, "nprdma query");
@@ -509,8 +508,12 @@ int npr_qp::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> r
 {
 	const bool lease = req.flags & RDMA_NP_FAULT_LEASE;
 	const int channel = lease ? cq.lease_channel() : cq.channel.get();
+	const int rc = channel < 0 ? -EMFILE : cq.ctx.kernel->fault(*verbs, channel, req, ranges);
 
-	return channel < 0 ? -EMFILE : cq.ctx.kernel->fault(*verbs, channel, req, ranges);
+	/* It may be recalled from here on, whoever polls. */
+	if (!rc && lease)
+		cq.ctx.keeper.watch(cq, true);
+	return rc;
 }
 
 void npr_qp::release(std::uint64_t hold) noexcept
@@ -578,18 +581,15 @@ bool npr_qp::connected() noexcept
 /* --- CQ ---------------------------------------------------------------- */
 
 npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
-    : ctx(c), verbs(v), epoll(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+    : ctx(c), verbs(v), channel(*c.kernel), epoll(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       event(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
       mutex(c.threads), stripe(c.stripes.fetch_add(1, std::memory_order_relaxed)),
       credits(static_cast<std::uint32_t>(v->cqe) > own ? static_cast<std::uint32_t>(v->cqe) - own : 0),
-      ex(*this, *v, c.threads), handle_(v->handle)
+      ex(*this, *v, c.threads), leases_(*c.kernel), handle_(v->handle)
 {
-	int fd;
-
-	if (const int rc = ctx.kernel->channel(fd))
+	if (const int rc = channel.open())
 		fail(-rc, "nprdma channel");
-	channel = unique_fd(fd);
 	for (const int f : {channel.get(), event.get(), timer.get(), v->channel ? v->channel->fd : -1}) {
 		epoll_event e{};
 		e.events = EPOLLIN;
@@ -606,9 +606,9 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
 
 npr_cq::~npr_cq()
 {
-	if (lease_channel_.get() >= 0)
-		ctx.keeper.remove(*this);
 	ctx.cqs.remove(handle_, this);
+	if (keeps_leases())
+		ctx.keeper.remove(*this);
 	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
@@ -703,29 +703,23 @@ int npr_cq::detach(npr_qp *qp) noexcept
 		const std::lock_guard results_lock(results_mutex_);
 		std::erase_if(results_, [&](const result &r) { return r.qp == qp; });
 	}
-	if (qp->engine.waits_for_wire()) {
-		const nanoseconds begun = monotonic();
-		ibv_wc wc;
-		while (qp->engine.waits_for_wire() && monotonic() - begun < 1'000'000'000) {
-			if (ctx.provider.poll_cq(verbs, 1, &wc) <= 0) {
-				qp->engine.step();
-				settle(*qp);
-				serve_line();
-				continue;
-			}
-			npr_qp *q = find(wc.qp_num);
-			if (q && q->engine.on_cqe(wc)) {
-				q->engine.step();
-				settle(*q);
-				wake(*q);
-			} else if (ctx.received(wc)) {
-				strays_.push_back(wc);
-			}
+	/* A lease that is on its way to us has to go back, too. */
+	const nanoseconds begun = monotonic();
+	while ((qp->engine.waits_for_wire() || qp->engine.has_leases()) && monotonic() - begun < 1'000'000'000) {
+		if (has_events()) {
+			read_events();
+			advance_touched();
 		}
+		if (take_raw())
+			continue;
+		qp->engine.step();
+		settle(*qp);
+		serve_line();
 	}
+	if (qp->engine.has_leases())
+		qp->fail_qp();
 	qp->abandon();
 	credits.leave(*qp);
-	waiting_ -= qp->waiting;
 	timed_ -= qp->timed;
 	last_ = nullptr;
 	std::erase(touched_, qp);
@@ -761,13 +755,9 @@ void npr_cq::touch(npr_qp &qp) noexcept
 /* After anything happened to an engine: what does it wait for now? */
 void npr_cq::settle(npr_qp &qp) noexcept
 {
-	const bool waits = qp.engine.waits_for_kernel();
 	const bool times = qp.engine.pauses();
 
-	if (waits != qp.waiting || times != qp.timed) {
-		waiting_ += waits;
-		waiting_ -= qp.waiting;
-		qp.waiting = waits;
+	if (times != qp.timed) {
 		timed_ += times;
 		timed_ -= qp.timed;
 		qp.timed = times;
@@ -786,14 +776,7 @@ void npr_cq::serve_line() noexcept
 	if (!credits.line()) [[likely]]
 		return;
 	credits.serve([this](credits::waiter &w) {
-		auto &qp = static_cast<npr_qp &>(w);
-		const bool listed = qp.listed;
-
-		qp.engine.step();
-		settle(qp);
-		/* for who was not told before */
-		if (!listed)
-			wake(qp);
+		advance(static_cast<npr_qp &>(w));
 	});
 }
 
@@ -806,6 +789,68 @@ void npr_cq::wake(const npr_qp &qp) noexcept
 		set_timer();
 	if (qp.listed)
 		kick();
+}
+
+/* Outside of poll(): what has become possible for @qp, and whoever sleeps is told if he was not before. */
+void npr_cq::advance(npr_qp &qp) noexcept
+{
+	const bool listed = qp.listed;
+
+	qp.engine.step();
+	settle(qp);
+	if (!listed)
+		wake(qp);
+}
+
+void npr_cq::advance_touched() noexcept
+{
+	for (npr_qp *q : touched_) {
+		q->touched = false;
+		advance(*q);
+	}
+	touched_.clear();
+}
+
+/* Outside of poll(): one completion of the CQ's, which is told later if it is the application's. False: there is none. */
+bool npr_cq::take_raw() noexcept
+{
+	ibv_wc wc;
+
+	if (ctx.provider.poll_cq(verbs, 1, &wc) <= 0)
+		return false;
+	npr_qp *const q = find(wc.qp_num);
+	if (q && q->engine.on_cqe(wc))
+		advance(*q);
+	else if (ctx.received(wc))
+		strays_.push_back(wc);
+	return true;
+}
+
+void npr_cq::tend(bool age) noexcept
+{
+	/* Who polls has read what there was. */
+	if (!age && !leases_.has_events())
+		return;
+	const visit_guard visit(mutex);
+	const auto any = [this](auto what) { return std::any_of(qps.begin(), qps.end(), what); };
+
+	if (has_events())
+		read_events();
+	if (age)
+		for (const auto &q : qps) {
+			if (!q->engine.has_leases())
+				continue;
+			q->engine.age_leases();
+			touch(*q);
+		}
+	advance_touched();
+	/* The application may poll in a minute, but the owner does not wait so long for a lease that it has recalled. */
+	while (any([](const auto &q) { return q->engine.ends_leases(); }) && strays_.size() < strays_.capacity() &&
+	       take_raw())
+		;
+	serve_line();
+	if (age && !any([](const auto &q) { return q->engine.has_leases(); }))
+		ctx.keeper.watch(*this, false);
 }
 
 void npr_cq::step_touched() noexcept
@@ -840,84 +885,24 @@ int npr_cq::take_ready(int n, ibv_wc *wc) noexcept
 
 int npr_cq::lease_channel() noexcept
 {
-	if (lease_channel_.get() < 0) {
-		const uncancelled here;
-		int fd;
-
-		if (ctx.kernel->channel(fd))
-			return -1;
-		unique_fd made(fd);
-		try {
-			ctx.keeper.add(*this, fd);
-		} catch (const std::exception &) {
-			return -1;
-		}
-		lease_channel_ = std::move(made);
-	}
-	ctx.keeper.watch(*this, true);
-	return lease_channel_.get();
+	return keeps_leases() || ctx.keeper.open(*this, leases_) ? leases_.get() : -1;
 }
 
 void npr_cq::read_events() noexcept
 {
-	read_events(channel.get());
-	if (lease_channel_.get() >= 0)
-		read_events(lease_channel_.get());
-}
-
-void npr_cq::read_events(int fd) noexcept
-{
-	const uncancelled here;
-	rdma_np_event events[8];
-
-	for (;;) {
-		const ssize_t n = ::read(fd, events, sizeof(events));
-		if (n < static_cast<ssize_t>(sizeof(rdma_np_event)))
-			return;
-		const std::size_t count = static_cast<std::size_t>(n) / sizeof(rdma_np_event);
-		for (std::size_t i = 0; i < count; ++i) {
-			for (auto &q : qps) {
-				/* a region may be known to any QP, a fault is one QP's, and so is what it brings */
-				if (events[i].type != RDMA_NP_EVENT_REGION_GONE && q->cookie != events[i].cookie >> 48)
-					continue;
-				q->engine.on_event(events[i]);
-				touch(*q);
-			}
-		}
-		if (count < std::size(events))
-			return;
-	}
-}
-
-/* From the keeper's thread: the application may neither post nor poll for a long time. */
-void npr_cq::tend(bool age) noexcept
-{
-	const auto completes = [this] {
-		return std::any_of(ready_.begin(), ready_.end(), [](const npr_qp *q) { return q->engine.ready(); });
-	};
-	const visit_guard lock(mutex);
-	const bool told = completes();
-	bool has = false;
-
-	read_events(lease_channel_.get());
-	for (auto &q : qps) {
-		if (age && q->engine.has_leases()) {
-			q->engine.age_leases();
+	const auto tell = [this](const rdma_np_event &e) {
+		for (auto &q : qps) {
+			/* a region may be known to any QP, a fault is one QP's, and so is the lease that it brought */
+			if (e.type != RDMA_NP_EVENT_REGION_GONE && q->cookie != e.cookie >> 48)
+				continue;
+			q->engine.on_event(e);
 			touch(*q);
 		}
-	}
-	step_touched();
-	serve_line();
-	for (auto &q : qps)
-		has |= q->engine.has_leases();
-	/* What was under way may have completed, or waits for the clock now. */
-	if (notifies()) {
-		if (timed_)
-			set_timer();
-		if (!told && completes())
-			kick();
-	}
-	ctx.keeper.watch(*this, has);
+	};
+
+	for (event_channel *const c : {&channel, &leases_})
+		if (c->has_events())
+			c->read(tell);
 }
 
 /* From the resolver's thread. */
@@ -1023,8 +1008,7 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 				touch(*q);
 			}
 		}
-		++polls_;
-		if (waiting_ ? !count || polls_ % busy_interval == 0 : polls_ % idle_interval == 0)
+		if (has_events())
 			read_events();
 		if (have_results_.load(std::memory_order_relaxed))
 			take_results();
@@ -1078,7 +1062,6 @@ int npr_cq::req_notify(bool solicited) noexcept
 	(void)!::read(timer.get(), &count, sizeof(count));
 	timer_at_ = 0;
 	notify_.store(true, std::memory_order_relaxed); /* see notifies() */
-	polls_ = idle_interval - 1;
 	set_timer();
 	/*
 	 * Who polls next finds what it told of. Who sleeps first has to hear it again: maybe nothing else is

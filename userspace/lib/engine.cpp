@@ -319,6 +319,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 			copy += wr.sg_list[i].length;
 		}
 	} else {
+		sges[0] = {}; /* as in push() */
 		std::copy_n(wr.sg_list, wr.num_sge, sges);
 		if (config_.local && length)
 			if (const int rc = hold_buffers(tail_))
@@ -953,7 +954,10 @@ void engine::settle_failure() noexcept
 	 * something later was begun, behind which this could wait for ever (for a receive).
 	 */
 	const ibv_wc_status status = op_at(failing_).status;
-	const bool last = sq_head_ == sq_tail_ || slots_[(sq_tail_ - 1) & sq_mask_].op <= failing_;
+	std::uint64_t end = sq_tail_;
+	while (end != sq_head_ && slots_[(end - 1) & sq_mask_].op == no_op)
+		--end;
+	const bool last = end == sq_head_ || slots_[(end - 1) & sq_mask_].op <= failing_;
 	if ((status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR) && last && !broken_ &&
 	    !refused_) {
 		if (!room(1))
@@ -2409,7 +2413,9 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 	w.next = &w + 1;
 	w.num_sge = 0;
 	w.wr_id = sq_id(sq_tail_);
+	/* Some providers look at the first entry of a list that has none, too. */
 	w.sg_list = &chain_sges_[chained_ * config_.max_sge];
+	w.sg_list[0] = {};
 	w.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
 	slots_[sq_tail_ & sq_mask_] = {i, p ? index(*p) : none};
 	++sq_tail_;
@@ -2506,24 +2512,15 @@ void engine::push_refused(std::uint64_t i) noexcept
 /*
  * Completions come in order, so that of this one says that all before it are over, unsignaled ones that
  * had succeeded included. A dead QP flushes it. The peer of a live one looks at no key, for it accesses nothing, but
- * at the QP's rights: that to READ there is, or no word could be READ.
+ * at what its QP allows. Both QPs allow READs: a lease is granted after another request to the region, none of which
+ * is proven without one.
  */
 void engine::push_drain() noexcept
 {
 	ibv_send_wr &w = push(no_op, nullptr, true);
 
-	w.opcode = IBV_WR_RDMA_WRITE;
+	w.opcode = dead_ ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 	w.wr.rdma = {};
-	/* What was posted under a lease the peer's QP allows. Of an empty one the key is nobody's business. */
-	for (std::uint64_t i = tail_; !dead_ && i > head_; --i) {
-		const op &o = op_at(i - 1);
-
-		if (o.kind != op_kind::leased)
-			continue;
-		if (o.wr.opcode == IBV_WR_RDMA_READ)
-			w.opcode = IBV_WR_RDMA_READ;
-		break;
-	}
 }
 
 /* How many of the chain, which is not empty, could not be posted? */

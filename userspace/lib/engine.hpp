@@ -184,6 +184,10 @@ public:
 	[[nodiscard]] bool pauses() const noexcept { return !pausing_.empty(); }
 	/* Are answers of the kernel under way? */
 	[[nodiscard]] bool waits_for_kernel() const noexcept { return faults_ || resolves_; }
+	/* There are leases, or are to come: so may recalls. */
+	[[nodiscard]] bool has_leases() const noexcept { return !leases_.empty() || asked_leases_; }
+	/* Does one wait for completions to go back? */
+	[[nodiscard]] bool ends_leases() const noexcept { return leases_.any_ends(); }
 	[[nodiscard]] bool waits_for_wire() const noexcept { return sq_head_ != sq_tail_; }
 	/* Credits that it has found too few of, at once; there have to be so many as credits_level() says. */
 	[[nodiscard]] std::uint32_t credits_wanted() const noexcept { return wanted_; }
@@ -197,8 +201,6 @@ public:
 	void abandon() noexcept;
 	/* Every 100 ms or so: leases that were not used since the last time go back. Then step(). */
 	void age_leases() noexcept;
-	/* Are there leases, or may there be some soon? */
-	[[nodiscard]] bool has_leases() const noexcept { return !leases_.empty() || asked_leases_; }
 	/* When step() is to be called at the latest. */
 	[[nodiscard]] std::optional<nanoseconds> deadline() const noexcept;
 

@@ -79,8 +79,13 @@ void uverbs_kernel::unmap_posted(std::atomic<std::uint64_t> *posted) noexcept
 
 int uverbs_kernel::read_events(int channel, std::span<rdma_np_event> events) noexcept
 {
-	return static_cast<int>(read(channel, events.data(), events.size_bytes()) /
-				static_cast<ssize_t>(sizeof(rdma_np_event)));
+	ssize_t n;
+
+	/* A signal is no reason to take what is there for read. */
+	do
+		n = read(channel, events.data(), events.size_bytes());
+	while (n < 0 && errno == EINTR);
+	return static_cast<int>(n / static_cast<ssize_t>(sizeof(rdma_np_event)));
 }
 
 int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, rdma_np_region_info &out) noexcept

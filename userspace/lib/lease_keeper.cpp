@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <ctime>
+#include <exception>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <system_error>
@@ -71,6 +72,21 @@ void lease_keeper::start()
 	thread_ = std::thread([this] { run(); });
 }
 
+bool lease_keeper::open(client &c, event_channel &channel) noexcept
+{
+	const uncancelled here;
+
+	if (!channel.open() && channel.is_mapped()) {
+		try {
+			add(c, channel.get());
+			return true;
+		} catch (const std::exception &) {
+		}
+	}
+	channel.close();
+	return false;
+}
+
 void lease_keeper::add(client &c, int channel)
 {
 	const std::lock_guard lock(mutex_);
@@ -101,7 +117,7 @@ void lease_keeper::change(client &c, bool has) noexcept
 	const uncancelled here;
 
 	c.watched_.store(has, std::memory_order_relaxed);
-	(void)control(epoll_, EPOLL_CTL_MOD, c.channel_, has ? std::uint32_t{EPOLLIN} : 0);
+	(void)control(epoll_, EPOLL_CTL_MOD, c.channel_, has ? std::uint32_t{EPOLLIN} : 0U);
 	if (has)
 		wake();
 }

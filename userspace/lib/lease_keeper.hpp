@@ -13,6 +13,8 @@
 #ifndef NPR_LEASE_KEEPER_HPP
 #define NPR_LEASE_KEEPER_HPP
 
+#include "event_channel.hpp"
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -49,7 +51,12 @@ public:
 	lease_keeper &operator=(const lease_keeper &) = delete;
 	~lease_keeper();
 
-	/* @channel: where its events come. With the first client the thread is started. Throws. */
+	/*
+	 * Opens @channel, where events of the client @c will come. With the first one the thread is started.
+	 * False: it is closed, and @c can have no leases, for it would not hear of recalls. Under a lock of the client's.
+	 */
+	[[nodiscard]] bool open(client &c, event_channel &channel) noexcept;
+	/* The same with one that is open. Throws. */
 	void add(client &c, int channel);
 	/* The thread is not at @c any more, nor will be. Under no lock that tend() takes. */
 	void remove(client &c) noexcept;

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "local_leases.hpp"
 
-#include "signals_blocked.hpp"
 #include "uncancelled.hpp"
 
 #include <algorithm>
-#include <cerrno>
+#include <ctime>
 #include <limits>
 #include <new>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <ctime>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -52,30 +47,11 @@ local_leases::~local_leases()
 {
 	const uncancelled here;
 
-	if (thread_.joinable()) {
-		{
-			const std::lock_guard lock(mutex_);
-			stop_ = true;
-			wake();
-		}
-		thread_.join();
-	}
+	if (channel_.is_open())
+		keeper_.remove(*this);
 	for (lease &l : leases_)
 		if (l.at() == state::live || l.at() == state::ending)
 			kernel_.hold_free(l.hold);
-	if (posted_)
-		kernel_.unmap_posted(posted_);
-	if (event_ >= 0)
-		close(event_);
-	if (channel_ >= 0)
-		close(channel_);
-}
-
-void local_leases::wake() noexcept
-{
-	const std::uint64_t one = 1;
-
-	(void)!write(event_, &one, sizeof(one));
 }
 
 void local_leases::remove(std::uint32_t handle) noexcept
@@ -141,13 +117,12 @@ local_leases::region *local_leases::learn(std::uint32_t handle) noexcept
 /* Were all recalls read that the kernel had posted when this began? */
 bool local_leases::current() noexcept
 {
-	/* acquire: what was done before the memory changed, which the word tells, was done */
-	if (posted_->load(std::memory_order_acquire) == seen_.load(std::memory_order_acquire)) [[likely]]
+	if (!channel_.has_events()) [[likely]]
 		return true;
 	const std::lock_guard lock(mutex_);
 
 	read_events();
-	return posted_->load(std::memory_order_acquire) == seen_.load(std::memory_order_relaxed);
+	return !channel_.has_events();
 }
 
 std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
@@ -249,8 +224,6 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 	lease *const l = start() ? spare() : nullptr;
 	if (!l)
 		return false;
-	read_events();
-	const std::uint64_t seen = seen_.load(std::memory_order_relaxed);
 
 	rdma_np_hold_req req{};
 	rdma_np_hold_info info;
@@ -258,7 +231,7 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 	req.length = std::min(last, r.base + r.length) - req.addr;
 	req.flags = (write ? RDMA_NP_FAULT_WRITE : 0) | RDMA_NP_FAULT_LEASE;
 	req.cookie = l->number;
-	if (kernel_.hold(r.handle, req, info, l->hold, channel_)) {
+	if (kernel_.hold(r.handle, req, info, l->hold, channel_.get())) {
 		r.not_before.store(time + pause, std::memory_order_relaxed);
 		return false;
 	}
@@ -276,33 +249,17 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 	/* release: who finds the lease sees what it is */
 	l->place->store(l, std::memory_order_release);
 	/* It may have been recalled before it was made known. */
-	if (posted_->load(std::memory_order_acquire) != seen)
+	if (channel_.has_events())
 		read_events();
-	if (sleeping_)
-		wake();
+	keeper_.watch(*this, true);
 	return l->at() == state::live;
 }
 
 bool local_leases::start() noexcept
 {
-	if (posted_ || refused_)
-		return posted_;
-	refused_ = true;
-	event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (event_ < 0 || kernel_.channel(channel_))
-		return false;
-	std::atomic<std::uint64_t> *const posted = kernel_.map_posted(channel_);
-	if (!posted)
-		return false;
-	try {
-		const signals_blocked here;
-		thread_ = std::thread([this] { run(); });
-		refused_ = false;
-		posted_ = posted;
-	} catch (const std::system_error &) {
-		kernel_.unmap_posted(posted);
-	}
-	return posted_;
+	if (!channel_.is_open() && !refused_)
+		refused_ = !keeper_.open(*this, channel_);
+	return channel_.is_open();
 }
 
 local_leases::lease *local_leases::spare() noexcept
@@ -331,24 +288,13 @@ local_leases::lease *local_leases::spare() noexcept
 
 void local_leases::read_events() noexcept
 {
-	/* acquire: what is posted up to here can be read */
-	const std::uint64_t posted = posted_->load(std::memory_order_acquire);
-	std::array<rdma_np_event, 16> events;
+	channel_.read([this](const rdma_np_event &e) {
+		const auto *const place = by_number_.find(static_cast<std::uint32_t>(e.cookie));
+		lease *const l = place ? place->load(std::memory_order_relaxed) : nullptr;
 
-	for (;;) {
-		const int n = kernel_.read_events(channel_, events);
-
-		if (n <= 0)
-			break;
-		for (const rdma_np_event &e : std::span(events).first(static_cast<std::size_t>(n))) {
-			const auto *const place = by_number_.find(static_cast<std::uint32_t>(e.cookie));
-			lease *const l = place ? place->load(std::memory_order_relaxed) : nullptr;
-
-			if (e.type == RDMA_NP_EVENT_RECALL && l && l->at() == state::live)
-				withdraw(*l);
-		}
-	}
-	seen_.store(posted, std::memory_order_release);
+		if (e.type == RDMA_NP_EVENT_RECALL && l && l->at() == state::live)
+			withdraw(*l);
+	});
 }
 
 /* Nobody finds it any more. */
@@ -390,28 +336,16 @@ bool local_leases::look_round() noexcept
 	return any;
 }
 
-void local_leases::run() noexcept
+void local_leases::tend(bool age) noexcept
 {
-	std::array<pollfd, 2> fds{{{channel_, POLLIN, 0}, {event_, POLLIN, 0}}};
-	std::uint64_t looked = now(), count;
-	int timeout = -1;
+	/* Who takes a lease has read what there was. */
+	if (!age && !channel_.has_events())
+		return;
+	const std::lock_guard lock(mutex_);
 
-	for (;;) {
-		poll(fds.data(), fds.size(), timeout);
-
-		const std::lock_guard lock(mutex_);
-		if (stop_)
-			return;
-		(void)!read(event_, &count, sizeof(count));
-		read_events();
-		if (fds[0].revents & POLLERR) /* the device has gone, and with it what would be said */
-			fds[0].fd = -1;
-		if (timeout < 0 || now() - looked >= warm) {
-			looked = now();
-			sleeping_ = !look_round() && timeout >= 0;
-			timeout = sleeping_ ? -1 : static_cast<int>(warm / 1'000'000);
-		}
-	}
+	read_events();
+	if (age && !look_round())
+		keeper_.watch(*this, false);
 }
 
 } // namespace npr

@@ -13,8 +13,8 @@
  * in a word that it writes and all can read, before the system call that changed the memory returns.
  * So who takes a lease looks at the word first, and no request is posted under a lease whose memory was
  * changed before (I9). A lease that was recalled is not found any more, and ends with the last request
- * under it. What is not used for some time goes back as well, also if nobody posts or polls: a thread
- * does that.
+ * under it. What is not used for some time goes back as well, also if nobody posts or polls: the
+ * lease_keeper sees to that.
  *
  * take() and give() take no lock and write to no cache line that other users of the same part do, if
  * those have other stripes.
@@ -22,7 +22,9 @@
 #ifndef NPR_LOCAL_LEASES_HPP
 #define NPR_LOCAL_LEASES_HPP
 
+#include "event_channel.hpp"
 #include "kernel.hpp"
+#include "lease_keeper.hpp"
 #include "sparse_array.hpp"
 
 #include <array>
@@ -33,17 +35,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 namespace npr {
 
-class local_leases {
+class local_leases final : public lease_keeper::client {
 public:
 	/* A region is leased in parts of this size, with what buffers that begin there may need of the next one. */
 	static constexpr std::uint64_t part = 2U << 20, overlap = 256U << 10;
 	/* For how long the HCA may have a buffer. */
 	enum class term { brief, lasting };
-	/* Used again within this time, in ns, it is worth a lease; unused for as long it goes back. */
+	/* Used again within this time, in ns, it is worth a lease. */
 	static constexpr std::uint64_t warm = 100'000'000;
 	/* After the kernel refused one, so long no other is asked for. */
 	static constexpr std::uint64_t pause = 1'000'000'000;
@@ -57,9 +58,8 @@ public:
 		std::uint64_t addr;
 	};
 
-	explicit local_leases(kernel &k) noexcept : kernel_(k) {}
-	local_leases(const local_leases &) = delete;
-	local_leases &operator=(const local_leases &) = delete;
+	/* Both have to live for longer. */
+	local_leases(kernel &k, lease_keeper &keeper) noexcept : kernel_(k), keeper_(keeper), channel_(k) {}
 	~local_leases();
 
 	/* The region is deregistered, and another may have its number. Nothing is under way there, as ever then. */
@@ -71,6 +71,8 @@ public:
 	[[nodiscard]] std::optional<use> take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
 					      term t, unsigned stripe) noexcept;
 	void give(std::uint32_t token) noexcept;
+
+	void tend(bool age) noexcept override;
 
 private:
 	/*
@@ -89,7 +91,7 @@ private:
 	struct lease {
 		std::array<counter, stripes> counters;
 		std::atomic<std::uint64_t> life{0}; /* number, and in the low bits the state */
-		std::atomic<bool> used{false}; /* since the thread has looked */
+		std::atomic<bool> used{false}; /* since look_round() has looked */
 		std::atomic<std::uint64_t> first{0}, end{0};
 		std::uint64_t delta = 0; /* from an address of the program to that under lkey */
 		std::uint32_t lkey = 0, hold = 0, number = 0;
@@ -139,24 +141,18 @@ private:
 	void read_events() noexcept;
 	void withdraw(lease &l) noexcept;
 	[[nodiscard]] bool look_round() noexcept;
-	void wake() noexcept;
-	void run() noexcept;
 
 	kernel &kernel_;
+	lease_keeper &keeper_;
 	sparse_array<std::atomic<region *>> by_handle_;
 	sparse_array<std::atomic<lease *>> by_number_;
-	std::atomic<std::uint64_t> *posted_ = nullptr; /* the kernel's word */
-	std::atomic<std::uint64_t> seen_{0};	       /* events up to here were read */
+	event_channel channel_; /* open: the keeper has it */
 
 	std::mutex mutex_; /* of what follows, and of all changes of the above */
 	std::deque<lease> leases_; /* elements stay where they are */
 	std::size_t looked_ = 0;   /* where spare() goes on */
 	std::deque<std::unique_ptr<region>> regions_;
-	int channel_ = -1, event_ = -1;
-	bool refused_ = false;	/* there are none on this kernel */
-	bool sleeping_ = true;	/* the thread, until there is a lease */
-	bool stop_ = false;
-	std::thread thread_;
+	bool refused_ = false; /* there are none on this kernel */
 };
 
 } // namespace npr

@@ -9,14 +9,15 @@
  *
  * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
  * those of the resolver, of receives, of tables, npr_cq::results_mutex.
- * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex. The keeper's
- * thread takes npr_cq::mutex as a visitor.
+ * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex. That of the
+ * lease_keeper takes npr_cq::mutex, and holds no other lock then.
  */
 #ifndef NPR_OBJECTS_HPP
 #define NPR_OBJECTS_HPP
 
 #include "credits.hpp"
 #include "engine.hpp"
+#include "event_channel.hpp"
 #include "extended.hpp"
 #include "handle_table.hpp"
 #include "kernel.hpp"
@@ -27,6 +28,7 @@
 #include "provider.hpp"
 #include "receives.hpp"
 #include "uncancelled.hpp"
+#include "unique_fd.hpp"
 #include "visited_mutex.hpp"
 
 #include <array>
@@ -36,37 +38,12 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <unistd.h>
-#include <utility>
 #include <vector>
 
 namespace npr {
 
 [[nodiscard]] nanoseconds monotonic() noexcept;
 [[nodiscard]] nanoseconds monotonic_coarse() noexcept;
-
-class unique_fd {
-public:
-	unique_fd() noexcept = default;
-	explicit unique_fd(int fd) noexcept : fd_(fd) {}
-	unique_fd(unique_fd &&o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
-	unique_fd &operator=(unique_fd &&o) noexcept
-	{
-		std::swap(fd_, o.fd_);
-		return *this;
-	}
-	~unique_fd()
-	{
-		const uncancelled here;
-
-		if (fd_ >= 0)
-			::close(fd_);
-	}
-	[[nodiscard]] int get() const noexcept { return fd_; }
-
-private:
-	int fd_ = -1;
-};
 
 /*
  * RESOLVE blocks, so threads do it: a key that is new on one QP does not delay
@@ -147,8 +124,8 @@ struct npr_context {
 	npr::resolver resolver;
 	npr::receives receives;
 	npr::local_regions &regions;
+	npr::lease_keeper keeper;
 	npr::local_leases leases;
-	npr::lease_keeper keeper; /* of leases of peers' memory; its clients are CQs */
 	std::atomic<unsigned> stripes{0}; /* given to CQs */
 	std::atomic<unsigned> users{0}; /* npr_cq and npr_srq */
 	npr::handle_table<ibv_cq, npr_cq> cqs; /* those that this library polls */
@@ -208,7 +185,6 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 	std::uint16_t cookie;
 	bool touched = false; /* on cq.touched */
 	bool listed = false;  /* on cq.ready */
-	bool waiting = false; /* counted in cq.waiting */
 	bool timed = false;   /* counted in cq.timed */
 	bool slow = false;    /* its peer was, when last asked for a key; the resolver's */
 
@@ -255,7 +231,7 @@ private:
 	std::vector<ibv_sge> sges_;
 };
 
-struct npr_cq final : private npr::lease_keeper::client {
+struct npr_cq final : npr::lease_keeper::client {
 	/* @own: entries that are not for what the library posts. Throws std::system_error. */
 	npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own);
 	~npr_cq();
@@ -282,16 +258,23 @@ struct npr_cq final : private npr::lease_keeper::client {
 	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	void kick() noexcept;
 	/*
-	 * Under the lock, for who asks for a lease: where what is heard of leases comes. A channel of their own,
-	 * for that is nothing that an application should wake for. -1: there is none.
+	 * What leases need though nobody polls: recalls are read, what was not used goes back (@age), and
+	 * completions that one of them waits for are taken from the CQ.
+	 */
+	void tend(bool age) noexcept override;
+	/*
+	 * Under the lock, for who asks for a lease: where what is heard of leases comes. It is a channel of their
+	 * own, for that is nothing that an application should wake for. -1: there is none.
 	 */
 	[[nodiscard]] int lease_channel() noexcept;
+	[[nodiscard]] bool keeps_leases() const noexcept { return leases_.is_open(); }
 	/* Has anybody asked for events? Relaxed: the lock orders what those who poll see. */
 	[[nodiscard]] bool notifies() const noexcept { return notify_.load(std::memory_order_relaxed); }
 
 	npr_context &ctx;
 	ibv_cq *verbs;
-	npr::unique_fd channel, epoll, event, timer;
+	npr::event_channel channel;
+	npr::unique_fd epoll, event, timer;
 	npr::visited_mutex mutex;
 	const unsigned stripe; /* for local_leases */
 	npr::credits credits;
@@ -306,8 +289,6 @@ private:
 		rdma_np_region_info info;
 	};
 	static constexpr int batch = 32;
-	static constexpr unsigned busy_interval = 8;
-	static constexpr unsigned idle_interval = 1024;
 
 	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept;
 	void rebuild_table();
@@ -315,22 +296,24 @@ private:
 	void step_touched() noexcept;
 	void settle(npr_qp &qp) noexcept;
 	void wake(const npr_qp &qp) noexcept;
+	void advance(npr_qp &qp) noexcept;
+	void advance_touched() noexcept;
+	bool take_raw() noexcept;
 	void serve_line() noexcept;
 	int take_ready(int n, ibv_wc *wc) noexcept;
+	[[nodiscard]] bool has_events() const noexcept { return channel.has_events() || leases_.has_events(); }
 	void read_events() noexcept;
-	void read_events(int fd) noexcept;
-	void tend(bool age) noexcept override;
 	void take_results() noexcept;
 	void set_timer() noexcept;
 	int arm(bool solicited) noexcept;
 
+	npr::event_channel leases_; /* open: the lease_keeper has it */
 	std::uint32_t handle_;   /* of @verbs, which may be destroyed before this is */
-	npr::unique_fd lease_channel_;
 	npr_qp *last_ = nullptr; /* found */
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;
-	std::vector<ibv_wc> strays_; /* polled for others by a detach */
-	unsigned waiting_ = 0, timed_ = 0, polls_ = 0;
+	std::vector<ibv_wc> strays_; /* polled for others, by a detach or tend() */
+	unsigned timed_ = 0;
 	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;

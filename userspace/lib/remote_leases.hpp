@@ -124,6 +124,15 @@ public:
 		return none;
 	}
 
+	/* Is there one that ends, and waits for its last request? */
+	[[nodiscard]] bool any_ends() const noexcept
+	{
+		for (std::uint32_t n = 0; count_ && n < most; ++n)
+			if (leases_[n].hold && !is_live(n))
+				return true;
+		return false;
+	}
+
 	template <class F> void for_each_live(F f)
 	{
 		for (std::uint32_t n = 0; count_ && n < most; ++n)

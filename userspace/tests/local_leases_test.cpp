@@ -177,7 +177,8 @@ protected:
 	std::uint64_t bytes_;
 	char *memory_;
 	fake_kernel kernel_;
-	local_leases leases_{kernel_};
+	npr::lease_keeper keeper_;
+	local_leases leases_{kernel_, keeper_};
 };
 
 TEST_F(LocalLeases, SecondUseWithinAShortTimeIsLeased)

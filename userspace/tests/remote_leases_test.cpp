@@ -630,7 +630,6 @@ TEST_F(RemoteLeases, RecalledLeaseOfUnsignaledRequestsGoesBack)
 {
 	ids all;
 
-	/* What drains is of a kind that the peer's QP allows: it may have the rights for one only. */
 	for (const ibv_wr_opcode op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
 		SCOPED_TRACE(op);
 		const std::uint64_t hold = lease(op);
@@ -638,7 +637,7 @@ TEST_F(RemoteLeases, RecalledLeaseOfUnsignaledRequestsGoesBack)
 		a.post(op, 0, 8, 8, 0);
 		recall(hold);
 		ASSERT_EQ(a.world.queue.size(), 3U);
-		EXPECT_EQ(a.world.queue[2].wr.opcode, op);
+		EXPECT_EQ(a.world.queue[2].wr.opcode, IBV_WR_RDMA_READ);
 		EXPECT_EQ(a.world.queue[2].length, 0U);
 		EXPECT_EQ(released(), all);
 		a.world.run_wire();
@@ -650,6 +649,28 @@ TEST_F(RemoteLeases, RecalledLeaseOfUnsignaledRequestsGoesBack)
 		a.world.run_wire();
 		EXPECT_EQ(a.poll(), 1U);
 	}
+}
+
+/* The peer's QP has to end as well, and what drains the send queue is no request that this could wait for. */
+TEST_F(RemoteLeases, ErrorBehindADrainIsOneOfBothQueuePairs)
+{
+	const std::uint64_t hold = lease(IBV_WR_RDMA_WRITE);
+	a.expect_success = false;
+	a.post(IBV_WR_RDMA_WRITE, 0, 0, 8, 0);
+	recall(hold);
+	ASSERT_EQ(a.world.queue.size(), 2U);
+	std::uint64_t buffer = 0;
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(&buffer), 8, pinned_lkey};
+	ibv_send_wr wr{}, *bad;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_RDMA_READ;
+	wr.wr.rdma = {r().info.base + 16 * page_size, r().rkey};
+	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	a.world.settle();
+	EXPECT_TRUE(a.world.peer_error);
+	EXPECT_EQ(a.world.refused, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_EQ(released(), ids{hold});
 }
 
 TEST_F(RemoteLeases, RecallThatOvertakesItsGrantWins)

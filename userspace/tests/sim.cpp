@@ -229,6 +229,9 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 		wire x{};
 		x.wr = *w;
 		x.sges.assign(w->sg_list, w->sg_list + w->num_sge);
+		if (!w->num_sge && w->sg_list) {
+			EXPECT_EQ(w->sg_list[0].length, 0U) << "irdma makes a READ of this, whatever the number";
+		}
 		for (const ibv_sge &s : x.sges)
 			x.length += s.length;
 		if (w->send_flags & IBV_SEND_INLINE) {

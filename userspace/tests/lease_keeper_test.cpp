@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Leases of peers' memory while the application does something else. */
+#include "objects_fixture.hpp"
+
+#include <array>
+#include <chrono>
+#include <ctime>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+
+using namespace npr::fake;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct KeptLeases : Objects {
+	explicit KeptLeases(unsigned flags = 0) : Objects(flags)
+	{
+		kernel_ptr->grants = true;
+		dev.words.assign(pages, 4 | 3);
+	}
+
+	static npr_stats stats(npr_qp *qp)
+	{
+		npr_stats s;
+
+		EXPECT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
+		return s;
+	}
+
+	npr_qp *known(std::uint32_t number)
+	{
+		npr_qp *const qp = attach(number);
+
+		EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+		return qp;
+	}
+
+	/* One request after the other, polled, until the answer that brings a lease is read by whoever comes first. */
+	void lease(npr_qp *qp)
+	{
+		const auto before = stats(qp).leases;
+
+		for (const auto begun = std::chrono::steady_clock::now(); stats(qp).leases == before;) {
+			ASSERT_LT(std::chrono::steady_clock::now() - begun, 10s);
+			ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 1), 0);
+			EXPECT_EQ(next().wr_id, 1U);
+			std::this_thread::sleep_for(1ms);
+		}
+	}
+
+	/* A lease is asked for, and the answer stays with the kernel. All requests are done. */
+	void ask(npr_qp *qp)
+	{
+		kernel_ptr->withhold = true;
+		for (int i = 0; i < 100 && !kernel_ptr->answers(); ++i) {
+			ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 1), 0);
+			next();
+		}
+		ASSERT_EQ(kernel_ptr->answers(), 1U);
+	}
+
+	/*
+	 * A machine that is busy may let a lease grow old before the test goes on: so what has to happen
+	 * to one is tried again. False: @f never said yes.
+	 */
+	template <class F>
+	bool some_time(F &&f)
+	{
+		for (int i = 0; i < 20 && !HasFailure(); ++i)
+			if (f())
+				return true;
+		return false;
+	}
+
+	std::array<std::byte, 64> b{};
+};
+
+TEST_F(KeptLeases, IdleOnesGoBackThoughNobodyPolls)
+{
+	npr_qp *const qp = known(1);
+
+	for (int i = 0; i < 2; ++i) {
+		lease(qp);
+		EXPECT_TRUE(kernel_ptr->all_back());
+		EXPECT_EQ(stats(qp).recalls, 0U);
+	}
+}
+
+TEST_F(KeptLeases, RequestsUnderOneHaveItsKey)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_TRUE(some_time([&] {
+		lease(qp);
+		for (const ibv_wr_opcode op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
+			std::fill(b.begin(), b.end(), std::byte{0x55});
+			EXPECT_EQ(post(qp, op, 64, b, 2), 0);
+			EXPECT_EQ(next().wr_id, 2U);
+			EXPECT_EQ(std::memcmp(b.data(), &dev.memory[64], b.size()), 0);
+			if (dev.posted.back().wr.rdma.rkey != kernel_ptr->next_lease_key - 1)
+				return false;
+		}
+		return true;
+	}));
+}
+
+TEST_F(KeptLeases, LeaseInUseIsNotIdle)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_TRUE(some_time([&] {
+		lease(qp);
+		const auto before = stats(qp).leases;
+		for (int i = 0; i < 40; ++i) {
+			EXPECT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 1), 0);
+			next();
+			std::this_thread::sleep_for(10ms);
+		}
+		return stats(qp).leases == before && kernel_ptr->live() == 1;
+	}));
+}
+
+TEST_F(KeptLeases, RecallIsObeyedThoughNobodyPolls)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_TRUE(some_time([&] {
+		lease(qp);
+		kernel_ptr->recall(1);
+		EXPECT_TRUE(kernel_ptr->all_back());
+		return stats(qp).recalls == 1;
+	}));
+}
+
+/* Who sleeps until something happens sleeps on. */
+TEST_F(KeptLeases, NoneIsSomethingToWakeFor)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_TRUE(some_time([&] {
+		lease(qp);
+		EXPECT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+		const bool recalled = kernel_ptr->recall(1);
+		pollfd p{npr_get_fd(cq.get()), POLLIN, 0};
+		EXPECT_EQ(poll(&p, 1, 20), 0);
+		EXPECT_TRUE(kernel_ptr->all_back());
+		return recalled;
+	}));
+}
+
+/* The answer that brings the lease is not polled for, nor is the recall that follows. */
+TEST_F(KeptLeases, RecallOfALeaseThatNobodyHasHeardOfIsObeyed)
+{
+	npr_qp *const qp = known(1);
+
+	ask(qp);
+	ASSERT_EQ(kernel_ptr->live(), 1U);
+	kernel_ptr->send(kernel_ptr->held[0]);
+	kernel_ptr->recall(1);
+	EXPECT_TRUE(kernel_ptr->all_back());
+}
+
+TEST_F(KeptLeases, RequestThatIsDoneKeepsNoLeaseThoughNobodyPolls)
+{
+	npr_qp *const qp = known(1);
+	ibv_wc received{};
+
+	received.wr_id = 77;
+	received.opcode = IBV_WC_RECV;
+	received.qp_num = 1;
+	for (const unsigned flags : {unsigned{IBV_SEND_SIGNALED}, 0U}) {
+		SCOPED_TRACE(flags);
+		EXPECT_TRUE(some_time([&] {
+			lease(qp);
+			{
+				const std::lock_guard lock(dev.mutex);
+				dev.stall = true;
+			}
+			EXPECT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 2, rkey, flags), 0);
+			const bool under = kernel_ptr->recall(1);
+			std::this_thread::sleep_for(20ms);
+			EXPECT_EQ(kernel_ptr->live(), under ? 1U : 0U) << "it is under way";
+			{
+				const std::lock_guard lock(dev.mutex);
+				dev.complete(received);
+			}
+			dev.go_on();
+			EXPECT_TRUE(kernel_ptr->all_back());
+			std::multiset<std::uint64_t> ids{next().wr_id};
+			if (flags)
+				ids.insert(next().wr_id);
+			EXPECT_EQ(ids, flags ? (std::multiset<std::uint64_t>{2, 77}) : std::multiset<std::uint64_t>{77});
+			return under;
+		}));
+	}
+}
+
+TEST_F(KeptLeases, SleeperHearsOfACompletionThatWasTakenForALease)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_TRUE(some_time([&] {
+		ibv_wc wc;
+		lease(qp);
+		{
+			const std::lock_guard lock(dev.mutex);
+			dev.stall = true;
+		}
+		EXPECT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 2), 0);
+		const bool under = kernel_ptr->recall(1);
+		EXPECT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
+		EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+		dev.go_on();
+		EXPECT_TRUE(kernel_ptr->all_back());
+		pollfd p{npr_get_fd(cq.get()), POLLIN, 0};
+		const bool woken = poll(&p, 1, under ? 10'000 : 0) == 1;
+		EXPECT_EQ(next().wr_id, 2U);
+		return under && woken;
+	}));
+}
+
+/* Each peer numbers the holds that he grants. */
+TEST_F(KeptLeases, RecallIsForTheQueuePairThatHasTheLease)
+{
+	npr_qp *const one = known(1), *const other = known(2);
+
+	EXPECT_TRUE(some_time([&] {
+		lease(one);
+		lease(other);
+		const auto before = stats(other);
+		if (!kernel_ptr->recall(1) || kernel_ptr->live() != 2)
+			return false;
+		EXPECT_TRUE(kernel_ptr->all_back());
+		EXPECT_EQ(stats(other).recalls, before.recalls);
+		return stats(one).recalls > 0;
+	}));
+	EXPECT_EQ(stats(other).recalls, 0U);
+}
+
+TEST_F(KeptLeases, DetachedQueuePairHasNone)
+{
+	EXPECT_TRUE(some_time([&] {
+		npr_qp *const qp = known(1);
+		lease(qp);
+		const std::size_t had = kernel_ptr->live();
+		EXPECT_EQ(npr_detach_qp(qp), 0);
+		EXPECT_EQ(kernel_ptr->live(), 0U);
+		return had == 1;
+	}));
+	/* And nobody is there to hear of it. */
+	rdma_np_event e{};
+	e.type = RDMA_NP_EVENT_RECALL;
+	e.hold_id = fake_kernel::first_lease;
+	kernel_ptr->send(e);
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+}
+
+/* It stays alive, and the application may go on with it: its peer holds no pages for it. */
+TEST_F(KeptLeases, LeaseThatIsOnItsWayToADetachedQueuePairGoesBack)
+{
+	npr_qp *const qp = known(1);
+
+	ask(qp);
+	std::thread peer([&] {
+		std::this_thread::sleep_for(20ms);
+		kernel_ptr->send(kernel_ptr->held[0]);
+	});
+	EXPECT_EQ(npr_detach_qp(qp), 0);
+	peer.join();
+	EXPECT_EQ(kernel_ptr->live(), 0U);
+	EXPECT_FALSE(dev.dead.count(1));
+}
+
+TEST_F(KeptLeases, LeaseThatDoesNotComeEndsADetachedQueuePair)
+{
+	npr_qp *const qp = known(1);
+
+	ask(qp);
+	EXPECT_EQ(npr_detach_qp(qp), 0);
+	EXPECT_TRUE(dev.dead.count(1));
+	kernel_ptr->leases.clear();
+}
+
+/* Nor a thread. */
+TEST_F(KeptLeases, QueueThatAsksForNoneHasNoChannelForThem)
+{
+	npr_qp *const qp = known(1);
+	const std::size_t channels = kernel_ptr->ends.size();
+
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 1), 0);
+	next();
+	EXPECT_FALSE(cq->keeps_leases());
+	EXPECT_EQ(kernel_ptr->ends.size(), channels);
+	lease(qp);
+	EXPECT_TRUE(cq->keeps_leases());
+	EXPECT_EQ(kernel_ptr->ends.size(), channels + 1);
+}
+
+/* Nobody would see a recall at once. It may be otherwise the next time. */
+TEST_F(KeptLeases, KernelThatDoesNotCountEventsIsAskedForNone)
+{
+	kernel_ptr->maps = false;
+	cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
+	npr_qp *const qp = known(1);
+
+	dev.words[0] = 0;
+	for (int i = 0; i < 10; ++i) {
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+		EXPECT_EQ(next().wr_id, 1U);
+	}
+	EXPECT_EQ(stats(qp).faults, 1U) << "its answer was read";
+	EXPECT_FALSE(cq->keeps_leases());
+	EXPECT_EQ(kernel_ptr->live(), 0U);
+	const std::uint64_t reads = kernel_ptr->reads;
+	ibv_wc wc;
+	ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+	EXPECT_EQ(kernel_ptr->reads, reads + 1) << "of the channel for all else only";
+	kernel_ptr->maps = true;
+	lease(qp);
+}
+
+/* The kernel's word says whether there is something to read, so that polling costs no system call. */
+TEST_F(KeptLeases, PollReadsEventsWhenTheWordSaysSo)
+{
+	npr_qp *const qp = known(1);
+	ibv_wc wc;
+
+	kernel_ptr->grants = false;
+	dev.words[0] = 0;
+	kernel_ptr->withhold = true;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	while (kernel_ptr->held.empty())
+		ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+	fake_kernel::end &end = kernel_ptr->end_for(kernel_ptr->held[0]);
+	kernel_ptr->send(kernel_ptr->held[0], end);
+	end.posted.fetch_sub(1);
+	const std::uint64_t reads = kernel_ptr->reads;
+	for (int i = 0; i < 10'000; ++i)
+		ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+	EXPECT_EQ(kernel_ptr->reads, reads);
+	end.posted.fetch_add(1);
+	EXPECT_EQ(next().wr_id, 1U);
+	EXPECT_EQ(kernel_ptr->reads, reads + 1);
+}
+
+TEST_F(KeptLeases, MoreEventsThanAreReadAtOnceAreAllRead)
+{
+	npr_qp *const qp = known(1);
+	rdma_np_event other{};
+	ibv_wc wc;
+	int got = 0;
+
+	kernel_ptr->grants = false;
+	dev.words[0] = 0;
+	kernel_ptr->withhold = true;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	while (kernel_ptr->held.empty())
+		ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+	fake_kernel::end &end = kernel_ptr->end_for(kernel_ptr->held[0]);
+	other.type = RDMA_NP_EVENT_REGION_GONE;
+	other.region_id = 99;
+	for (int i = 0; i < 20; ++i)
+		kernel_ptr->send(other, end);
+	kernel_ptr->send(kernel_ptr->held[0], end);
+	for (int i = 0; i < 100 && !got; ++i)
+		got = npr_poll_cq(cq.get(), 1, &wc);
+	EXPECT_EQ(got, 1);
+}
+
+/* How often threads of the process but this one have slept. */
+std::uint64_t sleeps()
+{
+	const std::string self = std::to_string(gettid());
+	std::uint64_t n = 0;
+
+	for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+		std::ifstream status(task.path() / "status");
+		std::string word;
+		std::uint64_t count;
+		while (task.path().filename() != self && status >> word)
+			if (word == "voluntary_ctxt_switches:" && status >> count)
+				n += count;
+	}
+	return n;
+}
+
+TEST_F(KeptLeases, ThreadSleepsWhileThereIsNone)
+{
+	const auto begin = [] {
+		std::this_thread::sleep_for(std::chrono::nanoseconds(2 * npr::lease_keeper::period));
+		return sleeps();
+	};
+	const auto wakes = [&] {
+		const std::uint64_t before = begin();
+		std::this_thread::sleep_for(std::chrono::nanoseconds(5 * npr::lease_keeper::period));
+		return sleeps() - before;
+	};
+	std::thread([] {}).join(); /* a sanitizer's begins with the first */
+	const std::uint64_t idle = wakes();
+	npr_qp *const qp = known(1);
+
+	EXPECT_LE(wakes(), idle + 2);
+	lease(qp);
+	EXPECT_TRUE(kernel_ptr->all_back());
+	EXPECT_LE(wakes(), idle + 2);
+	/* What is no lease is nothing to wake for. */
+	kernel_ptr->grants = false;
+	dev.words[0] = 0;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	EXPECT_EQ(next().wr_id, 1U);
+	EXPECT_LE(wakes(), idle + 2);
+}
+
+/* --- the thread itself --- */
+
+struct client final : npr::lease_keeper::client {
+	client() : channel(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+	void tend(bool age) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+
+		inside = true;
+		sigset_t mask;
+		pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+		if (!sigismember(&mask, SIGTERM))
+			takes_signals = true;
+		std::uint64_t count;
+		heard += ::read(channel.get(), &count, sizeof(count)) > 0;
+		++looks;
+		aged += age;
+		std::this_thread::sleep_for(stays);
+		inside = false;
+	}
+
+	void event() const
+	{
+		const std::uint64_t one = 1;
+
+		EXPECT_EQ(::write(channel.get(), &one, sizeof(one)), ssize_t{sizeof(one)});
+	}
+
+	npr::unique_fd channel;
+	std::mutex mutex; /* the client's, which it holds when it says that it has leases */
+	std::atomic<bool> inside{false}, takes_signals{false};
+	std::atomic<unsigned> looks{0}, heard{0}, aged{0};
+	std::chrono::milliseconds stays{0};
+};
+
+struct LeaseKeeper : ::testing::Test {
+	LeaseKeeper() { keeper.add(c, c.channel.get()); }
+	~LeaseKeeper() override { keeper.remove(c); }
+
+	void watch(bool has)
+	{
+		const std::lock_guard lock(c.mutex);
+
+		keeper.watch(c, has);
+	}
+
+	/* False: not for a long time. */
+	template <class F>
+	static bool comes_true(F &&f)
+	{
+		for (const auto begun = std::chrono::steady_clock::now(); !f(); std::this_thread::sleep_for(1ms))
+			if (std::chrono::steady_clock::now() - begun > 10s)
+				return false;
+		return true;
+	}
+
+	npr::lease_keeper keeper;
+	client c;
+};
+
+TEST_F(LeaseKeeper, ClientWithoutLeasesIsLeftAlone)
+{
+	const std::clock_t before = std::clock();
+
+	c.event();
+	std::this_thread::sleep_for(std::chrono::nanoseconds(3 * npr::lease_keeper::period));
+	EXPECT_EQ(c.looks, 0U);
+	EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 10) << "of processor time";
+	watch(true);
+	EXPECT_TRUE(comes_true([&] { return c.aged > 1; }));
+	watch(false);
+	EXPECT_TRUE(comes_true([&] { return !c.inside; }));
+	const unsigned looks = c.looks;
+	std::this_thread::sleep_for(std::chrono::nanoseconds(3 * npr::lease_keeper::period));
+	EXPECT_LE(c.looks, looks + 1) << "one that was under way";
+}
+
+/* Much sooner than by the clock, each time. */
+TEST_F(LeaseKeeper, ClientWithLeasesHearsOfItsEventsAtOnce)
+{
+	constexpr unsigned count = 200;
+	const auto begun = std::chrono::steady_clock::now();
+
+	watch(true);
+	for (unsigned i = 1; i <= count; ++i) {
+		c.event();
+		ASSERT_TRUE(comes_true([&] { return c.heard == i; }));
+	}
+	EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::nanoseconds(count * npr::lease_keeper::period / 2));
+}
+
+TEST_F(LeaseKeeper, NobodyIsAtAClientThatIsRemoved)
+{
+	client other;
+
+	other.stays = 50ms;
+	keeper.add(other, other.channel.get());
+	keeper.watch(other, true);
+	ASSERT_TRUE(comes_true([&] { return other.inside.load(); }));
+	keeper.remove(other);
+	EXPECT_FALSE(other.inside);
+	const unsigned looks = other.looks;
+	std::this_thread::sleep_for(std::chrono::nanoseconds(2 * npr::lease_keeper::period));
+	EXPECT_EQ(other.looks, looks);
+}
+
+TEST_F(LeaseKeeper, SignalsAreForThreadsOfTheApplication)
+{
+	watch(true);
+	ASSERT_TRUE(comes_true([&] { return c.looks > 0; }));
+	EXPECT_FALSE(c.takes_signals);
+}
+
+/* A device that is gone has nothing to say, for ever. */
+TEST_F(LeaseKeeper, ChannelThatHasEndedIsNotListenedTo)
+{
+	int ends[2];
+	ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+	close(ends[0]);
+	client gone;
+	keeper.add(gone, ends[1]);
+	keeper.watch(gone, true);
+	std::this_thread::sleep_for(std::chrono::nanoseconds(5 * npr::lease_keeper::period));
+	EXPECT_GE(gone.aged, 1U);
+	EXPECT_LE(gone.looks, 20U);
+	keeper.remove(gone);
+	close(ends[1]);
+}
+
+/* --- and at the same time the application --- */
+
+/* Where it was is nothing any more. */
+TEST_F(KeptLeases, QueueThatIsGoneIsNotLookedAt)
+{
+	constexpr std::size_t size = (sizeof(npr_cq) + 4095) / 4096 * 4096;
+	void *const place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(place, MAP_FAILED);
+	ibv_cq verbs{};
+	verbs.context = &dev.context;
+	verbs.cqe = 256;
+	verbs.handle = 100;
+	npr_cq *const mapped = new (place) npr_cq(ctx, &verbs, 16);
+	npr_qp *const qp = mapped->attach(&make_qp(1), params, &lkey);
+	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	EXPECT_GE(mapped->lease_channel(), 0);
+	ctx.keeper.watch(*mapped, true);
+	EXPECT_EQ(npr_detach_qp(qp), 0);
+	mapped->~npr_cq();
+	munmap(place, size);
+	std::this_thread::sleep_for(std::chrono::nanoseconds(2 * npr::lease_keeper::period));
+}
+
+/* Leases come, are recalled, and go with their queue pairs and CQs, which the thread looks at. */
+TEST_F(KeptLeases, QueuesComeAndGo)
+{
+	for (std::uint32_t i = 0; i < 100; ++i) {
+		ibv_cq verbs{};
+		verbs.context = &dev.context;
+		verbs.cqe = 256;
+		verbs.handle = 100 + i % 3;
+		cq = std::make_unique<npr_cq>(ctx, &verbs, 16);
+		npr_qp *const qp = known(1 + i % 5);
+		lease(qp);
+		if (i % 2)
+			kernel_ptr->recall(1 + i % 5);
+		if (i % 3 == 0)
+			std::this_thread::sleep_for(1ms);
+		ASSERT_EQ(npr_detach_qp(qp), 0);
+		EXPECT_EQ(kernel_ptr->live(), 0U);
+		cq.reset();
+	}
+	cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
+}
+
+/* One thread, and no locks of its own: the library's thread comes in between. */
+struct SingleThreadedLeases : KeptLeases {
+	SingleThreadedLeases() : KeptLeases(NPR_OPEN_SINGLE_THREADED) {}
+};
+
+TEST_F(SingleThreadedLeases, RecallsComeWhileTheApplicationPostsAndPolls)
+{
+	npr_qp *const qp = known(1);
+	std::atomic<bool> stop{false};
+	std::thread owner([&] {
+		while (!stop) {
+			kernel_ptr->recall(1);
+			std::this_thread::sleep_for(1ms);
+		}
+	});
+	std::uint64_t n = 0;
+
+	for (const auto begun = std::chrono::steady_clock::now();
+	     std::chrono::steady_clock::now() - begun < 1s || !stats(qp).recalls; ++n) {
+		ASSERT_LT(std::chrono::steady_clock::now() - begun, 20s);
+		b.fill(static_cast<std::byte>(n));
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, n % pages * 64, b, n), 0);
+		const ibv_wc wc = next();
+		ASSERT_EQ(wc.wr_id, n);
+		ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
+	}
+	stop = true;
+	owner.join();
+	EXPECT_TRUE(kernel_ptr->all_back());
+	EXPECT_EQ(stats(qp).writes, n);
+}
+
+} // namespace

@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The library around the engine, on a provider and a kernel made for the test:
+ * a provider whose posts take effect at once, and a kernel that answers when
+ * it is told to. Real threads, real file descriptors.
+ */
+#ifndef NPR_OBJECTS_FIXTURE_HPP
+#define NPR_OBJECTS_FIXTURE_HPP
+
+#include "objects.hpp"
+
+#include <nprdma/nprdma.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <gtest/gtest.h>
+#include <limits>
+#include <map>
+#include <poll.h>
+#include <pthread.h>
+#include <set>
+#include <signal.h>
+#include <sys/socket.h>
+
+namespace npr::fake {
+
+constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
+constexpr std::uint32_t lkey = 0x77, held_lkey = 0x78;
+constexpr std::uint32_t rkey = 0x100, read_key = 0x101, write_key = 0x102, table_key = 0x103;
+constexpr std::uint32_t first_lease_key = 0x1000000;
+constexpr std::size_t pages = 64;
+constexpr std::uint64_t base = 0x10000000;
+
+/* Provider and responder. */
+struct device {
+	device()
+	{
+		context.ops.post_send = [](ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad) {
+			return self(qp)->post(qp, wr, bad);
+		};
+		context.ops.post_recv = [](ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **) {
+			return self(qp)->receive(*wr);
+		};
+		context.ops.post_srq_recv = [](ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **) {
+			return self(srq)->receive(*wr);
+		};
+		context.ops.poll_cq = [](ibv_cq *cq, int n, ibv_wc *wc) { return self(cq)->poll(n, wc); };
+		context.ops.req_notify_cq = [](ibv_cq *cq, int solicited) {
+			self(cq)->armed = solicited;
+			return 0;
+		};
+		context.abi_compat = this;
+		cq.context = &context;
+		cq.cqe = 4096;
+		memory.resize(pages * 4096);
+		words.resize(pages);
+	}
+
+	template <class T>
+	static device *self(T *object)
+	{
+		return static_cast<device *>(object->context->abi_compat);
+	}
+
+	int post(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
+	{
+		const std::lock_guard lock(mutex);
+		if (refuse_post) {
+			*bad = wr;
+			return refuse_post;
+		}
+		for (; wr; wr = wr->next) {
+			ibv_wc wc{};
+			wc.wr_id = wr->wr_id;
+			wc.qp_num = qp->qp_num;
+			if (dead.count(qp->qp_num)) {
+				wc.status = IBV_WC_WR_FLUSH_ERR;
+				complete(wc);
+				continue;
+			}
+			posted.push_back(*wr);
+			wc.opcode = wr->opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE;
+			std::uint64_t at = wr->wr.rdma.remote_addr;
+			const bool data = wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_RDMA_WRITE;
+			for (int i = 0; data && i < wr->num_sge; ++i) {
+				ibv_sge s = wr->sg_list[i];
+				s.addr -= s.addr >> 53 ? away : 0;
+				transfer(*wr, at, s);
+				at += wr->sg_list[i].length;
+			}
+			if (!(wr->send_flags & IBV_SEND_SIGNALED))
+				continue;
+			if (stall)
+				stalled.push_back(wc);
+			else
+				complete(wc);
+		}
+		return 0;
+	}
+
+	void complete(const ibv_wc &wc)
+	{
+		EXPECT_LT(completions.size(), capacity) << "CQ overrun";
+		completions.push_back(wc);
+	}
+
+	/* What was stalled completes. */
+	void go_on()
+	{
+		const std::lock_guard lock(mutex);
+		stall = false;
+		for (const ibv_wc &wc : stalled)
+			complete(wc);
+		stalled.clear();
+	}
+
+	int receive(const ibv_recv_wr &wr)
+	{
+		const std::lock_guard lock(mutex);
+		if (receives.size() == max_receives)
+			return ENOMEM;
+		receives.push_back({wr.wr_id, wr.num_sge ? wr.sg_list[0].lkey : 0});
+		return 0;
+	}
+
+	void transfer(const ibv_send_wr &wr, std::uint64_t at, const ibv_sge &s)
+	{
+		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr));
+		if (wr.wr.rdma.rkey == table_key) {
+			std::memcpy(local, &words[at / 8], s.length);
+			return;
+		}
+		if (wr.wr.rdma.rkey >= first_lease_key) {
+			const bool read = wr.opcode == IBV_WR_RDMA_READ;
+			const auto lease = leases.find(wr.wr.rdma.rkey);
+			ASSERT_NE(lease, leases.end()) << "posted under a lease that went back";
+			EXPECT_TRUE(read || lease->second) << "a lease that is not for writing";
+			std::memcpy(read ? local : &memory[at - base], read ? &memory[at - base] : local, s.length);
+			return;
+		}
+		for (std::uint32_t i = 0; i < s.length; ++i, ++at) {
+			const std::uint64_t w = words[(at - base) / 4096];
+			if (wr.wr.rdma.rkey == read_key)
+				local[i] = w & 1 ? memory[at - base]
+						 : static_cast<std::byte>(signature >> 8 * (at % 8));
+			else if (wr.wr.rdma.rkey == write_key && w & 2)
+				memory[at - base] = local[i];
+		}
+	}
+
+	int poll(int n, ibv_wc *wc)
+	{
+		const std::lock_guard lock(mutex);
+		int got = 0;
+		while (got < n && !completions.empty()) {
+			wc[got++] = completions.front();
+			completions.pop_front();
+		}
+		return got;
+	}
+
+	ibv_context context{};
+	ibv_cq cq{};
+	std::mutex mutex;
+	std::deque<ibv_wc> completions, stalled;
+	std::size_t capacity = 4096; /* entries that are not full of what else completes */
+	std::deque<ibv_send_wr> posted; /* without its lists */
+	std::vector<std::byte> memory;
+	std::vector<std::uint64_t> words;
+	std::map<std::uint32_t, bool> dead;
+	std::map<std::uint32_t, bool> leases; /* by key: to write? */
+	static constexpr std::size_t max_receives = 4;
+	int armed = -1;                                               /* for solicited events only? */
+	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
+	bool stall = false;
+	int refuse_post = 0;
+	std::uint64_t away = 0; /* the HCA's addresses of region 0x901 */
+};
+
+/* A kernel of whose event channel the test holds the other end. */
+struct fake_kernel final : npr::kernel {
+	explicit fake_kernel(device &d) : dev(d) {}
+	~fake_kernel() override
+	{
+		for (const end &e : ends)
+			close(e.fd);
+	}
+
+	int query(rdma_np_query &q) noexcept override
+	{
+		q = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		return refuse_query;
+	}
+	int channel(int &fd) noexcept override
+	{
+		int pair[2];
+		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair))
+			return -errno;
+		const std::lock_guard lock(mutex);
+		fd = pair[0];
+		end_of[fd] = &ends.emplace_back(pair[1]);
+		return 0;
+	}
+	int resolve(const ibv_qp &qp, int, std::uint32_t key, rdma_np_region_info &i) noexcept override
+	{
+		std::unique_lock lock(mutex);
+		keys.insert(key);
+		if (busy) {
+			--busy;
+			return busy_answer;
+		}
+		if (std::this_thread::get_id() != tester) {
+			sigset_t mask;
+			pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+			for (const int s : {SIGINT, SIGALRM, SIGTERM, SIGCHLD, SIGRTMIN, SIGRTMAX})
+				if (!sigismember(&mask, s))
+					interrupted_by.insert(s);
+			EXPECT_TRUE(asking.insert(qp.qp_num).second) << "threads of the library for one QP";
+			++inside;
+			entered.notify_all();
+			gate.wait(lock, [&] { return !blocked.count(qp.qp_num); });
+			--inside;
+			asking.erase(qp.qp_num);
+		}
+		if (key != rkey)
+			return -EACCES;
+		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+		     table_key, read_key, write_key, base, base, 0, signature, 12, 6, RDMA_NP_READ_IN_ORDER, 0,
+		     RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
+		if (nonsense)
+			i.length = -i.base + 1;
+		return 0;
+	}
+	int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req, std::span<const rdma_np_range> r) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		const bool lease = req.flags & RDMA_NP_FAULT_LEASE, write = req.flags & RDMA_NP_FAULT_WRITE;
+		/* What is not granted needs no look by the library's thread, of which most tests know nothing. */
+		if (lease && !grants)
+			return -EBUSY;
+		if (refuse_fault)
+			return std::exchange(refuse_fault, 0);
+		rdma_np_event e{};
+		e.type = RDMA_NP_EVENT_FAULT;
+		e.hold_id = req.flags & RDMA_NP_FAULT_HOLD ? 7 : 0;
+		e.cookie = req.cookie;
+		e.region_id = req.region_id;
+		for (const rdma_np_range &x : r)
+			for (std::uint64_t p = (x.addr - base) / 4096; p <= (x.addr + x.length - 1 - base) / 4096; ++p) {
+				const std::lock_guard memory_lock(dev.mutex);
+				dev.words[p] = (dev.words[p] / 4 + 1) * 4 | 3;
+				if (&x == r.data() && e.nr_words < RDMA_NP_EVENT_WORDS)
+					e.words[e.nr_words++] = dev.words[p];
+			}
+		if (lease) {
+			e.hold_id = first_lease + made[qp.qp_num]++;
+			e.lease_addr = r.back().addr;
+			e.lease_length = r.back().length;
+			e.lease_key = next_lease_key++;
+			leases[{qp.qp_num, e.hold_id}] = {req.cookie, end_of.at(channel), e.lease_key};
+			const std::lock_guard memory_lock(dev.mutex);
+			dev.leases[e.lease_key] = write;
+		}
+		asked[req.cookie] = end_of.at(channel);
+		if (withhold)
+			held.push_back(e);
+		else
+			send(e, *end_of.at(channel));
+		return 0;
+	}
+	/* One end of a channel, and how many events were posted there. */
+	struct end {
+		explicit end(int f) : fd(f) {}
+		int fd;
+		std::atomic<std::uint64_t> posted{0};
+	};
+	/* An answer comes where it was asked for. */
+	end &end_for(const rdma_np_event &e)
+	{
+		const std::lock_guard lock(mutex);
+		return e.type == RDMA_NP_EVENT_FAULT ? *asked.at(e.cookie) : ends.back();
+	}
+	void send(const rdma_np_event &e) { send(e, end_for(e)); }
+	void send(const rdma_np_event &e, end &where)
+	{
+		const npr::uncancelled here; /* as an ioctl */
+		ASSERT_EQ(::send(where.fd, &e, sizeof(e), 0), ssize_t{sizeof(e)});
+		where.posted.fetch_add(1);
+	}
+	int release(const ibv_qp &qp, std::uint64_t hold) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		if (hold >= first_lease) {
+			const auto l = leases.find({qp.qp_num, hold});
+			EXPECT_NE(l, leases.end());
+			if (l == leases.end())
+				return -ENOENT;
+			{
+				const std::lock_guard memory_lock(dev.mutex);
+				dev.leases.erase(l->second.key);
+			}
+			leases.erase(l);
+			returned.notify_all();
+		}
+		return 0;
+	}
+	[[nodiscard]] std::size_t answers()
+	{
+		const std::lock_guard lock(mutex);
+		return held.size();
+	}
+	/* The leases of a queue pair. How many are there? */
+	std::size_t recall(std::uint32_t qp_num)
+	{
+		const std::lock_guard lock(mutex);
+		std::size_t n = 0;
+		for (const auto &[of, lease] : leases) {
+			rdma_np_event e{};
+			if (of.first != qp_num)
+				continue;
+			e.type = RDMA_NP_EVENT_RECALL;
+			e.cookie = lease.cookie;
+			e.hold_id = of.second;
+			send(e, *lease.where);
+			++n;
+		}
+		return n;
+	}
+	[[nodiscard]] std::size_t live()
+	{
+		const std::lock_guard lock(mutex);
+		return leases.size();
+	}
+	/* Until there is none; false: for a long time there are some. */
+	[[nodiscard]] bool all_back()
+	{
+		std::unique_lock lock(mutex);
+		return returned.wait_for(lock, std::chrono::seconds(10), [&] { return leases.empty(); });
+	}
+	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	std::atomic<std::uint64_t> *map_posted(int channel) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		return maps ? &end_of.at(channel)->posted : nullptr;
+	}
+	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
+	int read_events(int channel, std::span<rdma_np_event> events) noexcept override
+	{
+		++reads;
+		return static_cast<int>(::read(channel, events.data(), events.size_bytes()) /
+					static_cast<ssize_t>(sizeof(rdma_np_event)));
+	}
+	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle, int) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		if (refuse_hold)
+			return refuse_hold;
+		handle = ++holds_made;
+		local_holds[handle] = {mr, req};
+		info = {req.addr, held_lkey, 0};
+		return 0;
+	}
+	int hold_free(std::uint32_t handle) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		EXPECT_EQ(local_holds.erase(handle), 1U);
+		return 0;
+	}
+	int query_mr(const ibv_mr &, rdma_np_mr_info &) noexcept override { return -EINVAL; }
+	bool connected(ibv_qp &qp) noexcept override
+	{
+		const std::lock_guard lock(dev.mutex);
+		return !dev.dead[qp.qp_num];
+	}
+	std::uint64_t tries_for(ibv_qp &) noexcept override { return tries; }
+	int set_error(ibv_qp &qp) noexcept override
+	{
+		const std::lock_guard lock(dev.mutex);
+		dev.dead[qp.qp_num] = true;
+		for (ibv_wc &w : dev.stalled) {
+			w.status = IBV_WC_WR_FLUSH_ERR;
+			dev.complete(w);
+		}
+		dev.stalled.clear();
+		return 0;
+	}
+
+	/* RESOLVE of that queue pair does not return until unblock(), but to the test itself. */
+	void block(std::uint32_t qp_num)
+	{
+		const std::lock_guard lock(mutex);
+		blocked.insert(qp_num);
+	}
+
+	void unblock()
+	{
+		{
+			const std::lock_guard lock(mutex);
+			blocked.clear();
+		}
+		gate.notify_all();
+	}
+
+	/* False: not so many, for a long time. */
+	[[nodiscard]] bool await_resolves(std::size_t n = 1)
+	{
+		std::unique_lock lock(mutex);
+		return entered.wait_for(lock, std::chrono::seconds(10), [&] { return inside == n; });
+	}
+
+	device &dev;
+	std::mutex mutex;
+	std::condition_variable gate, entered, returned;
+	std::set<std::uint32_t> blocked, asking; /* QP numbers */
+	const std::thread::id tester = std::this_thread::get_id();
+	std::size_t inside = 0;
+	std::set<int> interrupted_by; /* signals: threads that are not the tester's */
+	std::set<std::uint32_t> keys;
+	bool nonsense = false;
+	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;
+	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
+	bool withhold = false;
+	int refuse_fault = 0; /* once */
+	int refuse_hold = 0;
+	std::uint32_t holds_made = 0;
+	std::map<std::uint32_t, std::pair<std::uint32_t, rdma_np_hold_req>> local_holds;
+	std::vector<rdma_np_event> held;
+	struct lease {
+		std::uint64_t cookie;
+		end *where;
+		std::uint32_t key;
+	};
+	static constexpr std::uint64_t first_lease = 100;
+	bool grants = false; /* leases of the peer's memory */
+	bool maps = true;    /* says how many events there are */
+	std::atomic<std::uint64_t> reads{0}; /* system calls */
+	std::uint32_t next_lease_key = first_lease_key;
+	std::map<std::pair<std::uint32_t, std::uint64_t>, lease> leases; /* by QP and number, which each peer counts by himself */
+	std::map<std::uint32_t, std::uint64_t> made;
+	std::deque<end> ends;
+	std::map<int, end *> end_of; /* of these, by channel */
+	std::map<std::uint64_t, end *> asked; /* by cookie */
+};
+
+struct Objects : ::testing::Test {
+	explicit Objects(unsigned flags = 0)
+	    : kernel_ptr(new fake_kernel(dev)),
+	      ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), flags, npr::provider(dev.context))
+	{
+		cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
+		for (std::size_t i = 0; i < dev.memory.size(); ++i)
+			dev.memory[i] = static_cast<std::byte>(i * 5 + i / 4096);
+	}
+
+	~Objects() override
+	{
+		while (!cq->qps.empty())
+			EXPECT_EQ(npr_detach_qp(cq->qps.back().get()), 0);
+	}
+
+	ibv_qp &make_qp(std::uint32_t number)
+	{
+		verbs_qps.push_back(std::make_unique<ibv_qp>());
+		ibv_qp &q = *verbs_qps.back();
+		q.context = &dev.context;
+		q.qp_num = number;
+		q.recv_cq = &dev.cq;
+		return q;
+	}
+
+	npr_qp *attach(std::uint32_t number) { return cq->attach(&make_qp(number), params, &lkey); }
+
+	static int post(npr_qp *qp, ibv_wr_opcode op, std::uint64_t offset, std::span<std::byte> buffer,
+			std::uint64_t id, std::uint32_t key = rkey, unsigned flags = IBV_SEND_SIGNALED)
+	{
+		ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer.data()), static_cast<std::uint32_t>(buffer.size()), 1};
+		ibv_send_wr wr{}, *bad;
+		wr.wr_id = id;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		wr.opcode = op;
+		wr.send_flags = flags;
+		wr.wr.rdma.remote_addr = base + offset;
+		wr.wr.rdma.rkey = key;
+		return npr_post_send(qp, &wr, &bad);
+	}
+
+	/* Until one comes; the kernel's thread may have to run in between. */
+	ibv_wc next()
+	{
+		ibv_wc wc{};
+		while (!npr_poll_cq(cq.get(), 1, &wc))
+			std::this_thread::yield();
+		return wc;
+	}
+
+	static constexpr npr::qp_params params{32, 16, 4, 64, 16, ~0U, 4, 2, false, false};
+	device dev;
+	fake_kernel *kernel_ptr;
+	npr_context ctx;
+	std::unique_ptr<npr_cq> cq;
+	std::vector<std::unique_ptr<ibv_qp>> verbs_qps;
+};
+
+} // namespace npr::fake
+
+#endif
