@@ -368,8 +368,14 @@ int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<i
 
 void npr_context::give_back(std::uint64_t receive) noexcept
 {
-	while (const auto hold = receives.take_hold(receive))
-		free_local(*hold);
+	std::array<std::uint32_t, 8> holds;
+	std::size_t n;
+
+	do {
+		n = receives.take_holds(receive, holds);
+		for (std::size_t k = 0; k < n; ++k)
+			free_local(holds[k]);
+	} while (n == holds.size());
 }
 
 bool npr_context::received(ibv_wc &wc) noexcept
@@ -996,7 +1002,10 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 			return got ? got : count;
 		for (int i = 0; i < count; ++i) {
 			npr_qp *q = find(raw[i].qp_num);
-			if (!q || !q->engine.on_cqe(raw[i])) {
+			const auto end = q ? q->engine.quick_cqe(raw[i], wc[got]) : engine::quick_end::no;
+			if (end != engine::quick_end::no) {
+				got += end == engine::quick_end::told;
+			} else if (!q || !q->engine.on_cqe(raw[i])) {
 				if (ctx.received(raw[i]))
 					wc[got++] = raw[i];
 			} else if (q->engine.calm() && !q->listed) {

@@ -20,74 +20,76 @@ constexpr unsigned max_rebinds = 8;
 /* Bytes that a lease may be of, from its part's first one on. */
 constexpr std::uint64_t lease_span = remote_leases::part + remote_leases::overlap;
 
-ibv_wc_opcode completion_opcode(ibv_wr_opcode op) noexcept
-{
-	switch (op) {
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		return IBV_WC_RDMA_WRITE;
-	case IBV_WR_RDMA_READ:
-		return IBV_WC_RDMA_READ;
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-		return IBV_WC_COMP_SWAP;
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		return IBV_WC_FETCH_ADD;
-	case IBV_WR_LOCAL_INV:
-		return IBV_WC_LOCAL_INV;
-	case IBV_WR_BIND_MW:
-		return IBV_WC_BIND_MW;
-	case IBV_WR_TSO:
-		return IBV_WC_TSO;
-	default:
-		return IBV_WC_SEND;
+constexpr std::uint32_t atomic_size = 8;
+
+/* A set of opcodes: each request is asked about its own several times. */
+class opcodes {
+public:
+	template <class... Op> constexpr explicit opcodes(Op... op) noexcept : bits_(((1U << op) | ...)) {}
+	[[nodiscard]] constexpr bool has(ibv_wr_opcode op) const noexcept
+	{
+		const auto n = static_cast<std::uint32_t>(op);
+
+		return n < 32 && bits_ >> n & 1;
 	}
-}
+
+private:
+	std::uint32_t bits_;
+};
 
 bool is_atomic(ibv_wr_opcode op) noexcept
 {
-	return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
+	return opcodes(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD).has(op);
+}
+
+/* What it brings is written to its local buffers. */
+bool brings(ibv_wr_opcode op) noexcept
+{
+	return opcodes(IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD).has(op);
 }
 
 /* Where the order is relaxed it overtakes what is not proven. */
 bool is_passive(ibv_wr_opcode op) noexcept
 {
-	return op == IBV_WR_RDMA_READ || op == IBV_WR_RDMA_WRITE;
+	return opcodes(IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE).has(op);
 }
 
-constexpr std::uint32_t atomic_size = 8;
-
-/* Those that a provider, or we, would not know what to do with. */
-bool is_known(const ibv_send_wr &wr) noexcept
+/* Those that a provider, or we, would know what to do with. */
+bool is_known(ibv_wr_opcode op) noexcept
 {
-	switch (wr.opcode) {
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-	case IBV_WR_SEND:
-	case IBV_WR_SEND_WITH_IMM:
-	case IBV_WR_SEND_WITH_INV:
-	case IBV_WR_RDMA_READ:
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-	case IBV_WR_LOCAL_INV:
-	case IBV_WR_BIND_MW:
-		return true;
-	default:
-		return false;
-	}
+	return opcodes(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
+		       IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+		       IBV_WR_LOCAL_INV, IBV_WR_BIND_MW)
+		.has(op);
 }
 
 /* Does it name memory of the peer? */
 bool is_remote(ibv_wr_opcode op) noexcept
 {
-	return op == IBV_WR_RDMA_READ || op == IBV_WR_RDMA_WRITE || op == IBV_WR_RDMA_WRITE_WITH_IMM || is_atomic(op);
+	return opcodes(IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_CMP_AND_SWP,
+		       IBV_WR_ATOMIC_FETCH_AND_ADD)
+		.has(op);
 }
 
 /* Does it wait for the peer to post a receive? */
 bool takes_receive(ibv_wr_opcode op) noexcept
 {
-	return op == IBV_WR_SEND || op == IBV_WR_SEND_WITH_IMM || op == IBV_WR_SEND_WITH_INV ||
-	       op == IBV_WR_RDMA_WRITE_WITH_IMM;
+	return opcodes(IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE_WITH_IMM).has(op);
 }
+
+/* By opcode. Those that are not known do not complete. */
+constexpr auto completion_opcodes = [] {
+	std::array<ibv_wc_opcode, 32> all{};
+
+	all.fill(IBV_WC_SEND);
+	all[IBV_WR_RDMA_WRITE] = all[IBV_WR_RDMA_WRITE_WITH_IMM] = IBV_WC_RDMA_WRITE;
+	all[IBV_WR_RDMA_READ] = IBV_WC_RDMA_READ;
+	all[IBV_WR_ATOMIC_CMP_AND_SWP] = IBV_WC_COMP_SWAP;
+	all[IBV_WR_ATOMIC_FETCH_AND_ADD] = IBV_WC_FETCH_ADD;
+	all[IBV_WR_LOCAL_INV] = IBV_WC_LOCAL_INV;
+	all[IBV_WR_BIND_MW] = IBV_WC_BIND_MW;
+	return all;
+}();
 
 std::uint32_t rkey_of(const ibv_send_wr &wr) noexcept
 {
@@ -235,6 +237,7 @@ engine::~engine()
 
 void engine::put(list &l, piece &p) noexcept
 {
+	waits_ += &l != &free_;
 	p.on = &l;
 	p.next = none;
 	p.prev = l.last;
@@ -244,6 +247,7 @@ void engine::put(list &l, piece &p) noexcept
 
 void engine::put_first(list &l, piece &p) noexcept
 {
+	waits_ += &l != &free_;
 	p.on = &l;
 	p.prev = none;
 	p.next = l.first;
@@ -255,6 +259,7 @@ void engine::take(piece &p) noexcept
 {
 	if (!p.on)
 		return;
+	waits_ -= p.on != &free_;
 	(p.prev == none ? p.on->first : pieces_[p.prev].next) = p.next;
 	(p.next == none ? p.on->last : pieces_[p.next].prev) = p.prev;
 	p.on = nullptr;
@@ -266,7 +271,7 @@ void engine::take(piece &p) noexcept
 int engine::check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
 {
 	length = 0;
-	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge || !is_known(wr))
+	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > config_.max_sge || !is_known(wr.opcode))
 		return -EINVAL;
 	/* What a window shows would have to stay where it is. */
 	if (wr.opcode == IBV_WR_BIND_MW && wr.bind_mw.bind_info.mr && wr.bind_mw.bind_info.length &&
@@ -278,6 +283,15 @@ int engine::check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
 	    (wr.send_flags & IBV_SEND_INLINE && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
 		return -EINVAL;
 	return 0;
+}
+
+/* As check(), which most requests need not call; of what is no window. */
+bool engine::quick_check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
+{
+	if (wr.num_sge != 1 || wr.send_flags & IBV_SEND_INLINE || wr.sg_list[0].length > 1U << 31 || !is_known(wr.opcode))
+		return !check(wr, length);
+	length = wr.sg_list[0].length;
+	return true;
 }
 
 int engine::accept(const ibv_send_wr &wr) noexcept
@@ -337,7 +351,7 @@ int engine::hold_buffers(std::uint64_t i) noexcept
 {
 	op &o = op_at(i);
 	ibv_sge *wire = &op_wire_[(i & op_mask_) * config_.max_sge];
-	const bool write = o.wr.opcode == IBV_WR_RDMA_READ || is_atomic(o.wr.opcode);
+	const bool write = brings(o.wr.opcode);
 
 	std::copy_n(o.wr.sg_list, o.wr.num_sge, wire);
 	for (int k = 0; k < o.wr.num_sge; ++k) {
@@ -508,6 +522,35 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 }
 
 /*
+ * The local buffers of @w, the next entry of the chain and request of the next op, become held, so many as @held
+ * says. False: none is, and why accept() will find out. Where the CPU finds them is of no use here: the HCA alone
+ * looks at what is posted as it is.
+ */
+[[gnu::always_inline]] inline bool engine::quick_hold(ibv_send_wr &w, std::uint32_t &held) noexcept
+{
+	const bool write = brings(w.opcode);
+	ibv_sge *const wire = &chain_sges_[chained_ * config_.max_sge];
+	std::uint32_t *const holds = holds_of(tail_);
+
+	for (int k = 0; k < w.num_sge; ++k) {
+		cpu_view view;
+
+		wire[k] = w.sg_list[k];
+		if (!wire[k].length)
+			continue;
+		const int rc = world_.hold_local(wire[k], write, holds[held], view);
+		if (rc < 0) {
+			while (held)
+				world_.free_local(holds[--held]);
+			return false;
+		}
+		held += !rc;
+	}
+	w.sg_list = wire;
+	return true;
+}
+
+/*
  * A request that is posted as it is, with its local buffers where they are and, if it has a key, with one that
  * is known (@b) to be pinned memory's; or @leased: one of a region, to memory that is leased to this QP.
  *
@@ -523,10 +566,9 @@ bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
 	std::uint64_t length;
 
 	if (wr.opcode == IBV_WR_BIND_MW || (live_writes_ && !overtakes) || (holds_wanted_ && takes_receive(wr.opcode)) ||
-	    (wr.send_flags & IBV_SEND_FENCE && live_reads_) || !has_room(1) || check(wr, length))
+	    (wr.send_flags & IBV_SEND_FENCE && live_reads_) || !has_room(1) || !quick_check(wr, length))
 		return false;
-	if (needs_hold(wr))
-		return false;
+	const bool looks = config_.local && length && !(wr.send_flags & IBV_SEND_INLINE);
 	if (is_atomic(wr.opcode))
 		length = atomic_size;
 	if constexpr (leased) {
@@ -537,10 +579,14 @@ bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
 		return false;
 	}
 
-	const bool signaled = config_.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED || unsignaled_ + 1 >= signal_every_ ||
-			      !credits_.tail_may_grow();
 	ibv_send_wr &w = chain_[chained_];
 	std::memcpy(&w, &wr, offsetof(ibv_send_wr, bind_mw));
+	/* From here on it is posted, or else its buffers are free again. */
+	std::uint32_t held = 0;
+	if (looks && !quick_hold(w, held))
+		return false;
+	const bool signaled = config_.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED || unsignaled_ + 1 >= signal_every_ ||
+			      !credits_.tail_may_grow();
 	w.wr_id = sq_id(sq_tail_);
 	w.next = &w + 1;
 	if (signaled)
@@ -552,6 +598,7 @@ bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
 	const std::uint32_t lost = last ? send_chain() : 0;
 
 	op &o = begin(wr, leased ? op_kind::leased : op_kind::pass, static_cast<std::uint32_t>(length));
+	o.held = static_cast<decltype(o.held)>(held);
 	if constexpr (leased) {
 		o.lease = lease;
 		leases_.take(lease);
@@ -881,7 +928,8 @@ bool engine::poll(ibv_wc &wc) noexcept
 		op &o = op_at(head_++);
 		ibv_wc_status status = o.status;
 
-		free_buffers(o);
+		if (o.held)
+			free_buffers(o);
 
 		/*
 		 * What has failed says so, once, and after it there is nothing but flushes: RC
@@ -893,28 +941,31 @@ bool engine::poll(ibv_wc &wc) noexcept
 			status = IBV_WC_WR_FLUSH_ERR;
 		else if (status == IBV_WC_WR_FLUSH_ERR && lost_)
 			status = IBV_WC_RETRY_EXC_ERR;
-		if (status == IBV_WC_SUCCESS && !config_.sq_sig_all && !(o.wr.send_flags & IBV_SEND_SIGNALED))
+		if (status == IBV_WC_SUCCESS && !tells(o))
 			continue;
 		if (!config_.local_only) {
 			error_told_ |= status != IBV_WC_SUCCESS;
 			cause_told_ |= status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR;
 		}
-		wc = {};
-		wc.wr_id = o.wr.wr_id;
-		wc.status = status;
-		wc.opcode = completion_opcode(o.wr.opcode);
-		wc.vendor_err = o.vendor_err;
-		wc.byte_len = wc.opcode == IBV_WC_RDMA_READ || wc.opcode == IBV_WC_COMP_SWAP ||
-					      wc.opcode == IBV_WC_FETCH_ADD
-				      ? o.length
-				      : 0;
-		/* Only a receiver has a use for it, but providers say it here, too. */
-		if (o.wr.opcode == IBV_WR_SEND_WITH_IMM || o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
-			wc.wc_flags = IBV_WC_WITH_IMM;
-		wc.qp_num = config_.qp_num;
+		fill(wc, o, status);
 		return true;
 	}
 	return false;
+}
+
+/* The application's completion of @o. */
+void engine::fill(ibv_wc &wc, const op &o, ibv_wc_status status) const noexcept
+{
+	wc = {};
+	wc.wr_id = o.wr.wr_id;
+	wc.status = status;
+	wc.opcode = completion_opcodes[o.wr.opcode];
+	wc.vendor_err = o.vendor_err;
+	wc.byte_len = brings(o.wr.opcode) ? o.length : 0;
+	/* Only a receiver has a use for it, but providers say it here, too. */
+	if (opcodes(IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM).has(o.wr.opcode))
+		wc.wc_flags = IBV_WC_WITH_IMM;
+	wc.qp_num = config_.qp_num;
 }
 
 /* The connection is said not to stand: on our side, or only on the peer's, which then does not answer? */
@@ -2624,6 +2675,45 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 	else if (bad && wc.status != IBV_WC_WR_FLUSH_ERR)
 		flush_rest();
 	return true;
+}
+
+/*
+ * Most completions are of what was posted as it is, and of nothing else: then on_cqe(), step() and poll() come to
+ * this. What it has not done of one, on_cqe() does.
+ */
+engine::quick_end engine::quick_cqe(const ibv_wc &raw, ibv_wc &wc) noexcept
+{
+	const std::uint64_t first = sq_head_;
+	const std::uint64_t i = first + (static_cast<std::uint32_t>(raw.wr_id) - static_cast<std::uint32_t>(first));
+	quick_end end = quick_end::no;
+
+	if (raw.status != IBV_WC_SUCCESS || static_cast<std::uint32_t>(raw.wr_id >> 32) != config_.tag ||
+	    raw.opcode & IBV_WC_RECV || i >= sq_tail_ || !calm() || error_told_) [[unlikely]]
+		return end;
+	while (end == quick_end::no) {
+		const slot &s = slots_[sq_head_ & sq_mask_];
+		op &o = op_at(head_);
+		const bool told = tells(o);
+
+		/* One that is to be told before the last one has no completion: poll() tells it. */
+		if (s.op != head_ || s.piece != none || o.status != IBV_WC_SUCCESS || !as_it_is(o) ||
+		    (told && sq_head_ != i)) [[unlikely]]
+			break;
+		o.slots = 0;
+		if (o.kind == op_kind::leased && leases_.give(o.lease)) [[unlikely]]
+			lease_ended(o.lease);
+		finish(o);
+		if (o.held)
+			free_buffers(o);
+		if (sq_head_ == i)
+			end = told ? quick_end::told : quick_end::silent;
+		if (end == quick_end::told)
+			fill(wc, o, IBV_WC_SUCCESS);
+		++sq_head_;
+		++head_;
+	}
+	credits_.give(static_cast<std::uint32_t>(sq_head_ - first));
+	return end;
 }
 
 bool engine::take_ring(piece &p, std::uint64_t page, std::uint32_t pages) noexcept

@@ -171,6 +171,9 @@ public:
 	[[nodiscard]] bool calm() const noexcept { return !chained_ && undisturbed(); }
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
+	/* In short: it is for on_cqe(); or it was done, and there is nothing for the application, or a completion. */
+	enum class quick_end : std::uint8_t { no, silent, told };
+	[[nodiscard]] quick_end quick_cqe(const ibv_wc &raw, ibv_wc &wc) noexcept;
 	void on_event(const rdma_np_event &event) noexcept;
 	/* @error: 0 or a negative errno. */
 	void on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
@@ -410,9 +413,7 @@ private:
 	/* As calm(), in the middle of a list. */
 	[[nodiscard]] bool undisturbed() const noexcept
 	{
-		/* An empty list begins with all bits set. All of this is asked twice for each request. */
-		return next_ == tail_ && (posting_.first & asking_.first & pausing_.first & tails_.first) == none &&
-		       failing_ == ~0ULL && !(dead_ | broken_ | drains_);
+		return next_ == tail_ && !waits_ && failing_ == ~0ULL && !(dead_ | broken_ | drains_);
 	}
 
 	/* the quick path: false, and nothing has changed, or the request is begun */
@@ -421,12 +422,20 @@ private:
 	[[nodiscard]] bool quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept;
 	template <bool leased>
 	[[nodiscard]] bool quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept;
+	[[nodiscard]] bool quick_hold(ibv_send_wr &w, std::uint32_t &held) noexcept;
 	op &begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept;
+	/* Does the application hear of it if it succeeds? */
+	[[nodiscard]] bool tells(const op &o) const noexcept
+	{
+		return config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED;
+	}
+	void fill(ibv_wc &wc, const op &o, ibv_wc_status status) const noexcept;
 	[[nodiscard]] bool needs_hold(const ibv_send_wr &wr) const noexcept;
 	[[nodiscard]] bool takes_all(const ibv_send_wr *wr) const noexcept;
 
 	/* ops */
 	[[nodiscard]] int check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
+	[[nodiscard]] bool quick_check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
 	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
 	[[nodiscard]] int hold_buffers(std::uint64_t i) noexcept;
 	void free_buffers(op &o) noexcept;
@@ -624,6 +633,7 @@ private:
 	std::vector<piece> pieces_;
 	list free_, posting_, asking_, pausing_, rebinding_;
 	list tails_; /* that wait for a hold to end */
+	std::uint32_t waits_ = 0; /* pieces on a list that is not that of the free ones */
 	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
 	std::uint32_t max_entries_; /* of the send queue, at once */
 	std::uint32_t quick_limit_; /* bytes of a READ that quick_move() takes, exclusive */

@@ -2,6 +2,7 @@
 #include "receives.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <random>
 
@@ -83,22 +84,27 @@ bool receives::add_hold(std::uint64_t id, std::uint32_t handle) noexcept
 	return true;
 }
 
-std::optional<std::uint32_t> receives::take_hold(std::uint64_t id) noexcept
+std::size_t receives::take_holds(std::uint64_t id, std::span<std::uint32_t> holds) noexcept
 {
 	const std::lock_guard lock(mutex_);
-	receive *r = at(id);
+	receive *const r = at(id);
+	std::size_t n = 0;
 
 	if (!r)
-		return std::nullopt;
-	if (r->holds == none) {
-		remove(*r);
-		return std::nullopt;
+		return n;
+	while (n < holds.size()) {
+		const std::uint32_t i = r->holds;
+
+		if (i == none) {
+			remove(*r);
+			break;
+		}
+		holds[n++] = holds_[i].handle;
+		r->holds = holds_[i].next;
+		holds_[i].next = free_hold_;
+		free_hold_ = i;
 	}
-	const std::uint32_t i = r->holds, handle = holds_[i].handle;
-	r->holds = holds_[i].next;
-	holds_[i].next = free_hold_;
-	free_hold_ = i;
-	return handle;
+	return n;
 }
 
 receives::whose receives::completed(ibv_wc &wc, std::uint64_t &id) noexcept

@@ -14,12 +14,14 @@
 #ifndef NPR_RECEIVES_HPP
 #define NPR_RECEIVES_HPP
 
+#include "optional_mutex.hpp"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <infiniband/verbs.h>
-#include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace npr {
@@ -34,8 +36,8 @@ public:
 	[[nodiscard]] std::optional<std::uint64_t> add(const void *queue, std::uint64_t wr_id) noexcept;
 	/* False: no memory. */
 	[[nodiscard]] bool add_hold(std::uint64_t id, std::uint32_t hold) noexcept;
-	/* Holds of receive @id, one by one; nothing is left when there are none any more. */
-	[[nodiscard]] std::optional<std::uint32_t> take_hold(std::uint64_t id) noexcept;
+	/* How many holds of receive @id are in @holds; if that is not full there are no more, and no receive. */
+	[[nodiscard]] std::size_t take_holds(std::uint64_t id, std::span<std::uint32_t> holds) noexcept;
 	/* Whose completion is it? */
 	enum class whose : std::uint8_t {
 		application, /* none of these */
@@ -71,7 +73,7 @@ private:
 	[[nodiscard]] receive *at(std::uint64_t id) noexcept;
 	void remove(receive &r) noexcept;
 
-	std::mutex mutex_;
+	optional_mutex mutex_{true};
 	std::vector<receive> receives_;
 	std::vector<hold> holds_;
 	std::uint32_t free_receive_ = none, free_hold_ = none;

@@ -47,6 +47,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.request = 64U << seed % 7;
 	/* Two of three responders do not keep the order of READs and WRITEs, or may not. */
 	a.world.out_of_order = seed % 3 == 1;
+	a.world.quick = seed % 4 != 3;
 	if (s.recall && a.world.out_of_order)
 		a.world.ordered = false;
 	for (sim_region &r : a.world.regions) {

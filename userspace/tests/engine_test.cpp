@@ -1824,6 +1824,58 @@ TEST_F(Engine, LocalBufferThatCannotBeHeldIsRefusedAndNothingStaysHeld)
 	a.eng->abandon();
 }
 
+/* What is posted as it is, and completes, goes the quick way with its local buffers, too. */
+TEST_F(Engine, LocalBuffersAreHeldOnTheQuickWay)
+{
+	a.world.quick = true;
+	a.chance_local = 100;
+	resolve();
+	for (int i = 0; i < 3; ++i)
+		a.post(IBV_WR_SEND, 0, 0, 64, 0, 2);
+	EXPECT_EQ(a.world.local_holds.size(), 6U);
+	a.post(IBV_WR_SEND, 0, 0, 64, signaled, 2);
+	ASSERT_EQ(a.world.queue.size(), 4U);
+	for (const sim::wire &w : a.world.queue)
+		for (const ibv_sge &s : w.sges)
+			EXPECT_EQ(s.lkey, held_lkey);
+	EXPECT_EQ(a.eng->stats().slow, 0U);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.quick_ends, 1U);
+	EXPECT_TRUE(a.world.local_holds.empty());
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_TRUE(a.eng->idle());
+
+	/* The second buffer of a request cannot be held: then the first one is not, either. */
+	std::byte buffer[64];
+	ibv_sge s[2] = {{reinterpret_cast<std::uintptr_t>(buffer), 32, local_lkey},
+			{reinterpret_cast<std::uintptr_t>(buffer) + 32, 32, local_lkey}};
+	ibv_send_wr wr{}, *bad = nullptr;
+	wr.sg_list = s;
+	wr.num_sge = 2;
+	wr.opcode = IBV_WR_SEND;
+	a.world.local_errors_from = 1;
+	EXPECT_EQ(a.eng->post_send(&wr, &bad), -EFAULT);
+	EXPECT_EQ(bad, &wr);
+	EXPECT_TRUE(a.world.local_holds.empty());
+	EXPECT_TRUE(a.eng->idle());
+}
+
+/* The quick way is that of the oldest request: others wait for what is before them. */
+TEST_F(Engine, CompletionBehindAReadThatIsRepeatedIsNotToldFirst)
+{
+	a.world.quick = true;
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	ASSERT_EQ(a.world.queue.size(), 2U);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.quick_ends, 0U);
+	EXPECT_EQ(a.poll(), 0U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+	a.check_memory();
+}
+
 TEST_F(Engine, QueueWithoutAnswersPassesAllOnAndHoldsItsBuffers)
 {
 	engine_config c = small_config();

@@ -507,8 +507,10 @@ TEST(Receives, IdOfAnAbandonedReceiveIsNeverUsedAgain)
 		ASSERT_TRUE(all.add_hold(ids.back(), i));
 		const auto abandoned = all.abandon(&all);
 		ASSERT_TRUE(abandoned);
-		EXPECT_EQ(all.take_hold(*abandoned), i);
-		EXPECT_EQ(all.take_hold(*abandoned), std::nullopt);
+		std::array<std::uint32_t, 1> hold;
+		ASSERT_EQ(all.take_holds(*abandoned, hold), 1U);
+		EXPECT_EQ(hold[0], i);
+		EXPECT_EQ(all.take_holds(*abandoned, hold), 0U);
 	}
 	ids.push_back(all.add(&all, 7).value());
 	std::sort(ids.begin(), ids.end() - 1);

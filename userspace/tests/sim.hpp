@@ -209,6 +209,10 @@ public:
 
 	std::mt19937_64 rng;
 	engine *attached = nullptr;
+	bool quick = false; /* completions go the quick way, and are told() then */
+	std::deque<ibv_wc> told;
+	std::uint64_t quick_ends = 0;
+	void arrives(const ibv_wc &wc) noexcept;
 	sim_cq *cq = nullptr; /* shared with others; without it an engine hears of completions at once */
 	std::deque<sim_region> regions;
 	std::deque<std::vector<std::byte>> memories;
@@ -224,7 +228,8 @@ public:
 	};
 	std::map<std::uint32_t, local_hold> local_holds;
 	int lease_error = 0; /* what a FAULT that asks for a lease says */
-	int local_error = 0; /* what the next local hold says */
+	int local_error = 0; /* what local holds say */
+	std::size_t local_errors_from = ~std::size_t{0}; /* -EFAULT, when there are so many */
 	std::deque<app_op> ops; /* not retired */
 	nanoseconds clock = 1;
 	bool qp_error = false;

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What the library adds to a work request: posting and polling it, one at a time, beside a provider whose HCA
+ * does all at once. Local buffers are in an unpinned region, and all memory is hot, so both sides are leased.
+ * "objects_bench CASE [COUNT]" prints the time. The instructions are what callgrind collects in measured(), without
+ * its own and those of provider_*, divided by COUNT:
+ *
+ *	valgrind --tool=callgrind --callgrind-out-file=out --toggle-collect=measured objects_bench read 1000
+ *	callgrind_annotate --threshold=100 out
+ */
+#include "objects.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <string_view>
+#include <sys/eventfd.h>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr std::uint32_t words_lkey = 7, lkey = 0x800, plain_lkey = 0x900, mr_handle = 8;
+constexpr std::uint32_t rkey = 0x100;
+constexpr std::uint64_t base = 1ULL << 30, length = 1ULL << 20;
+
+/* Completions that are there, of the one queue pair. */
+ibv_wc done[256];
+unsigned count;
+
+extern "C" [[gnu::noinline]] int provider_post(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **)
+{
+	for (; wr; wr = wr->next) {
+		if (wr->num_sge && wr->sg_list[0].lkey == words_lkey)
+			for (std::uint32_t n = 0; n < wr->sg_list[0].length / 8; ++n)
+				reinterpret_cast<std::uint64_t *>(static_cast<std::uintptr_t>(wr->sg_list[0].addr))[n] =
+					RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE;
+		if (wr->send_flags & IBV_SEND_SIGNALED) {
+			done[count] = {};
+			done[count].wr_id = wr->wr_id;
+			done[count].qp_num = qp->qp_num;
+			done[count++].opcode = IBV_WC_SEND;
+		}
+	}
+	return 0;
+}
+
+int provider_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **)
+{
+	done[count] = {};
+	done[count].wr_id = wr->wr_id;
+	done[count].qp_num = qp->qp_num;
+	done[count++].opcode = IBV_WC_RECV;
+	return 0;
+}
+
+extern "C" [[gnu::noinline]] int provider_poll(ibv_cq *, int n, ibv_wc *wc)
+{
+	const int got = std::min(n, static_cast<int>(count));
+
+	std::copy_n(done, got, wc);
+	count -= static_cast<unsigned>(got);
+	return got;
+}
+
+struct test_kernel final : npr::kernel {
+	int query(rdma_np_query &q) noexcept override
+	{
+		q = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		return 0;
+	}
+	int channel(int &fd) noexcept override
+	{
+		fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+		return fd < 0 ? -errno : 0;
+	}
+	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return &posted; }
+	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
+	int read_events(int fd, std::span<rdma_np_event> to) noexcept override
+	{
+		const std::lock_guard lock(mutex);
+		const auto e = std::find_if(events.begin(), events.end(), [fd](const auto &x) { return x.first == fd; });
+		eventfd_t n;
+
+		if (e == events.end()) {
+			(void)eventfd_read(fd, &n);
+			return 0;
+		}
+		to[0] = e->second;
+		events.erase(e);
+		return 1;
+	}
+	int resolve(const ibv_qp &, int, std::uint32_t, rdma_np_region_info &i) noexcept override
+	{
+		i = {1, base, length, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+		     0x103, 0x101, 0x102, base, base, 0, 0x5a17c0de9e3779b9ULL, 12, 6, RDMA_NP_READ_IN_ORDER, 0,
+		     RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
+		return 0;
+	}
+	int fault(const ibv_qp &, int channel_fd, const rdma_np_fault_req &req, 
+		  std::span<const rdma_np_range> ranges) noexcept override
+	{
+		rdma_np_event event{};
+		event.type = RDMA_NP_EVENT_FAULT;
+		event.cookie = req.cookie;
+		event.region_id = req.region_id;
+		event.nr_words = 1;
+		event.words[0] = RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE;
+		event.hold_id = req.flags & RDMA_NP_FAULT_HOLD ? ++remote_holds : 0;
+		if (req.flags & RDMA_NP_FAULT_LEASE) {
+			++leases;
+			event.lease_addr = ranges.back().addr;
+			event.lease_length = ranges.back().length;
+			event.lease_key = 0x1000 + leases;
+		}
+		const std::lock_guard lock(mutex);
+		events.emplace_back(channel_fd, event);
+		posted.fetch_add(1);
+		return eventfd_write(channel_fd, 1);
+	}
+	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int hold(std::uint32_t, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle, int) noexcept override
+	{
+		info = {req.addr, lkey + 1, 0};
+		handle = ++holds;
+		return 0;
+	}
+	int hold_free(std::uint32_t) noexcept override { return 0; }
+	int query_mr(const ibv_mr &, rdma_np_mr_info &info) noexcept override
+	{
+		info = {};
+		info.base = reinterpret_cast<std::uintptr_t>(buffer.data());
+		info.length = buffer.size();
+		return 0;
+	}
+	int set_error(ibv_qp &) noexcept override { std::abort(); }
+	bool connected(ibv_qp &) noexcept override { return true; }
+	std::uint64_t tries_for(ibv_qp &) noexcept override { return 0; }
+
+	std::atomic<std::uint64_t> posted{0};
+	std::mutex mutex; /* of the events, for the library's thread reads some */
+	std::deque<std::pair<int, rdma_np_event>> events; /* by channel */
+	std::uint32_t leases = 0, holds = 0, remote_holds = 0;
+	std::vector<std::byte> buffer = std::vector<std::byte>(1 << 20);
+};
+
+struct work {
+	const char *name;
+	ibv_wr_opcode opcode;
+	std::uint32_t length, lkey;
+	bool receive = false;
+};
+
+constexpr work cases[] = {
+	{"read", IBV_WR_RDMA_READ, 4096, lkey},
+	{"write", IBV_WR_RDMA_WRITE, 4096, lkey},
+	{"send", IBV_WR_SEND, 64, lkey},
+	{"atomic", IBV_WR_ATOMIC_FETCH_AND_ADD, 8, lkey},
+	{"receive", IBV_WR_SEND, 64, lkey, true},
+	{"read-to-pinned", IBV_WR_RDMA_READ, 4096, plain_lkey},
+	{"send-of-pinned", IBV_WR_SEND, 64, plain_lkey},
+};
+
+/* One request, until its completion is there. */
+inline bool one(npr_cq &cq, npr_qp &qp, ibv_send_wr *wr, ibv_recv_wr *receive)
+{
+	ibv_send_wr *bad;
+	ibv_recv_wr *bad_receive;
+	ibv_wc wc;
+	int n;
+
+	if (receive ? cq.post_recv(qp, receive, &bad_receive) : cq.post_send(qp, wr, &bad))
+		return false;
+	do
+		n = cq.poll(1, &wc);
+	while (!n);
+	return n == 1 && wc.status == IBV_WC_SUCCESS;
+}
+
+extern "C" [[gnu::noinline]] bool measured(npr_cq &cq, npr_qp &qp, ibv_send_wr *wr, ibv_recv_wr *receive)
+{
+	return one(cq, qp, wr, receive);
+}
+
+int run(const work &w, unsigned times)
+{
+	ibv_context verbs{};
+	verbs.cmd_fd = -1;
+	verbs.ops.post_send = provider_post;
+	verbs.ops.post_recv = provider_recv;
+	verbs.ops.poll_cq = provider_poll;
+	ibv_cq verbs_cq{};
+	verbs_cq.context = &verbs;
+	verbs_cq.cqe = 4096;
+	ibv_qp verbs_qp{};
+	verbs_qp.context = &verbs;
+	verbs_qp.qp_num = 17;
+	verbs_qp.send_cq = verbs_qp.recv_cq = &verbs_cq;
+
+	auto owned = std::make_unique<test_kernel>();
+	test_kernel &kernel = *owned;
+	npr::local_regions &regions = npr::local_regions::of(&verbs);
+	ibv_mr mr{};
+	mr.lkey = lkey;
+	mr.handle = mr_handle;
+	regions.add(mr);
+	npr_context ctx(&verbs, std::move(owned), 0, npr::provider(verbs));
+	npr_cq cq(ctx, &verbs_cq, 1024);
+	npr::qp_params params{};
+	params.depth = params.budget = 128;
+	params.max_sge = 4;
+	params.cache_slots = 64;
+	params.receives = 128;
+	params.receive_sge = 4;
+	npr_qp &qp = *cq.attach(&verbs_qp, params, &words_lkey);
+
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(kernel.buffer.data()), w.length, w.lkey};
+	ibv_send_wr wr{};
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = w.opcode;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	if (w.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wr.wr.atomic.rkey = rkey;
+		wr.wr.atomic.remote_addr = base;
+	} else {
+		wr.wr.rdma.rkey = rkey;
+		wr.wr.rdma.remote_addr = base;
+	}
+	ibv_recv_wr receive{};
+	receive.sg_list = &s;
+	receive.num_sge = 1;
+	ibv_recv_wr *const r = w.receive ? &receive : nullptr;
+
+	/* Until what is used again is leased. */
+	for (unsigned i = 0; i < 5; ++i) {
+		if (!one(cq, qp, &wr, r))
+			return 1;
+		std::this_thread::sleep_for(std::chrono::milliseconds(25));
+	}
+	const std::uint32_t leases = kernel.leases, holds = kernel.holds;
+	const auto begin = std::chrono::steady_clock::now();
+	for (unsigned i = 0; i < times; ++i)
+		if (!measured(cq, qp, &wr, r))
+			return 1;
+	const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
+	/* Then the figure is of something else. */
+	if (kernel.leases != leases || kernel.holds != holds || (w.opcode != IBV_WR_SEND && qp.engine.stats().leases != 1)) {
+		std::fprintf(stderr, "not leased: %u and %u leases, %u and %u holds\n", leases, kernel.leases, holds,
+			     kernel.holds);
+		return 1;
+	}
+	std::printf("%s: %.1f ns for each of %u\n", w.name, spent.count() / times, times);
+	if (cq.detach(&qp))
+		return 1;
+	return 0;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+	for (const work &w : cases)
+		if (argc > 1 && std::string_view(argv[1]) == w.name)
+			return run(w, argc > 2 ? static_cast<unsigned>(std::strtoul(argv[2], nullptr, 0)) : 1'000'000);
+	std::fprintf(stderr, "usage: %s CASE [COUNT]\ncases:", argv[0]);
+	for (const work &w : cases)
+		std::fprintf(stderr, " %s", w.name);
+	std::fputc('\n', stderr);
+	return 64;
+}
