@@ -16,18 +16,18 @@ import time
 
 # name: command, and which number of its last line: a median latency in us, or a rate.
 TESTS = {
-    "READ 4 KiB latency": ("ib_read_lat -s 4096 -n 2000", "lat"),
-    "WRITE 4 KiB latency": ("ib_write_lat -s 4096 -n 2000", "lat"),
-    "SEND 4 KiB latency": ("ib_send_lat -s 4096 -n 2000", "lat"),
-    "atomic 8 B latency": ("ib_atomic_lat -n 2000", "lat"),
-    "READ 4 KiB bandwidth": ("ib_read_bw -s 4096 -n 5000", "bw"),
-    "WRITE 4 KiB bandwidth": ("ib_write_bw -s 4096 -n 5000", "bw"),
-    "SEND 4 KiB bandwidth": ("ib_send_bw -s 4096 -n 5000", "bw"),
-    "READ 64 KiB bandwidth": ("ib_read_bw -s 65536 -n 1000", "bw"),
-    "WRITE 64 KiB bandwidth": ("ib_write_bw -s 65536 -n 1000", "bw"),
-    "SEND 64 KiB bandwidth": ("ib_send_bw -s 65536 -n 1000", "bw"),
-    "SEND 64 B rate": ("ib_send_bw -s 64 -n 10000", "rate"),
-    "atomic 8 B rate": ("ib_atomic_bw -n 5000", "rate"),
+    "READ 4 KiB latency": ("ib_read_lat -s 4096 -n 10000", "lat"),
+    "WRITE 4 KiB latency": ("ib_write_lat -s 4096 -n 10000", "lat"),
+    "SEND 4 KiB latency": ("ib_send_lat -s 4096 -n 10000", "lat"),
+    "atomic 8 B latency": ("ib_atomic_lat -n 10000", "lat"),
+    "READ 4 KiB bandwidth": ("ib_read_bw -s 4096 -n 50000", "bw"),
+    "WRITE 4 KiB bandwidth": ("ib_write_bw -s 4096 -n 50000", "bw"),
+    "SEND 4 KiB bandwidth": ("ib_send_bw -s 4096 -n 50000", "bw"),
+    "READ 64 KiB bandwidth": ("ib_read_bw -s 65536 -n 10000", "bw"),
+    "WRITE 64 KiB bandwidth": ("ib_write_bw -s 65536 -n 10000", "bw"),
+    "SEND 64 KiB bandwidth": ("ib_send_bw -s 65536 -n 10000", "bw"),
+    "SEND 64 B rate": ("ib_send_bw -s 64 -n 50000", "rate"),
+    "atomic 8 B rate": ("ib_atomic_bw -n 50000", "rate"),
 }
 # The column of perftest's result, after the size and the number of iterations.
 COLUMN = {"lat": 4, "bw": 3, "rate": 4}
