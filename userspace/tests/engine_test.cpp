@@ -1845,6 +1845,8 @@ TEST_F(Engine, LocalBuffersAreHeldOnTheQuickWay)
 	EXPECT_EQ(a.poll(), 1U);
 	EXPECT_TRUE(a.eng->idle());
 
+	EXPECT_EQ(a.pool.used(), 0U) << "credits that nobody gave back";
+
 	/* The second buffer of a request cannot be held: then the first one is not, either. */
 	std::byte buffer[64];
 	ibv_sge s[2] = {{reinterpret_cast<std::uintptr_t>(buffer), 32, local_lkey},
@@ -1874,6 +1876,18 @@ TEST_F(Engine, CompletionBehindAReadThatIsRepeatedIsNotToldFirst)
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 2U);
 	a.check_memory();
+
+	/* Nor is it if that one has ended, and was not polled. */
+	a.world.quick = false;
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	a.world.run_wire();
+	ASSERT_TRUE(a.eng->ready());
+	a.world.quick = true;
+	a.post(IBV_WR_SEND, 0, 0, 0);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.quick_ends, 0U);
+	EXPECT_EQ(a.poll(), 2U);
+	EXPECT_TRUE(a.eng->idle());
 }
 
 TEST_F(Engine, QueueWithoutAnswersPassesAllOnAndHoldsItsBuffers)

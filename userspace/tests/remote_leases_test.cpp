@@ -384,6 +384,22 @@ TEST_F(RemoteLeases, RequestsArePostedOnceAsTheyAre)
 	a.check_memory();
 }
 
+/* It was recalled while a request was under way, whose completion goes the quick way. */
+TEST_F(RemoteLeases, QuickCompletionGivesBackALeaseThatEnds)
+{
+	lease(IBV_WR_RDMA_READ);
+	a.world.quick = true;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	const std::uint64_t hold = a.world.holds.rbegin()->first;
+	recall(hold);
+	EXPECT_EQ(a.world.holds.count(hold), 1U);
+	a.world.run_wire();
+	EXPECT_EQ(a.world.quick_ends, 1U);
+	EXPECT_EQ(a.world.holds.count(hold), 0U);
+	EXPECT_EQ(a.poll(), 1U);
+	a.check_memory();
+}
+
 TEST_F(RemoteLeases, WritesAndWhatHappensOnceArePipelined)
 {
 	lease(IBV_WR_RDMA_WRITE);
