@@ -47,7 +47,8 @@ VISIBLE_IF_KUNIT struct shrinker *np_lease_shrinker;
 EXPORT_SYMBOL_IF_KUNIT(np_lease_shrinker);
 /* Leases that were not recalled, by node and cgroup, the oldest first */
 static struct list_lru np_leases;
-/* Pages of leases that were recalled, and have ended since */
+/* Leases that were recalled and have not ended yet; and pages of those that have */
+static atomic_long_t np_leases_wanted;
 static atomic_long_t np_leases_returned;
 
 /* Under a lock without which the hold cannot be released. Once, whoever comes first */
@@ -55,6 +56,7 @@ static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
 {
 	if (xchg(&hold->recalled, true))
 		return;
+	atomic_long_inc(&np_leases_wanted);
 	atomic64_inc(&hold->region->count.recalls[why]);
 	hold->recall->fn(hold->recall);
 }
@@ -92,8 +94,10 @@ EXPORT_SYMBOL_GPL(np_hold_recall);
  */
 void np_lease_returned(const struct np_hold *hold)
 {
-	if (READ_ONCE(hold->recalled))
-		atomic_long_add(hold->pages, &np_leases_returned);
+	if (!READ_ONCE(hold->recalled))
+		return;
+	atomic_long_add(hold->pages, &np_leases_returned);
+	atomic_long_dec(&np_leases_wanted);
 }
 
 static enum lru_status np_lease_isolate(struct list_head *item, struct list_lru_one *list,
@@ -138,25 +142,19 @@ EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
 
 /*
  * Before the kernel kills somebody for memory: all leases are recalled, and those that come
- * back at once may be what he dies for. The same is not tried again at once, so there are no
- * leases for a while.
+ * back at once may be what he dies for. Reclaim has recalled some before. The same is not tried
+ * again at once, so there are no leases for a while.
  */
 VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed)
 {
 	unsigned long deadline = jiffies + msecs_to_jiffies(NP_OOM_MS);
 	unsigned long before = atomic_long_read(&np_leases_returned);
 	enum np_recall_why why = NP_RECALL_MEMORY;
-	unsigned long recalled = 0, n;
 
 	np_leases_pause(NP_OOM_PAUSE_MS);
-	do {
-		n = list_lru_walk(&np_leases, np_lease_isolate, &why, NP_RECALL_BATCH);
-		recalled += n;
+	while (list_lru_walk(&np_leases, np_lease_isolate, &why, NP_RECALL_BATCH))
 		cond_resched();
-	} while (n);
-	if (!recalled)
-		return NOTIFY_OK;
-	while (np_leased_pages() && time_before(jiffies, deadline))
+	while (atomic_long_read(&np_leases_wanted) && time_before(jiffies, deadline))
 		schedule_timeout_uninterruptible(1);
 	*(unsigned long *)freed += atomic_long_read(&np_leases_returned) - before;
 	return NOTIFY_OK;

@@ -3,6 +3,7 @@
  * nprdma: unit tests of leases: who is asked to give one back, when, and how often.
  */
 #include <kunit/test.h>
+#include <linux/delay.h>
 #include <linux/shrinker.h>
 
 #include "np_region_fixture.h"
@@ -269,7 +270,7 @@ static void np_leases_are_recalled_before_a_kill(struct kunit *test)
 	flush_work(&lease.work);
 	destroy_work_on_stack(&lease.work);
 
-	/* Whoever leases again and again does not keep it from killing, nor does it wait again */
+	/* Whoever leases again and again does not keep it from killing */
 	KUNIT_EXPECT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), -EBUSY);
 	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
 	KUNIT_EXPECT_EQ(test, freed, 4);
@@ -277,6 +278,31 @@ static void np_leases_are_recalled_before_a_kill(struct kunit *test)
 	np_leases_pause(0);
 	KUNIT_EXPECT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
 	np_local_release(lease.local);
+}
+
+static void np_test_obeys_late(struct work_struct *work)
+{
+	msleep(50);
+	np_test_obeys(work);
+}
+
+/* Reclaim comes first, and recalls it: its end is waited for all the same */
+static void np_lease_that_reclaim_wants_is_waited_for(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease lease;
+	unsigned long freed = 0;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	np_test_shrink(100 * NP_SLOT_PAGES);
+	KUNIT_ASSERT_EQ(test, lease.recalled, 1);
+	INIT_WORK_ONSTACK(&lease.work, np_test_obeys_late);
+	schedule_work(&lease.work);
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_EQ(test, freed, 4);
+	flush_work(&lease.work);
+	destroy_work_on_stack(&lease.work);
+	np_leases_pause(0);
 }
 
 /* What was only reserved, or given back by itself, is no memory that has come back */
@@ -319,6 +345,7 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_greed_recalls_no_lease),
 	KUNIT_CASE(np_room_is_made_by_few_leases),
 	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
+	KUNIT_CASE(np_lease_that_reclaim_wants_is_waited_for),
 	KUNIT_CASE(np_reservations_save_nobody),
 	KUNIT_CASE(np_lease_outlives_its_region),
 	{}
