@@ -952,6 +952,11 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 	/* What is under way now needs us, whatever its peer solicits. */
 	if (solicited_) [[unlikely]]
 		arm(false);
+	/* A process that was stopped may find that its leases have ended, with their keys (I9). */
+	if (leases_.has_events()) [[unlikely]] {
+		read_events();
+		advance_touched();
+	}
 
 	const std::uint64_t slow = qp.engine.stats().slow;
 	const int rc = qp.engine.post_send(wr, bad, whole);

@@ -130,6 +130,25 @@ TEST_F(KeptLeases, LeaseInUseIsNotIdle)
 	}));
 }
 
+/* I9: who was stopped for long posts first when he goes on, and the key may have ended. */
+TEST_F(KeptLeases, RecallIsSeenByWhoPosts)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_TRUE(some_time([&] {
+		lease(qp);
+		const std::uint32_t key = kernel_ptr->next_lease_key - 1;
+		if (kernel_ptr->recall(1) != 1)
+			return false;
+		dev.posted.clear();
+		EXPECT_EQ(post(qp, IBV_WR_RDMA_WRITE, 64, b, 3), 0);
+		EXPECT_EQ(next().wr_id, 3U);
+		for (const ibv_send_wr &w : dev.posted)
+			EXPECT_NE(w.wr.rdma.rkey, key);
+		return true;
+	}));
+}
+
 TEST_F(KeptLeases, RecallIsObeyedThoughNobodyPolls)
 {
 	npr_qp *const qp = known(1);
