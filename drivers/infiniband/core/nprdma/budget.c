@@ -248,6 +248,9 @@ int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned lon
 
 	if (from && time_before(jiffies, from))
 		return -EBUSY;
+	/* It is over for good: jiffies come again where they have 32 bits */
+	if (from)
+		cmpxchg(&np_leases_from, from, 0);
 	own = max_t(unsigned long, own, atomic_long_read(&region->budget->pages));
 	if (pages > most || own > most)
 		return -EBUSY;
