@@ -57,7 +57,10 @@ public:
 	void resolve(std::uint32_t) noexcept override { std::abort(); }
 	bool is_local(std::uint32_t) noexcept override { return false; }
 	bool is_plain(std::uint32_t) noexcept override { return true; }
-	int hold_local(ibv_sge &, bool, std::uint32_t &, npr::cpu_view &) noexcept override { return no_hold; }
+	int hold_local(ibv_sge &, bool, std::uint32_t &, npr::cpu_view &, npr::local_ticket &) noexcept override
+	{
+		return no_hold;
+	}
 	void free_local(std::uint32_t) noexcept override {}
 	void fail_qp() noexcept override { std::abort(); }
 	bool connected() noexcept override { return true; }
@@ -84,7 +87,7 @@ extern "C" [[gnu::noinline]] bool measured(npr::engine &e, hca &h, ibv_send_wr *
 		for (unsigned i = 0; i < n; ++i) {
 			wc.wr_id = h.done[i];
 			wc.opcode = IBV_WC_SEND;
-			if (e.quick_cqe(wc, out) != npr::engine::quick_end::no)
+			if (e.quick_cqe(wc) != npr::engine::quick_end::no)
 				continue;
 			if (!e.on_cqe(wc))
 				return false;

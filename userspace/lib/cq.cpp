@@ -277,7 +277,7 @@ bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 }
 
 int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
-			    npr::local_leases::term term, unsigned stripe) noexcept
+			    npr::local_leases::term term, unsigned stripe, local_ticket *ticket) noexcept
 {
 	const local_key key = regions.find(sge.lkey);
 	rdma_np_hold_req req{};
@@ -286,7 +286,9 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_v
 	view = {key.offset, key.opaque};
 	if (!key.handle)
 		return backend::no_hold;
-	if (const auto lease = leases.take(*key.handle, sge.addr, sge.length, write, term, stripe)) {
+	if (const auto lease = leases.take(*key.handle, sge.addr, sge.length, write, term, stripe, ticket)) {
+		if (ticket)
+			ticket->name(sge.lkey);
 		hold = lease->token;
 		sge.addr = lease->addr;
 		sge.lkey = lease->lkey;
@@ -346,15 +348,13 @@ int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<i
 
 		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
 			continue;
-		rc = hold_local(w.sg_list[k], true, hold, view, local_leases::term::lasting, stripe);
+		rc = hold_local(w.sg_list[k], true, hold, view, local_leases::term::lasting, stripe, nullptr);
 		if (rc)
 			continue;
-		if (!id)
-			id = receives.add(queue, wr.wr_id);
-		if (!id || !receives.add_hold(*id, hold)) {
-			free_local(hold);
-			rc = -ENOMEM;
-		}
+		if (id ? receives.add_hold(*id, hold) : (id = receives.add(queue, wr.wr_id, hold)).has_value())
+			continue;
+		free_local(hold);
+		rc = -ENOMEM;
 	}
 	if (rc >= 0) {
 		if (id)
@@ -380,14 +380,18 @@ void npr_context::give_back(std::uint64_t receive) noexcept
 
 bool npr_context::received(ibv_wc &wc) noexcept
 {
+	std::uint32_t hold;
 	std::uint64_t id;
 
-	switch (receives.completed(wc, id)) {
+	switch (receives.completed(wc, hold, id)) {
 	case receives::whose::application:
 		return true;
 	case receives::whose::nobody:
 		return false;
 	case receives::whose::receive:
+		free_local(hold);
+		return true;
+	case receives::whose::several:
 		break;
 	}
 	give_back(id);
@@ -495,7 +499,7 @@ ibv_mr *reg_words(const provider &p, ibv_pd *pd, std::uint64_t *words)
 } // namespace
 
 npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
-    : cq(c), verbs(q), budget(params.budget), cookie(id),
+    : cq(c), verbs(q), budget(params.budget), cookie(id), post_send_(c.ctx.provider.post_send),
       requests_(c.ctx.resolver, requests_of(params.budget)), words_(alloc_words()),
       words_mr_(words_lkey ? nullptr : reg_words(c.ctx.provider, q->pd, words_.get()), c.ctx.provider.dereg_mr),
       receive_sges_(params.receive_sge),
@@ -507,7 +511,7 @@ npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, 
 
 int npr_qp::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 {
-	return cq.ctx.provider.post_send(verbs, chain, bad);
+	return post_send_(verbs, chain, bad);
 }
 
 int npr_qp::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept
@@ -547,9 +551,9 @@ bool npr_qp::is_plain(std::uint32_t lkey) noexcept
 	return cq.ctx.is_plain(lkey);
 }
 
-int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
+int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view, local_ticket &ticket) noexcept
 {
-	return cq.ctx.hold_local(sge, write, hold, view, local_leases::term::brief, cq.stripe);
+	return cq.ctx.hold_local(sge, write, hold, view, local_leases::term::brief, cq.stripe, &ticket);
 }
 
 void npr_qp::free_local(std::uint32_t hold) noexcept
@@ -632,16 +636,19 @@ void npr_cq::rebuild_table()
 	table_.swap(t);
 }
 
-npr_qp *npr_cq::find(std::uint32_t qp_num) noexcept
+npr_qp *npr_cq::look_up(std::uint32_t qp_num) noexcept
 {
 	const std::size_t mask = table_.size() - 1;
 
-	if (last_ && last_->verbs->qp_num == qp_num)
-		return last_;
 	for (std::size_t i = qp_num * 0x9e3779b1U;; ++i) {
-		npr_qp *q = table_[i & mask];
-		if (!q || q->verbs->qp_num == qp_num)
-			return q ? last_ = q : q;
+		npr_qp *const q = table_[i & mask];
+
+		if (!q)
+			return q;
+		if (q->verbs->qp_num == qp_num) {
+			last_num_ = qp_num;
+			return last_ = q;
+		}
 	}
 }
 
@@ -727,7 +734,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 	qp->abandon();
 	credits.leave(*qp);
 	timed_ -= qp->timed;
-	last_ = nullptr;
+	forget_last();
 	std::erase(touched_, qp);
 	std::erase_if(qps, [&](const auto &q) { return q.get() == qp; });
 	for (npr_qp *&slot : table_)
@@ -753,7 +760,7 @@ void npr_cq::forget(std::uint32_t qp_num) noexcept
 void npr_cq::touch(npr_qp &qp) noexcept
 {
 	if (!qp.touched) {
-		qp.touched = true;
+		qp.touched = pending_ = true;
 		touched_.push_back(&qp);
 	}
 }
@@ -771,7 +778,7 @@ void npr_cq::settle(npr_qp &qp) noexcept
 	if (qp.engine.credits_wanted() || qp.waits) [[unlikely]]
 		credits.line_up(qp, qp.engine.credits_wanted(), qp.engine.credits_level());
 	if (!qp.listed && qp.engine.ready()) {
-		qp.listed = true;
+		qp.listed = pending_ = true;
 		ready_.push_back(&qp);
 	}
 }
@@ -825,10 +832,12 @@ bool npr_cq::take_raw() noexcept
 	if (ctx.provider.poll_cq(verbs, 1, &wc) <= 0)
 		return false;
 	npr_qp *const q = find(wc.qp_num);
-	if (q && q->engine.on_cqe(wc))
+	if (q && q->engine.on_cqe(wc)) {
 		advance(*q);
-	else if (ctx.received(wc))
+	} else if (ctx.received(wc)) {
+		pending_ = true;
 		strays_.push_back(wc);
+	}
 	return true;
 }
 
@@ -869,24 +878,22 @@ void npr_cq::step_touched() noexcept
 	touched_.clear();
 }
 
-int npr_cq::take_ready(int n, ibv_wc *wc) noexcept
+void npr_cq::take_ready(ibv_wc *&to, int &room) noexcept
 {
-	int got = 0;
-
-	while (got < n && !strays_.empty()) {
-		wc[got++] = strays_.front();
+	for (; room && !strays_.empty(); --room) {
+		*to++ = strays_.front();
 		strays_.erase(strays_.begin());
 	}
-	while (got < n && !ready_.empty()) {
+	while (room && !ready_.empty()) {
 		npr_qp *q = ready_.back();
-		if (q->engine.poll(wc[got])) {
-			++got;
+		if (q->engine.poll(*to)) {
+			++to;
+			--room;
 			continue;
 		}
 		q->listed = false;
 		ready_.pop_back();
 	}
-	return got;
 }
 
 int npr_cq::lease_channel() noexcept
@@ -949,23 +956,34 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 {
 	const std::lock_guard lock(mutex);
 
+	if (solicited_ || leases_.has_events()) [[unlikely]]
+		before_post();
+	const bool posted = !wr->next && qp.engine.post_quick(*wr);
+	/* Then it has completed nothing, and asks for nothing. */
+	if (posted && !qp.engine.ended()) [[likely]]
+		return 0;
+	return post_slow(qp, wr, bad, whole, posted);
+}
+
+void npr_cq::before_post() noexcept
+{
 	/* What is under way now needs us, whatever its peer solicits. */
-	if (solicited_) [[unlikely]]
+	if (solicited_)
 		arm(false);
 	/* A process that was stopped may find that its leases have ended, with their keys (I9). */
-	if (leases_.has_events()) [[unlikely]] {
+	if (leases_.has_events()) {
 		read_events();
 		advance_touched();
 	}
+}
 
-	const std::uint64_t slow = qp.engine.stats().slow;
-	const int rc = qp.engine.post_send(wr, bad, whole);
-	/* What went the quick path has completed nothing and asks for nothing. */
-	if (rc || qp.engine.stats().slow != slow || !qp.engine.calm()) {
-		settle(qp);
-		serve_line();
-		wake(qp);
-	}
+int npr_cq::post_slow(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole, bool posted) noexcept
+{
+	const int rc = posted ? 0 : qp.engine.post_send(wr, bad, whole);
+
+	settle(qp);
+	serve_line();
+	wake(qp);
 	return rc;
 }
 
@@ -987,60 +1005,110 @@ int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 
 int npr_cq::poll(int n, ibv_wc *wc) noexcept
 {
+	const std::lock_guard lock(mutex);
+	int count = no_poll, got = 0, i = 0;
+
+	/* Mostly there is nothing but what the CQ has, and all of that is the application's. */
+	if (n > 0 && !busy()) [[likely]] {
+		count = ctx.provider.poll_cq(verbs, n, wc);
+		for (; i < count; ++i) {
+			const auto how = end_quick(wc[i]);
+
+			if (how == engine::quick_end::no) [[unlikely]]
+				break;
+			if (how == engine::quick_end::silent)
+				continue;
+			if (got != i)
+				wc[got] = wc[i];
+			++got;
+		}
+		if (i >= count && (count < n || got == n)) [[likely]]
+			return count < 0 ? count : got;
+	}
+	return poll_busy(n, wc, count, i, got);
+}
+
+/* @count completions are in @wc, or none was asked for; @i of them were looked at, of which @got are the application's. */
+int npr_cq::poll_busy(int n, ibv_wc *wc, int count, int i, int got) noexcept
+{
+	ibv_wc *raw = wc, *to = wc + got;
+	int room = n - got, left = verbs->cqe;
+	bool more = true;
+
 	if (n < 0)
 		return -EINVAL;
+	if (count == no_poll)
+		take_ready(to, room);
+	while (room && more) {
+		const int asked = raw == wc && count != no_poll ? n : room;
 
-	const std::lock_guard lock(mutex);
-	int got = ready_.empty() && strays_.empty() ? 0 : take_ready(n, wc);
-	int asked = 0, count = 0, left = verbs->cqe;
-
-	/*
-	 * Who gets less than he asked for may sleep until there is an event, and what is in the CQ now
-	 * causes none: so not before it is empty, for many are not the application's to see.
-	 */
-	for (; got < n && count == asked && left > 0; left -= count) {
-		ibv_wc raw[batch];
-		/* Each raw completion needs room: it may be nobody's but the application's. */
-		asked = std::min(n - got, batch);
-		count = ctx.provider.poll_cq(verbs, asked, raw);
-		if (count < 0)
-			return got ? got : count;
-		for (int i = 0; i < count; ++i) {
-			npr_qp *q = find(raw[i].qp_num);
-			const auto end = q ? q->engine.quick_cqe(raw[i], wc[got]) : engine::quick_end::no;
-			if (end != engine::quick_end::no) {
-				got += end == engine::quick_end::told;
-			} else if (!q || !q->engine.on_cqe(raw[i])) {
-				if (ctx.received(raw[i]))
-					wc[got++] = raw[i];
-			} else if (q->engine.calm() && !q->listed) {
-				/* one for one: what more has completed must not take the others' room */
-				if (q->engine.poll(wc[got]))
-					++got;
-				settle(*q);
-			} else {
-				touch(*q);
-			}
+		if (count == no_poll) {
+			/* Each raw completion needs room, as it may be nobody's but the application's; there it stays then. */
+			raw = to;
+			count = ctx.provider.poll_cq(verbs, asked, raw);
+			if (count < 0)
+				return to != wc ? n - room : count;
 		}
-		if (has_events())
-			read_events();
-		if (have_results_.load(std::memory_order_relaxed))
-			take_results();
-		if (timed_)
-			for (auto &q : qps)
-				if (q->timed)
-					touch(*q);
-		if (!touched_.empty())
-			step_touched();
-		serve_line();
-		if (got < n && !ready_.empty())
-			got += take_ready(n - got, wc + got);
-		if (notifies() && (timed_ || timer_at_))
-			set_timer();
+		for (; i < count; ++i) {
+			const auto how = end_quick(raw[i]);
+
+			if (how == engine::quick_end::silent || (how == engine::quick_end::no && !take(raw[i])))
+				continue;
+			if (to != raw + i)
+				*to = raw[i];
+			++to;
+			--room;
+		}
+		/*
+		 * Who gets less than he asked for may sleep until there is an event, and what is in the CQ now
+		 * causes none: so not before it is empty, for many are not the application's to see.
+		 */
+		left -= count;
+		more = count == asked && left > 0;
+		count = no_poll;
+		i = 0;
+		look_round(to, room);
 	}
 	if (left <= 0 && notifies())
 		kick();
-	return got;
+	return n - room;
+}
+
+/* @wc is none that the engine ends in short. True: it, or what it has become, is for the application. */
+bool npr_cq::take(ibv_wc &wc) noexcept
+{
+	npr_qp *const q = find(wc.qp_num);
+
+	if (!q || !q->engine.on_cqe(wc))
+		return ctx.received(wc);
+	if (!q->engine.calm() || q->listed) {
+		touch(*q);
+		return false;
+	}
+	/* one for one: what more has completed must not take the others' room */
+	const bool told = q->engine.poll(wc);
+	settle(*q);
+	return told;
+}
+
+/* What else poll() has to look at. */
+void npr_cq::look_round(ibv_wc *&to, int &room) noexcept
+{
+	if (has_events())
+		read_events();
+	if (have_results_.load(std::memory_order_relaxed))
+		take_results();
+	if (timed_)
+		for (auto &q : qps)
+			if (q->timed)
+				touch(*q);
+	if (!touched_.empty())
+		step_touched();
+	serve_line();
+	take_ready(to, room);
+	if (notifies() && (timed_ || timer_at_))
+		set_timer();
+	pending_ = !touched_.empty() || !ready_.empty() || !strays_.empty();
 }
 
 void npr_cq::set_timer() noexcept

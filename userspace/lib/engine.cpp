@@ -22,59 +22,69 @@ constexpr std::uint64_t lease_span = remote_leases::part + remote_leases::overla
 
 constexpr std::uint32_t atomic_size = 8;
 
-/* A set of opcodes: each request is asked about its own several times. */
-class opcodes {
-public:
-	template <class... Op> constexpr explicit opcodes(Op... op) noexcept : bits_(((1U << op) | ...)) {}
-	[[nodiscard]] constexpr bool has(ibv_wr_opcode op) const noexcept
-	{
-		const auto n = static_cast<std::uint32_t>(op);
-
-		return n < 32 && bits_ >> n & 1;
-	}
-
-private:
-	std::uint32_t bits_;
+/* What there is to know of an opcode; each request is asked about its own several times. */
+struct trait {
+	enum : std::uint8_t {
+		known = 1,	      /* a provider, or we, would know what to do with it */
+		passing = 2,	      /* may be posted as it is: it is no window's */
+		remote = 4,	      /* names memory of the peer */
+		atomic = 8,
+		bringing = 16,	      /* what it brings is written to its local buffers */
+		passive = 32,	      /* where the order is relaxed it overtakes what is not proven */
+		receive_taking = 64,  /* waits for the peer to post a receive */
+	};
 };
+
+/* By opcode. */
+constexpr auto all_traits = [] {
+	std::array<std::uint8_t, 32> all{};
+
+	all[IBV_WR_RDMA_WRITE] = trait::known | trait::passing | trait::remote | trait::passive;
+	all[IBV_WR_RDMA_WRITE_WITH_IMM] = trait::known | trait::passing | trait::remote | trait::receive_taking;
+	all[IBV_WR_SEND] = all[IBV_WR_SEND_WITH_IMM] = all[IBV_WR_SEND_WITH_INV] = trait::known | trait::passing | trait::receive_taking;
+	all[IBV_WR_RDMA_READ] = trait::known | trait::passing | trait::remote | trait::bringing | trait::passive;
+	all[IBV_WR_ATOMIC_CMP_AND_SWP] = all[IBV_WR_ATOMIC_FETCH_AND_ADD] =
+		trait::known | trait::passing | trait::remote | trait::atomic | trait::bringing;
+	all[IBV_WR_LOCAL_INV] = trait::known | trait::passing;
+	all[IBV_WR_BIND_MW] = trait::known;
+	return all;
+}();
+
+unsigned traits_of(ibv_wr_opcode op) noexcept
+{
+	const auto n = static_cast<std::uint32_t>(op);
+
+	return n < all_traits.size() ? all_traits[n] : 0U;
+}
 
 bool is_atomic(ibv_wr_opcode op) noexcept
 {
-	return opcodes(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD).has(op);
+	return traits_of(op) & trait::atomic;
 }
 
-/* What it brings is written to its local buffers. */
 bool brings(ibv_wr_opcode op) noexcept
 {
-	return opcodes(IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD).has(op);
+	return traits_of(op) & trait::bringing;
 }
 
-/* Where the order is relaxed it overtakes what is not proven. */
 bool is_passive(ibv_wr_opcode op) noexcept
 {
-	return opcodes(IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE).has(op);
+	return traits_of(op) & trait::passive;
 }
 
-/* Those that a provider, or we, would know what to do with. */
 bool is_known(ibv_wr_opcode op) noexcept
 {
-	return opcodes(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
-		       IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
-		       IBV_WR_LOCAL_INV, IBV_WR_BIND_MW)
-		.has(op);
+	return traits_of(op) & trait::known;
 }
 
-/* Does it name memory of the peer? */
 bool is_remote(ibv_wr_opcode op) noexcept
 {
-	return opcodes(IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_CMP_AND_SWP,
-		       IBV_WR_ATOMIC_FETCH_AND_ADD)
-		.has(op);
+	return traits_of(op) & trait::remote;
 }
 
-/* Does it wait for the peer to post a receive? */
 bool takes_receive(ibv_wr_opcode op) noexcept
 {
-	return opcodes(IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE_WITH_IMM).has(op);
+	return traits_of(op) & trait::receive_taking;
 }
 
 /* By opcode. Those that are not known do not complete. */
@@ -207,8 +217,10 @@ engine::engine(const engine_config &config, backend &world)
 	sq_mask_ = slots - 1;
 	chain_.resize(std::min(budget, 64U));
 	chain_sges_.resize(chain_.size() * config_.max_sge);
+	chain_limit_ = static_cast<std::uint32_t>(chain_.size()) - 1;
 	/* What drains a dead queue is a WRITE, which not every type of QP has. */
 	signal_every_ = config_.local_only ? 1U : std::max(std::min(budget, config_.depth) / 4, 1U);
+	first_id_ = std::uint64_t{config_.tag} << 32;
 	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
 	max_entries_ = std::min(budget, credits_.largest());
 
@@ -237,7 +249,7 @@ engine::~engine()
 
 void engine::put(list &l, piece &p) noexcept
 {
-	waits_ += &l != &free_;
+	state_.waits += &l != &free_;
 	p.on = &l;
 	p.next = none;
 	p.prev = l.last;
@@ -247,7 +259,7 @@ void engine::put(list &l, piece &p) noexcept
 
 void engine::put_first(list &l, piece &p) noexcept
 {
-	waits_ += &l != &free_;
+	state_.waits += &l != &free_;
 	p.on = &l;
 	p.prev = none;
 	p.next = l.first;
@@ -259,7 +271,7 @@ void engine::take(piece &p) noexcept
 {
 	if (!p.on)
 		return;
-	waits_ -= p.on != &free_;
+	state_.waits -= p.on != &free_;
 	(p.prev == none ? p.on->first : pieces_[p.prev].next) = p.next;
 	(p.next == none ? p.on->last : pieces_[p.next].prev) = p.prev;
 	p.on = nullptr;
@@ -285,15 +297,6 @@ int engine::check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
 	return 0;
 }
 
-/* As check(), which most requests need not call; of what is no window. */
-bool engine::quick_check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
-{
-	if (wr.num_sge != 1 || wr.send_flags & IBV_SEND_INLINE || wr.sg_list[0].length > 1U << 31 || !is_known(wr.opcode))
-		return !check(wr, length);
-	length = wr.sg_list[0].length;
-	return true;
-}
-
 int engine::accept(const ibv_send_wr &wr) noexcept
 {
 	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
@@ -316,7 +319,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	o.held = 0;
 	o.length = is_atomic(wr.opcode) ? atomic_size : static_cast<std::uint32_t>(length);
 	o.issued = o.pieces = o.slots = o.vendor_err = 0;
-	o.status = dead_ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
+	o.status = trouble_.dead ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
 	o.kind = op_kind::undecided;
 	o.opaque = config_.opaque_sinks && wr.opcode == IBV_WR_RDMA_READ;
 	o.started = o.finished = false;
@@ -341,7 +344,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	}
 	++tail_;
 	++stats_.slow;
-	if (dead_)
+	if (trouble_.dead)
 		next_ = tail_;
 	return 0;
 }
@@ -359,7 +362,7 @@ int engine::hold_buffers(std::uint64_t i) noexcept
 
 		if (!wire[k].length || world_.is_plain(wire[k].lkey))
 			continue;
-		const int rc = world_.hold_local(wire[k], write, holds_of(i)[o.held], view);
+		const int rc = world_.hold_local(wire[k], write, hold_of(o, i, o.held), view, ticket_);
 		if (rc < 0) {
 			free_buffers(o);
 			return rc;
@@ -376,8 +379,12 @@ void engine::free_buffers(op &o) noexcept
 {
 	const auto i = static_cast<std::uint64_t>(&o - ops_.data());
 
-	while (o.held)
-		world_.free_local(holds_of(i)[--o.held]);
+	while (o.held) {
+		const std::uint32_t hold = hold_of(o, i, --o.held);
+
+		if (hold != ticket_.token() || !ticket_.give())
+			world_.free_local(hold);
+	}
 }
 
 bool engine::unfinished() const noexcept
@@ -420,7 +427,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 		return false;
 
 	piece &p = pieces_[free_.first];
-	ibv_send_wr *const w = &chain_[chained_];
+	ibv_send_wr *const w = &chain_[state_.chained];
 	ibv_send_wr &second = w[entries - 1];
 	if constexpr (write) {
 		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
@@ -442,7 +449,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 		w->wr.rdma.rkey = info.write_key;
 		w->wr.rdma.remote_addr = addr - info.base + info.write_addr;
 		if (chained) {
-			second.sg_list = &chain_sges_[(chained_ + 1) * config_.max_sge];
+			second.sg_list = &chain_sges_[(state_.chained + 1) * config_.max_sge];
 			second.sg_list[0] = {reinterpret_cast<std::uintptr_t>(&config_.words[p.ring_offset]),
 					     static_cast<std::uint32_t>(pages * sizeof(std::uint64_t)), config_.words_lkey};
 			second.wr.rdma.rkey = info.table_key;
@@ -459,9 +466,9 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 		w->wr.rdma.remote_addr = addr - info.base + info.read_addr;
 		w->sg_list = wr.sg_list;
 		if (head) {
-			w->sg_list = &chain_sges_[chained_ * config_.max_sge];
+			w->sg_list = &chain_sges_[state_.chained * config_.max_sge];
 			w->sg_list[0] = {s.addr, static_cast<std::uint32_t>(head), s.lkey};
-			second.sg_list = &chain_sges_[(chained_ + 1) * config_.max_sge];
+			second.sg_list = &chain_sges_[(state_.chained + 1) * config_.max_sge];
 			second.sg_list[0] = {s.addr + head, static_cast<std::uint32_t>(length - head), s.lkey};
 			second.wr.rdma.rkey = info.read_key;
 			second.wr.rdma.remote_addr = w->wr.rdma.remote_addr + head;
@@ -479,7 +486,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 		second.next = &second + 1;
 	}
 	second.send_flags = IBV_SEND_SIGNALED;
-	chained_ += entries;
+	state_.chained += entries;
 
 	const std::uint32_t lost = last ? send_chain() : 0;
 
@@ -490,7 +497,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 	o.wr.wr.rdma = wr.wr.rdma;
 	o.pieces = 1;
 	o.slots = entries;
-	++(write ? live_writes_ : live_reads_);
+	++(write ? state_.live_writes : state_.live_reads);
 	stats_.word_reads += chained;
 
 	take(p);
@@ -526,27 +533,55 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
  * says. False: none is, and why accept() will find out. Where the CPU finds them is of no use here: the HCA alone
  * looks at what is posted as it is.
  */
-[[gnu::always_inline]] inline bool engine::quick_hold(ibv_send_wr &w, std::uint32_t &held) noexcept
+bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held) noexcept
 {
 	const bool write = brings(w.opcode);
-	ibv_sge *const wire = &chain_sges_[chained_ * config_.max_sge];
-	std::uint32_t *const holds = holds_of(tail_);
+	ibv_sge *const wire = &chain_sges_[state_.chained * config_.max_sge];
+	op &o = op_at(tail_);
 
+	o.held = 0;
 	for (int k = 0; k < w.num_sge; ++k) {
 		cpu_view view;
 
 		wire[k] = w.sg_list[k];
 		if (!wire[k].length)
 			continue;
-		const int rc = world_.hold_local(wire[k], write, holds[held], view);
+		const int rc = world_.hold_local(wire[k], write, hold_of(o, tail_, o.held), view, ticket_);
 		if (rc < 0) {
-			while (held)
-				world_.free_local(holds[--held]);
+			free_buffers(o);
 			return false;
 		}
-		held += !rc;
+		o.held += !rc;
 	}
 	w.sg_list = wire;
+	held = o.held;
+	return true;
+}
+
+/* The hint of @b becomes that of a lease under which @wr may be posted. False: there is none. */
+bool engine::look_for_lease(const ibv_send_wr &wr, std::uint32_t length, binding &b) const noexcept
+{
+	const rdma_np_region_info &i = b.to->info;
+	const auto need = lease_range(wr, length, *b.to);
+	const std::uint32_t n = need ? leases_.find(*need) : none;
+
+	if (n == none)
+		return false;
+	const remote_leases::range has = leases_.bytes(n);
+	lease_hint &h = b.hint;
+	h.first = addr_of(wr) - need->first + has.first;
+	h.length = has.end - has.first;
+	h.delta = (has.write ? i.write_addr : i.read_addr) - i.base;
+	h.version = leases_.version();
+	h.lease = n;
+	h.rkey = leases_.rkey(n);
+	h.may = opcodes();
+	if (i.access & IBV_ACCESS_REMOTE_READ && i.read_key)
+		h.may.add(opcodes(IBV_WR_RDMA_READ));
+	if (has.write && i.access & IBV_ACCESS_REMOTE_WRITE && i.write_key)
+		h.may.add(opcodes(IBV_WR_RDMA_WRITE));
+	if (has.write && i.access & IBV_ACCESS_REMOTE_ATOMIC && i.write_key)
+		h.may.add(opcodes(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD));
 	return true;
 }
 
@@ -557,60 +592,111 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
  * The caller's request gets neither our wr_id nor our flags, not for a moment: threads may share one, and it may
  * be in memory that cannot be written to. So it is copied, once, but for what only windows need.
  */
-template <bool leased>
-bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
+template <bool leased, engine::place at>
+[[gnu::always_inline]] inline bool engine::quick_pass(const ibv_send_wr &wr, unsigned traits, binding *b) noexcept
 {
-	/* That it may pass them the caller has seen. */
-	const bool overtakes = leased && is_passive(wr.opcode) && !(wr.send_flags & IBV_SEND_FENCE);
-	std::uint32_t lease = none;
+	/* Those flags that change nothing here. */
+	constexpr unsigned no_matter = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
+	const std::uint64_t tail = tail_, sq_tail = sq_tail_;
+	const std::uint32_t chained = at == place::alone ? 0 : state_.chained;
+	const ibv_sge *one = nullptr; /* the only buffer */
+	bool looks = config_.local;
 	std::uint64_t length;
 
-	if (wr.opcode == IBV_WR_BIND_MW || (live_writes_ && !overtakes) || (holds_wanted_ && takes_receive(wr.opcode)) ||
-	    (wr.send_flags & IBV_SEND_FENCE && live_reads_) || !has_room(1) || !quick_check(wr, length))
-		return false;
-	const bool looks = config_.local && length && !(wr.send_flags & IBV_SEND_INLINE);
-	if (is_atomic(wr.opcode))
-		length = atomic_size;
-	if constexpr (leased) {
-		lease = find_lease(wr, static_cast<std::uint32_t>(length), *b->to);
-		if (lease == none)
+	if (wr.num_sge == 1 && !(wr.send_flags & ~no_matter) && wr.sg_list[0].length <= 1U << 31) [[likely]] {
+		one = wr.sg_list;
+		length = one->length;
+	} else {
+		if (check(wr, length))
 			return false;
-	} else if (is_remote(wr.opcode) && !config_.local_only && length && (!b || !stays_plain(*b))) {
+		looks &= !(wr.send_flags & IBV_SEND_INLINE);
+	}
+	looks &= length != 0;
+	if (traits & trait::atomic)
+		length = atomic_size;
+	if (!(traits & trait::passing) || !has_room(1))
+		return false;
+	if constexpr (leased) {
+		const lease_hint &h = b->hint;
+		const std::uint64_t start = addr_of(wr) - h.first;
+
+		if (h.version != leases_.version() || start >= h.length || length - 1 >= h.length - start ||
+		    !h.may.has(wr.opcode) || (traits & trait::atomic && addr_of(wr) % atomic_size)) [[unlikely]]
+			if (!look_for_lease(wr, static_cast<std::uint32_t>(length), *b))
+				return false;
+	} else if (traits & trait::remote && !config_.local_only && length && (!b || !stays_plain(*b))) {
 		return false;
 	}
 
-	ibv_send_wr &w = chain_[chained_];
-	std::memcpy(&w, &wr, offsetof(ibv_send_wr, bind_mw));
+	ibv_send_wr &w = chain_[chained];
+	/* All but what windows need. */
+	w.sg_list = wr.sg_list;
+	w.num_sge = wr.num_sge;
+	w.opcode = wr.opcode;
+	w.send_flags = wr.send_flags;
+	w.imm_data = wr.imm_data;
+	w.wr = wr.wr;
+	w.qp_type = wr.qp_type;
 	/* From here on it is posted, or else its buffers are free again. */
+	op &o = op_at(tail);
 	std::uint32_t held = 0;
-	if (looks && !quick_hold(w, held))
-		return false;
-	const bool signaled = config_.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED || unsignaled_ + 1 >= signal_every_ ||
+	if (looks) {
+		if (one && ticket_.covers(*one, traits & trait::bringing) && take_ticket()) [[likely]] {
+			w.sg_list = &chain_sges_[chained * config_.max_sge];
+			*w.sg_list = ticket_.wire(*one);
+			o.hold = ticket_.token();
+			held = 1;
+		} else if (!hold_all(w, held)) {
+			return false;
+		}
+	}
+	const std::uint32_t unsignaled = unsignaled_ + 1;
+	const bool signaled = wr.send_flags & IBV_SEND_SIGNALED || config_.sq_sig_all || unsignaled >= signal_every_ ||
 			      !credits_.tail_may_grow();
-	w.wr_id = sq_id(sq_tail_);
-	w.next = &w + 1;
+	w.wr_id = sq_id(sq_tail);
+	w.next = at == place::alone ? nullptr : &w + 1;
 	if (signaled)
 		w.send_flags |= IBV_SEND_SIGNALED;
-	if constexpr (leased)
-		translate(w, b->to->info, leases_.rkey(lease), leases_.write(lease));
-	++chained_;
-
-	const std::uint32_t lost = last ? send_chain() : 0;
-
-	op &o = begin(wr, leased ? op_kind::leased : op_kind::pass, static_cast<std::uint32_t>(length));
-	o.held = static_cast<decltype(o.held)>(held);
 	if constexpr (leased) {
-		o.lease = lease;
-		leases_.take(lease);
+		(traits & trait::atomic ? w.wr.atomic.rkey : w.wr.rdma.rkey) = b->hint.rkey;
+		w.wr.rdma.remote_addr += b->hint.delta; /* an atomic's, too: see addr_of() */
 	}
-	o.pieces = 0;
+
+	std::uint32_t lost = 0;
+	if constexpr (at == place::alone) {
+		ibv_send_wr *bad;
+
+		lost = world_.post(&w, &bad) != 0;
+	} else {
+		state_.chained = chained + 1;
+		if (at == place::last)
+			lost = send_chain();
+	}
+
+	o.wr.wr_id = wr.wr_id;
+	o.wr.opcode = wr.opcode;
+	o.wr.send_flags = wr.send_flags;
+	o.held = held;
+	o.length = static_cast<std::uint32_t>(length);
+	o.vendor_err = 0;
+	o.status = IBV_WC_SUCCESS;
 	o.slots = 1;
-	slots_[sq_tail_++ & sq_mask_] = {tail_, none};
+	o.kind = leased ? op_kind::leased : op_kind::pass;
+	o.opaque = false;
+	o.started = true;
+	o.finished = false;
+	if constexpr (leased) {
+		o.lease = b->hint.lease;
+		leases_.take(o.lease);
+	}
+	slots_[sq_tail & sq_mask_] = {tail, none};
+	sq_tail_ = sq_tail + 1;
 	credits_.take(1);
-	set_tail(signaled ? 0 : unsignaled_ + 1);
-	if (takes_receive(wr.opcode))
-		stalls_ = sq_tail_;
-	next_ = ++tail_;
+	if (!signaled || unsignaled != 1) [[unlikely]]
+		set_tail(signaled ? 0 : unsignaled);
+	if (traits & trait::receive_taking)
+		stalls_ = sq_tail + 1;
+	next_ = tail_ = tail + 1;
 	if (lost) [[unlikely]] {
 		not_posted(lost);
 		step();
@@ -618,30 +704,68 @@ bool engine::quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept
 	return true;
 }
 
-/*
- * What needs no detour, of a QP of which nothing waits, is posted as it comes: the @last one of a list, and
- * with it, in one call, what is in the chain; one before it goes into the chain.
- *
- * What the HCA has to know comes first: the rest is written while it works.
- */
-bool engine::post_quick(const ibv_send_wr &wr, bool last) noexcept
+/* What needs no detour, as its opcode and key have it. Nothing is under way that it would have to wait for. */
+template <engine::place at>
+[[gnu::always_inline]] inline bool engine::route_quick(const ibv_send_wr &wr) noexcept
 {
-	if (chained_ + 2 > chain_.size())
-		flush();
-	if (!undisturbed() || tail_ - head_ >= config_.depth || live_once_ || (live_writes_ && !config_.relaxed))
-		return false;
-	if (config_.local_only || !is_remote(wr.opcode))
-		return quick_pass<false>(wr, nullptr, last);
+	const unsigned traits = traits_of(wr.opcode);
 
-	binding *b = find_binding(rkey_of(wr));
+	/* What is not proven nothing overtakes but READs and WRITEs of regions. */
+	const bool passes = at == place::alone || !state_.live_writes;
+
+	if (config_.local_only || !(traits & trait::remote))
+		return passes && quick_pass<false, at>(wr, traits, nullptr);
+
+	binding *b = find_binding(traits & trait::atomic ? wr.wr.atomic.rkey : wr.wr.rdma.rkey);
 	if (!b || b->state != binding_state::bound)
-		return quick_pass<false>(wr, b, last);
-	if (!leases_.empty() && !stalled() && quick_pass<true>(wr, b, last))
+		return passes && quick_pass<false, at>(wr, traits, b);
+	if (!leases_.empty() && !stalled() && quick_pass<true, at>(wr, traits, b))
 		return true;
-	/* It is bound, and so not gone: no more happens to it here than that its QP ends. */
-	const region &r = *b->to;
-	if (!(wr.opcode == IBV_WR_RDMA_READ	 ? quick_move<false>(wr, *b->to, last)
-	      : wr.opcode == IBV_WR_RDMA_WRITE && quick_move<true>(wr, *b->to, last)))
+	/* Its region is not gone, and no more happens to it here than that its QP ends. */
+	return move_quick(wr, *b, at != place::inside);
+}
+
+/*
+ * What needs no detour, of a QP of which nothing waits, is posted as it comes. What the HCA has to know comes
+ * first: the rest is written while it works.
+ */
+bool engine::post_quick(const ibv_send_wr &wr) noexcept
+{
+	if (next_ != tail_ || trouble_.any() || tail_ - head_ >= config_.depth)
+		return false;
+	if (!state_.quiet()) [[unlikely]]
+		return calm() && post_disturbed(wr, true);
+	return route_quick<place::alone>(wr);
+}
+
+/* The same of the @last one of a list, and with it, in one call, of what is in the chain; one before it goes into the chain. */
+bool engine::post_of_list(const ibv_send_wr &wr, bool last) noexcept
+{
+	if (state_.chained >= chain_limit_)
+		flush();
+	if (next_ != tail_ || trouble_.any() || state_.waits || tail_ - head_ >= config_.depth)
+		return false;
+	return post_disturbed(wr, last);
+}
+
+/* Something is under way, which @wr may have to wait for. */
+bool engine::post_disturbed(const ibv_send_wr &wr, bool last) noexcept
+{
+	/* A READ or WRITE that waits for no proof need not wait for what is proven. */
+	const bool passive = is_passive(wr.opcode) && !(wr.send_flags & IBV_SEND_FENCE);
+
+	if (state_.live_once || (state_.live_writes && !(config_.relaxed && passive)) ||
+	    (state_.holds_wanted && takes_receive(wr.opcode)) || (wr.send_flags & IBV_SEND_FENCE && state_.live_reads))
+		return false;
+	return last ? route_quick<place::last>(wr) : route_quick<place::inside>(wr);
+}
+
+bool engine::move_quick(const ibv_send_wr &wr, binding &b, bool last) noexcept
+{
+	region &r = *b.to;
+
+	if (!(wr.opcode == IBV_WR_RDMA_READ	 ? quick_move<false>(wr, r, last)
+	      : wr.opcode == IBV_WR_RDMA_WRITE && quick_move<true>(wr, r, last)))
 		return false;
 	if (config_.leases)
 		want_lease(wr, wr.sg_list[0].length, r);
@@ -717,7 +841,7 @@ int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 	int rc;
 
 	for (;; wr = wr->next) {
-		if (at_once && post_quick(*wr, !wr->next)) {
+		if (at_once && post_of_list(*wr, !wr->next)) {
 			if (!wr->next)
 				return 0;
 			continue;
@@ -807,20 +931,20 @@ bool engine::classify(std::uint64_t i) noexcept
 
 bool engine::must_wait(const op &o) const noexcept
 {
-	if (live_once_ || (live_writes_ && (!config_.relaxed || !is_passive(o.wr.opcode) || o.kind == op_kind::pass)))
+	if (state_.live_once || (state_.live_writes && (!config_.relaxed || !is_passive(o.wr.opcode) || o.kind == op_kind::pass)))
 		return true;
-	if (holds_wanted_ && takes_receive(o.wr.opcode))
+	if (state_.holds_wanted && takes_receive(o.wr.opcode))
 		return true;
 	/*
 	 * What the HCA does not know to be under way it cannot fence. This does not need P1: all before
 	 * it has completed, words included.
 	 */
-	return o.wr.send_flags & IBV_SEND_FENCE && (live_reads_ || live_writes_);
+	return o.wr.send_flags & IBV_SEND_FENCE && (state_.live_reads || state_.live_writes);
 }
 
 void engine::issue() noexcept
 {
-	while (next_ < tail_ && next_ < failing_ && !dead_) {
+	while (next_ < tail_ && next_ < failing_ && !trouble_.dead) {
 		op &o = op_at(next_);
 
 		if (!o.started) {
@@ -856,7 +980,7 @@ void engine::issue() noexcept
 			if (takes_receive(w.opcode))
 				stalls_ = sq_tail_;
 			if (lease != none) {
-				translate(w, r->info, leases_.rkey(lease), leases_.write(lease));
+				translate(w, r->info, leases_.rkey(lease), leases_.bytes(lease).write);
 				o.kind = op_kind::leased;
 				o.lease = lease;
 				leases_.take(lease);
@@ -873,7 +997,7 @@ void engine::issue() noexcept
 		while (o.issued < o.length) {
 			if (free_.empty() || !posting_.empty() || !start_piece(o, next_))
 				return;
-			if (dead_ || failing_ <= next_)
+			if (trouble_.dead || failing_ <= next_)
 				return;
 		}
 		++next_;
@@ -904,14 +1028,14 @@ void engine::finish(op &o) noexcept
 std::uint32_t &engine::live(const op &o) noexcept
 {
 	if (o.kind == op_kind::read)
-		return live_reads_;
-	return o.wr.opcode == IBV_WR_RDMA_WRITE ? live_writes_ : live_once_;
+		return state_.live_reads;
+	return o.wr.opcode == IBV_WR_RDMA_WRITE ? state_.live_writes : state_.live_once;
 }
 
 /* Ops at the head that succeed without a completion. */
 void engine::drop_silent() noexcept
 {
-	if (config_.sq_sig_all || error_told_)
+	if (config_.sq_sig_all || trouble_.error_told)
 		return;
 	while (head_ < tail_) {
 		op &o = op_at(head_);
@@ -937,14 +1061,14 @@ bool engine::poll(ibv_wc &wc) noexcept
 		 * flushed. But the first request that an unreachable peer has not done is the one
 		 * whose retries were in vain, whichever of those under way the HCA had.
 		 */
-		if (cause_told_ || (error_told_ && status == IBV_WC_SUCCESS))
+		if (cause_told_ || (trouble_.error_told && status == IBV_WC_SUCCESS))
 			status = IBV_WC_WR_FLUSH_ERR;
 		else if (status == IBV_WC_WR_FLUSH_ERR && lost_)
 			status = IBV_WC_RETRY_EXC_ERR;
 		if (status == IBV_WC_SUCCESS && !tells(o))
 			continue;
 		if (!config_.local_only) {
-			error_told_ |= status != IBV_WC_SUCCESS;
+			trouble_.error_told |= status != IBV_WC_SUCCESS;
 			cause_told_ |= status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR;
 		}
 		fill(wc, o, status);
@@ -979,11 +1103,12 @@ void engine::fail_op(std::uint64_t i, ibv_wc_status status) noexcept
 {
 	op &o = op_at(i);
 
-	if (dead_)
+	if (trouble_.dead)
 		return;
 	if (o.status == IBV_WC_SUCCESS)
 		o.status = status;
 	failing_ = std::min(failing_, i);
+	trouble_.failing = true;
 	for (piece &p : pieces_)
 		if (p.live && !p.dropped && p.op == i)
 			drop_piece(p);
@@ -991,7 +1116,7 @@ void engine::fail_op(std::uint64_t i, ibv_wc_status status) noexcept
 
 void engine::settle_failure() noexcept
 {
-	if (dead_ || failing_ == no_op || op_at(failing_).slots)
+	if (trouble_.dead || failing_ == no_op || op_at(failing_).slots)
 		return;
 	for (std::uint64_t i = head_; i < failing_; ++i) {
 		const op &o = op_at(i);
@@ -1009,14 +1134,14 @@ void engine::settle_failure() noexcept
 	while (end != sq_head_ && slots_[(end - 1) & sq_mask_].op == no_op)
 		--end;
 	const bool last = end == sq_head_ || slots_[(end - 1) & sq_mask_].op <= failing_;
-	if ((status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR) && last && !broken_ &&
+	if ((status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR) && last && !trouble_.broken &&
 	    !refused_) {
 		if (!room(1))
 			return;
 		refused_ = true;
 		push_refused(failing_);
 		flush();
-		if (!broken_)
+		if (!trouble_.broken)
 			return;
 	}
 	world_.fail_qp();
@@ -1026,9 +1151,9 @@ void engine::settle_failure() noexcept
 /* The QP is in the error state. What it has posted comes back flushed. */
 void engine::die() noexcept
 {
-	if (dead_)
+	if (trouble_.dead)
 		return;
-	dead_ = true;
+	trouble_.dead = true;
 	for (piece &p : pieces_)
 		if (p.live && !p.dropped)
 			drop_piece(p);
@@ -1214,7 +1339,7 @@ bool engine::try_post(piece &p) noexcept
 		rebind(p);
 		return true;
 	}
-	if (p.at == stage::tail && holds_wanted_) {
+	if (p.at == stage::tail && state_.holds_wanted) {
 		put(tails_, p);
 		return true;
 	}
@@ -1596,8 +1721,8 @@ void engine::write_words_arrived(piece &p) noexcept
 /* From here until it needs no hold any more. */
 void engine::want_hold(piece &p, bool want) noexcept
 {
-	holds_wanted_ += want;
-	holds_wanted_ -= p.ask_hold;
+	state_.holds_wanted += want;
+	state_.holds_wanted -= p.ask_hold;
 	p.ask_hold = want;
 }
 
@@ -1627,7 +1752,7 @@ void engine::ask(piece &p, bool hold) noexcept
 	const std::uint64_t first = p.first_page + h.first, end = p.first_page + h.end;
 	send_fault(p);
 	/* If the region died meanwhile it may not even be there any more */
-	if (p.reg == &r && p.at == stage::fault && !dead_)
+	if (p.reg == &r && p.at == stage::fault && !trouble_.dead)
 		read_ahead(r, rkey, first, end);
 }
 
@@ -1896,7 +2021,7 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 		return -EACCES;
 	for (unsigned k = 0; k < max_prefetches && done < length; ++k) {
 		/* work requests go first */
-		if (dead_ || faults_ > config_.max_faults / 2)
+		if (trouble_.dead || faults_ > config_.max_faults / 2)
 			break;
 		prefetch_slot &f = prefetches_[k];
 		if (f.uid)
@@ -1959,7 +2084,7 @@ void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const regio
 	const rdma_np_region_info &i = r.info;
 	const auto need = lease_range(wr, length, r);
 
-	if (!need || dead_ || broken_ || !leases_.wants(need->key, need->write, world_.recently()))
+	if (!need || trouble_.dead || trouble_.broken || !leases_.wants(need->key, need->write, world_.recently()))
 		return;
 	/* work requests go first */
 	if (asked_leases_ == max_lease_asks || faults_ > config_.max_faults / 2)
@@ -2028,7 +2153,7 @@ bool engine::granted(const lease_ask &q, const rdma_np_event &e) noexcept
 	const std::uint64_t said = e.lease_addr + (e.lease_length - 1);
 	region *r = find_region(q.region);
 
-	if (e.status != RDMA_NP_OK || !e.hold_id || !e.lease_length || dead_ || !r || r->gone ||
+	if (e.status != RDMA_NP_OK || !e.hold_id || !e.lease_length || trouble_.dead || !r || r->gone ||
 	    leases_.by_hold(e.hold_id) != none)
 		return false;
 	/* A recall that came first wins (I9). */
@@ -2080,7 +2205,7 @@ void engine::end_lease(std::uint32_t n) noexcept
 	if (leases_.withdraw(n))
 		return lease_ended(n);
 	/* Of what is unsignaled at the end of the send queue the HCA would say nothing. */
-	drains_ |= unsignaled_ && !dead_;
+	trouble_.drains |= unsignaled_ && !trouble_.dead;
 }
 
 /* Nothing is under way under it, nor will be. */
@@ -2140,6 +2265,7 @@ void engine::bind(binding &b, binding_state state, region *r) noexcept
 	b.state = state;
 	if (b.to == r)
 		return;
+	b.hint.version = 0;
 	nr_loose_ += !r;
 	nr_loose_ -= !b.to;
 	b.to = r;
@@ -2379,7 +2505,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 	}
 
 	const bool failed = error && awaited && (!b || b->state == binding_state::unknown);
-	if (failed && next_ < tail_ && next_ < failing_ && !dead_) {
+	if (failed && next_ < tail_ && next_ < failing_ && !trouble_.dead) {
 		const op &o = op_at(next_);
 		if (is_remote(o.wr.opcode) && rkey_of(o.wr) == rkey)
 			fail_op(next_, error == -ENOTCONN ? not_connected() : resolve_status(error));
@@ -2456,21 +2582,21 @@ int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_in
 
 ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 {
-	if (chained_ == chain_.size())
+	if (state_.chained == chain_.size())
 		flush();
 
 	/* The rest is zero, or of a request that was passed on, and nothing to a READ or WRITE. */
-	ibv_send_wr &w = chain_[chained_];
+	ibv_send_wr &w = chain_[state_.chained];
 	w.next = &w + 1;
 	w.num_sge = 0;
 	w.wr_id = sq_id(sq_tail_);
 	/* Some providers look at the first entry of a list that has none, too. */
-	w.sg_list = &chain_sges_[chained_ * config_.max_sge];
+	w.sg_list = &chain_sges_[state_.chained * config_.max_sge];
 	w.sg_list[0] = {};
 	w.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
 	slots_[sq_tail_ & sq_mask_] = {i, p ? index(*p) : none};
 	++sq_tail_;
-	++chained_;
+	++state_.chained;
 	credits_.take(1);
 	set_tail(signaled || config_.sq_sig_all ? 0 : unsignaled_ + 1);
 	if (i != no_op)
@@ -2570,26 +2696,26 @@ void engine::push_drain() noexcept
 {
 	ibv_send_wr &w = push(no_op, nullptr, true);
 
-	w.opcode = dead_ ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+	w.opcode = trouble_.dead ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 	w.wr.rdma = {};
 }
 
 /* How many of the chain, which is not empty, could not be posted? */
 std::uint32_t engine::send_chain() noexcept
 {
-	const std::uint32_t n = std::exchange(chained_, 0);
+	const std::uint32_t n = std::exchange(state_.chained, 0);
 	ibv_send_wr *bad = nullptr;
 
 	chain_[n - 1].next = nullptr;
 	/* Nothing may follow what could not be posted. */
-	if ((!broken_ || dead_) && !world_.post(chain_.data(), &bad))
+	if ((!trouble_.broken || trouble_.dead) && !world_.post(chain_.data(), &bad))
 		return 0;
 	return n - posted(bad);
 }
 
 void engine::flush() noexcept
 {
-	if (!chained_)
+	if (!state_.chained)
 		return;
 	if (const std::uint32_t lost = send_chain())
 		not_posted(lost);
@@ -2621,23 +2747,20 @@ void engine::not_posted(std::uint32_t n) noexcept
 	}
 	/* Some of what is left may be signaled, but nobody knows any more. */
 	set_tail(under_way());
-	if (!broken_ && !dead_ && first != no_op && op_at(first).status == IBV_WC_SUCCESS)
+	if (!trouble_.broken && !trouble_.dead && first != no_op && op_at(first).status == IBV_WC_SUCCESS)
 		op_at(first).status = IBV_WC_LOC_QP_OP_ERR;
 	/* step() ends the QP: here somebody may be in the middle of a piece. */
-	broken_ = true;
+	trouble_.broken = true;
 }
 
 bool engine::on_cqe(const ibv_wc &wc) noexcept
 {
-	if (static_cast<std::uint32_t>(wc.wr_id >> 32) != config_.tag ||
-	    (wc.status == IBV_WC_SUCCESS && wc.opcode & IBV_WC_RECV))
-		return false;
-	const std::uint64_t i = sq_head_ + (static_cast<std::uint32_t>(wc.wr_id) - static_cast<std::uint32_t>(sq_head_));
-	if (i >= sq_tail_)
+	const std::uint64_t i = wc.wr_id - first_id_;
+	if (i - sq_head_ >= under_way() || (wc.status == IBV_WC_SUCCESS && wc.opcode & IBV_WC_RECV))
 		return false;
 
 	const bool bad = wc.status != IBV_WC_SUCCESS;
-	lost_ |= !dead_ && wc.status == IBV_WC_RETRY_EXC_ERR;
+	lost_ |= !trouble_.dead && wc.status == IBV_WC_RETRY_EXC_ERR;
 	credits_.give(static_cast<std::uint32_t>(i + 1 - sq_head_));
 	while (sq_head_ <= i) {
 		const slot s = slots_[sq_head_ & sq_mask_];
@@ -2668,7 +2791,7 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		else if (!bad)
 			arrived(p);
 	}
-	if (bad || broken_)
+	if (bad || trouble_.broken)
 		set_tail(std::min(unsignaled_, under_way()));
 	if (bad && !config_.local_only)
 		die();
@@ -2677,43 +2800,22 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 	return true;
 }
 
-/*
- * Most completions are of what was posted as it is, and of nothing else: then on_cqe(), step() and poll() come to
- * this. What it has not done of one, on_cqe() does.
- */
-engine::quick_end engine::quick_cqe(const ibv_wc &raw, ibv_wc &wc) noexcept
+void engine::end_leased(op &o) noexcept
 {
-	const std::uint64_t first = sq_head_;
-	const std::uint64_t i = first + (static_cast<std::uint32_t>(raw.wr_id) - static_cast<std::uint32_t>(first));
-	quick_end end = quick_end::no;
+	if (leases_.give(o.lease)) [[unlikely]]
+		lease_ended(o.lease);
+	finish(o);
+}
 
-	if (raw.status != IBV_WC_SUCCESS || static_cast<std::uint32_t>(raw.wr_id >> 32) != config_.tag ||
-	    raw.opcode & IBV_WC_RECV || i >= sq_tail_ || !calm() || error_told_) [[unlikely]]
-		return end;
-	while (end == quick_end::no) {
-		const slot &s = slots_[sq_head_ & sq_mask_];
-		op &o = op_at(head_);
-		const bool told = tells(o);
-
-		/* One that is to be told before the last one has no completion: poll() tells it. */
-		if (s.op != head_ || s.piece != none || o.status != IBV_WC_SUCCESS || !as_it_is(o) ||
-		    (told && sq_head_ != i)) [[unlikely]]
-			break;
-		o.slots = 0;
-		if (o.kind == op_kind::leased && leases_.give(o.lease)) [[unlikely]]
-			lease_ended(o.lease);
-		finish(o);
-		if (o.held)
-			free_buffers(o);
-		if (sq_head_ == i)
-			end = told ? quick_end::told : quick_end::silent;
-		if (end == quick_end::told)
-			fill(wc, o, IBV_WC_SUCCESS);
-		++sq_head_;
-		++head_;
+/* It is that of entry @i, and the end of unsignaled ones before it. */
+engine::quick_end engine::end_silent(std::uint64_t i, ibv_wc &wc) noexcept
+{
+	while (sq_head_ != i) {
+		/* One that is to be told has no completion: poll() tells it. */
+		if (tells(op_at(head_)) || end_quick(wc) == quick_end::no)
+			return quick_end::no;
 	}
-	credits_.give(static_cast<std::uint32_t>(sq_head_ - first));
-	return end;
+	return end_quick(wc);
 }
 
 bool engine::take_ring(piece &p, std::uint64_t page, std::uint32_t pages) noexcept
@@ -2786,9 +2888,9 @@ void engine::step() noexcept
 	wanted_ = 0;
 	if (calm())
 		return drop_silent();
-	if (!dead_ && !pausing_.empty()) {
+	if (!trouble_.dead && !pausing_.empty()) {
 		const nanoseconds now = world_.now();
-		for (std::uint32_t i = pausing_.first, after; i != none && !dead_; i = after) {
+		for (std::uint32_t i = pausing_.first, after; i != none && !trouble_.dead; i = after) {
 			piece &p = pieces_[i];
 			after = p.next;
 			if (p.wake > now)
@@ -2800,17 +2902,17 @@ void engine::step() noexcept
 				after = pausing_.first == i ? none : pausing_.first;
 		}
 	}
-	while (!dead_ && !asking_.empty() && faults_ < config_.max_faults) {
+	while (!trouble_.dead && !asking_.empty() && faults_ < config_.max_faults) {
 		piece &p = pieces_[asking_.first];
 		take(p);
 		send_fault(p);
 	}
-	if (!holds_wanted_ && !tails_.empty()) {
+	if (!state_.holds_wanted && !tails_.empty()) {
 		piece &p = pieces_[tails_.first];
 		take(p);
 		put(posting_, p);
 	}
-	while (!dead_ && !posting_.empty()) {
+	while (!trouble_.dead && !posting_.empty()) {
 		piece &p = pieces_[posting_.first];
 		take(p);
 		if (!try_post(p)) {
@@ -2818,21 +2920,21 @@ void engine::step() noexcept
 			break;
 		}
 	}
-	if (!dead_ && posting_.empty())
+	if (!trouble_.dead && posting_.empty())
 		issue();
 	/* With the next signaled one all would be said as well. */
-	if (drains_ && (dead_ || !unsignaled_ || room(1))) {
-		drains_ = false;
-		if (!dead_ && unsignaled_)
+	if (trouble_.drains && (trouble_.dead || !unsignaled_ || room(1))) {
+		trouble_.drains = false;
+		if (!trouble_.dead && unsignaled_)
 			push_drain();
 	}
 	flush();
-	if (broken_ && !dead_) {
+	if (trouble_.broken && !trouble_.dead) {
 		world_.fail_qp();
 		die();
 	}
 	settle_failure();
-	if (dead_ && unsignaled_ && room(1)) {
+	if (trouble_.dead && unsignaled_ && room(1)) {
 		push_drain();
 		flush();
 	}

@@ -68,6 +68,7 @@
 #define NPR_ENGINE_HPP
 
 #include "credits.hpp"
+#include "local_lease.hpp"
 #include "page_bits.hpp"
 #include "remote_leases.hpp"
 #include "scan.hpp"
@@ -78,6 +79,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -88,6 +90,23 @@
 namespace npr {
 
 using nanoseconds = std::uint64_t;
+
+/* A set of opcodes: each request is asked about its own several times. */
+class opcodes {
+public:
+	template <class... Op> constexpr explicit opcodes(Op... op) noexcept : bits_(((1U << op) | ... | 0U)) {}
+	[[nodiscard]] constexpr bool has(ibv_wr_opcode op) const noexcept
+	{
+		const auto n = static_cast<std::uint32_t>(op);
+
+		return n < 32 && bits_ >> n & 1;
+	}
+
+	constexpr void add(opcodes more) noexcept { bits_ |= more.bits_; }
+
+private:
+	std::uint32_t bits_;
+};
 
 /* Where the CPU finds a local buffer. */
 struct cpu_view {
@@ -115,10 +134,10 @@ public:
 	/*
 	 * A local buffer in an unpinned region is pinned, @write: to be written to. 0, and @sge
 	 * is what the HCA shall be given; no_hold: @sge is another one; or a negative errno.
-	 * @view in any case but the last.
+	 * @view in any case but the last. If the hold is of a lease, @ticket is for more of its holds.
 	 */
-	[[nodiscard]] virtual int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold,
-					     cpu_view &view) noexcept = 0;
+	[[nodiscard]] virtual int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
+					     local_ticket &ticket) noexcept = 0;
 	virtual void free_local(std::uint32_t hold) noexcept = 0;
 	static constexpr int no_hold = 1;
 	/* Move the QP to the error state: what it has posted is flushed. */
@@ -167,18 +186,41 @@ public:
 
 	/* As npr_post_send(); @whole: on error none of the list is accepted. */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
+	/*
+	 * One request, which is no list, if it needs no detour. False, and nothing has changed; or it is accepted, and then
+	 * there is nothing else to do unless the engine has ended().
+	 */
+	[[nodiscard]] bool post_quick(const ibv_send_wr &wr) noexcept;
+	[[nodiscard]] bool ended() const noexcept { return trouble_.dead; }
 	/* Nothing waits that step() could run. */
-	[[nodiscard]] bool calm() const noexcept { return !chained_ && undisturbed(); }
+	[[nodiscard]] bool calm() const noexcept
+	{
+		return next_ == tail_ && !(trouble_.any() | state_.waits | state_.chained);
+	}
 	/* False: not one of ours. Then step() once after a batch of these. */
-	[[nodiscard]] bool on_cqe(const ibv_wc &wc) noexcept;
-	/* In short: it is for on_cqe(); or it was done, and there is nothing for the application, or a completion. */
+	[[nodiscard, gnu::noinline]] bool on_cqe(const ibv_wc &wc) noexcept;
+	/*
+	 * Most completions are of what was posted as it is, and of nothing else: then on_cqe(), step() and poll() come to
+	 * this, and the HCA's completion is the application's, but for the number. What this has not done of one, on_cqe() does.
+	 *
+	 * In short: it is for on_cqe(); or it was done, and there is nothing for the application, or the completion that
+	 * @wc has become.
+	 */
 	enum class quick_end : std::uint8_t { no, silent, told };
-	[[nodiscard]] quick_end quick_cqe(const ibv_wc &raw, ibv_wc &wc) noexcept;
+	[[nodiscard]] quick_end quick_cqe(ibv_wc &wc) noexcept
+	{
+		const std::uint64_t i = wc.wr_id - first_id_;
+
+		/* Of a receive that has succeeded the caller knows. */
+		if (i - sq_head_ >= under_way() || wc.status != IBV_WC_SUCCESS || !calm()) [[unlikely]]
+			return quick_end::no;
+		return i == sq_head_ ? end_quick(wc) : end_silent(i, wc);
+	}
 	void on_event(const rdma_np_event &event) noexcept;
 	/* @error: 0 or a negative errno. */
 	void on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	/* Run what has become possible, timers too. */
-	void step() noexcept;
+	[[gnu::noinline]] void step() noexcept;
 
 	/* The next completion for the application. */
 	[[nodiscard]] bool poll(ibv_wc &wc) noexcept;
@@ -276,6 +318,15 @@ private:
 		std::uint32_t window = 0;
 	};
 
+	/* Of a lease, for more requests under it. */
+	struct lease_hint {
+		std::uint64_t first = 0, length = 0; /* in the application's addresses */
+		std::uint64_t delta = 0;	     /* from these to that under @rkey */
+		std::uint64_t version = 0;	     /* of leases_, when it was like this; 0: there is none */
+		std::uint32_t lease = none, rkey = 0;
+		opcodes may; /* what may be done under it */
+	};
+
 	enum class binding_state : std::uint8_t { unknown, asked, plain, bound };
 	/* In the ring of its region, or among the loose ones. */
 	struct binding : key_ring {
@@ -285,6 +336,7 @@ private:
 		bool renews = false; /* one of those counted in renewals_ is for it */
 		std::uint32_t asks = 0; /* RESOLVEs of ours that are not answered */
 		region *to = nullptr;
+		lease_hint hint; /* what is behind it belongs to @to */
 		/* when the first of these was asked, and the requests that there were then */
 		nanoseconds asked = 0;
 		std::uint64_t tail = 0;
@@ -294,21 +346,24 @@ private:
 	};
 
 	enum class op_kind : std::uint8_t { undecided, pass, leased, read, write, once };
+	/* Of one that is posted as it is, what is behind "below" is not filled in. */
 	struct op {
 		ibv_send_wr wr;		   /* sg_list: our copy, as the CPU sees it */
-		ibv_sge *wire;		   /* as the HCA sees it: the application's, or with keys of holds */
 		std::uint32_t held;	   /* local holds, behind wire */
+		std::uint32_t hold;	   /* the first of them */
 		std::uint32_t length;
-		std::uint32_t issued;	   /* bytes that have a piece */
-		std::uint32_t pieces;	   /* live */
-		std::uint32_t slots;	   /* send queue entries */
-		std::uint32_t vendor_err;
 		std::uint32_t lease;	   /* if it is leased */
+		std::uint32_t vendor_err;
 		ibv_wc_status status;
+		std::uint32_t slots;	   /* send queue entries */
 		op_kind kind;
 		bool opaque; /* a READ: sg_list means nothing to the CPU */
 		bool started;
 		bool finished;
+		/* below: */
+		std::uint32_t issued;	   /* bytes that have a piece */
+		std::uint32_t pieces;	   /* live */
+		ibv_sge *wire;		   /* as the HCA sees it: the application's, or with keys of holds */
 	};
 
 	/* What a piece does when the send queue has room for it, or waits for there. */
@@ -357,7 +412,7 @@ private:
 		std::uint8_t faulted;	/* fault requests that were served */
 		std::uint8_t rebinds;
 		bool live, dropped, warms, by_words;
-		bool ask_hold;	/* counted in holds_wanted_ */
+		bool ask_hold;	/* counted in state_.holds_wanted */
 		bool no_hold;	/* this memory cannot be held: it has to do without */
 		bool refused;	/* a hold was: it is in no hurry any more */
 		bool done_held; /* it happened, under a hold; did the region live? */
@@ -401,7 +456,7 @@ private:
 	[[nodiscard]] bool complete(std::uint64_t i) const noexcept
 	{
 		const op &o = op_at(i);
-		return o.status == IBV_WC_SUCCESS ? o.finished : (dead_ || config_.local_only) && o.slots == 0;
+		return o.status == IBV_WC_SUCCESS ? o.finished : (trouble_.dead || config_.local_only) && o.slots == 0;
 	}
 
 	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
@@ -410,19 +465,55 @@ private:
 	/* Does something posted wait for the peer to post a receive? Then what is posted behind it does, too. */
 	[[nodiscard]] bool stalled() const noexcept { return sq_head_ < stalls_; }
 
-	/* As calm(), in the middle of a list. */
-	[[nodiscard]] bool undisturbed() const noexcept
-	{
-		return next_ == tail_ && !waits_ && failing_ == ~0ULL && !(dead_ | broken_ | drains_);
-	}
 
 	/* the quick path: false, and nothing has changed, or the request is begun */
-	[[nodiscard]] bool post_quick(const ibv_send_wr &wr, bool last) noexcept;
+	[[nodiscard]] bool post_of_list(const ibv_send_wr &wr, bool last) noexcept;
 	template <bool write>
 	[[nodiscard]] bool quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept;
-	template <bool leased>
-	[[nodiscard]] bool quick_pass(const ibv_send_wr &wr, binding *b, bool last) noexcept;
-	[[nodiscard]] bool quick_hold(ibv_send_wr &w, std::uint32_t &held) noexcept;
+	enum class place : std::uint8_t { alone, last, inside }; /* of a request in its list */
+	template <bool leased, place at>
+	[[nodiscard]] bool quick_pass(const ibv_send_wr &wr, unsigned traits, binding *b) noexcept;
+	[[nodiscard, gnu::noinline]] bool post_disturbed(const ibv_send_wr &wr, bool last) noexcept;
+	template <place at>
+	[[nodiscard]] bool route_quick(const ibv_send_wr &wr) noexcept;
+	[[nodiscard, gnu::noinline]] bool hold_all(ibv_send_wr &w, std::uint32_t &held) noexcept;
+	[[nodiscard, gnu::noinline]] bool look_for_lease(const ibv_send_wr &wr, std::uint32_t length, binding &b) const noexcept;
+	[[nodiscard, gnu::noinline]] bool move_quick(const ibv_send_wr &wr, binding &b, bool last) noexcept;
+	[[nodiscard]] quick_end end_quick(ibv_wc &wc) noexcept
+	{
+		const slot &s = slots_[sq_head_ & sq_mask_];
+		op &o = op_at(head_);
+
+		if (s.op != head_ || s.piece != none || o.status != IBV_WC_SUCCESS || !as_it_is(o)) [[unlikely]]
+			return quick_end::no;
+		o.slots = 0;
+		if (o.kind == op_kind::pass)
+			++stats_.passed;
+		else
+			end_leased(o);
+		/* Mostly there is one hold, under the lease of the ticket. */
+		if (o.held) {
+			if (o.held != 1 || o.hold != ticket_.token() || !ticket_.give()) [[unlikely]]
+				free_buffers(o);
+			o.held = 0;
+		}
+		credits_.give(1);
+		++sq_head_;
+		++head_;
+		if (!tells(o))
+			return quick_end::silent;
+		wc.wr_id = o.wr.wr_id;
+		return quick_end::told;
+	}
+	void end_leased(op &o) noexcept;
+	[[nodiscard, gnu::always_inline]] bool take_ticket() noexcept
+	{
+		if (ticket_.take()) [[likely]]
+			return true;
+		world_.free_local(ticket_.token());
+		return false;
+	}
+	[[nodiscard, gnu::noinline]] quick_end end_silent(std::uint64_t i, ibv_wc &wc) noexcept;
 	op &begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept;
 	/* Does the application hear of it if it succeeds? */
 	[[nodiscard]] bool tells(const op &o) const noexcept
@@ -434,15 +525,15 @@ private:
 	[[nodiscard]] bool takes_all(const ibv_send_wr *wr) const noexcept;
 
 	/* ops */
-	[[nodiscard]] int check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
-	[[nodiscard]] bool quick_check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
+	[[nodiscard, gnu::noinline]] int check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept;
 	[[nodiscard]] int accept(const ibv_send_wr &wr) noexcept;
 	[[nodiscard]] int hold_buffers(std::uint64_t i) noexcept;
-	void free_buffers(op &o) noexcept;
+	[[gnu::noinline]] void free_buffers(op &o) noexcept;
 	void retract(std::uint64_t first) noexcept;
-	[[nodiscard]] std::uint32_t *holds_of(std::uint64_t i) noexcept
+	/* Hold @k of op @i. */
+	[[nodiscard]] std::uint32_t &hold_of(op &o, std::uint64_t i, std::uint32_t k) noexcept
 	{
-		return &op_holds_[(i & op_mask_) * config_.max_sge];
+		return k ? op_holds_[(i & op_mask_) * config_.max_sge + k] : o.hold;
 	}
 	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
 	[[nodiscard]] bool must_wait(const op &o) const noexcept;
@@ -511,7 +602,7 @@ private:
 	[[nodiscard]] bool granted(const lease_ask &q, const rdma_np_event &e) noexcept;
 	void recalled(std::uint64_t hold) noexcept;
 	void end_lease(std::uint32_t n) noexcept;
-	void lease_ended(std::uint32_t n) noexcept;
+	[[gnu::noinline]] void lease_ended(std::uint32_t n) noexcept;
 	void release_unused(std::uint64_t hold) noexcept;
 
 	/* regions and keys */
@@ -526,7 +617,7 @@ private:
 
 		return b && b->rkey == rkey ? b : look_up(rkey);
 	}
-	[[nodiscard]] binding *look_up(std::uint32_t rkey) noexcept;
+	[[nodiscard, gnu::noinline]] binding *look_up(std::uint32_t rkey) noexcept;
 	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
 	void bind(binding &b, binding_state state, region *r = nullptr) noexcept;
 	void erase(binding &b) noexcept;
@@ -549,7 +640,7 @@ private:
 
 	/* the send queue */
 	/* Credits that there have to be for @n more entries. What ends a dead queue it needs to give back the rest. */
-	[[nodiscard]] std::uint32_t level(std::uint32_t n) const noexcept { return dead_ ? n : under_way() + n; }
+	[[nodiscard]] std::uint32_t level(std::uint32_t n) const noexcept { return trouble_.dead ? n : under_way() + n; }
 	[[nodiscard]] std::uint32_t under_way() const noexcept
 	{
 		return static_cast<std::uint32_t>(sq_tail_ - sq_head_);
@@ -580,14 +671,12 @@ private:
 	void push_data(piece &p, std::uint64_t start, std::uint64_t length, bool signaled) noexcept;
 	void push_once(piece &p, bool signaled) noexcept;
 	void push_words(piece &p, bool signaled, unsigned flags = 0) noexcept;
-	[[nodiscard]] std::uint32_t send_chain() noexcept;
-	void flush() noexcept;
+	[[nodiscard, gnu::noinline]] std::uint32_t send_chain() noexcept;
+	[[gnu::noinline]] void flush() noexcept;
 	[[nodiscard]] std::uint32_t posted(const ibv_send_wr *bad) const noexcept;
-	void not_posted(std::uint32_t n) noexcept;
-	[[nodiscard]] std::uint64_t sq_id(std::uint64_t i) const noexcept
-	{
-		return std::uint64_t{config_.tag} << 32 | static_cast<std::uint32_t>(i);
-	}
+	[[gnu::noinline]] void not_posted(std::uint32_t n) noexcept;
+	/* The wr_id on the wire of entry @i. */
+	[[nodiscard]] std::uint64_t sq_id(std::uint64_t i) const noexcept { return first_id_ + i; }
 	[[nodiscard]] bool take_ring(piece &p, std::uint64_t page, std::uint32_t pages) noexcept;
 	void give_ring(piece &p) noexcept;
 	void snapshot(piece &p) noexcept;
@@ -615,26 +704,43 @@ private:
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
 	std::vector<op> ops_;
 	std::vector<ibv_sge> op_sges_, op_wire_;
-	std::vector<std::uint32_t> op_holds_;
+	std::vector<std::uint32_t> op_holds_; /* all but the first ones */
 	std::vector<std::byte> op_inline_;
 	std::uint64_t op_mask_;
 	std::uint64_t head_ = 0, next_ = 0, tail_ = 0;
 	std::uint64_t failing_ = ~0ULL; /* the first op that failed while the QP lives */
-	std::uint32_t live_writes_ = 0; /* ops on regions, begun and not proven */
-	std::uint32_t live_reads_ = 0;
-	std::uint32_t live_once_ = 0;	/* of these nothing is overtaken, whatever the order */
-	bool dead_ = false;
-	bool broken_ = false; /* the provider refused something: the QP is to end */
+	/* What most requests meet nothing of: it is looked at all at once. */
+	struct {
+		bool dead = false;
+		bool broken = false;	 /* the provider refused something: the QP is to end */
+		bool drains = false;	 /* a lease ends, and the HCA is to say when what is unsignaled is over */
+		bool error_told = false; /* the application knows */
+		bool failing = false;	 /* some op; see failing_ */
+		std::array<bool, 3> unused{};
+
+		[[nodiscard]] std::uint64_t any() const noexcept { return std::bit_cast<std::uint64_t>(*this); }
+	} trouble_;
+	struct {
+		std::uint32_t waits = 0;       /* pieces on a list that is not that of the free ones */
+		std::uint32_t chained = 0;     /* entries of chain_ */
+		std::uint32_t live_writes = 0; /* ops on regions, begun and not proven */
+		std::uint32_t live_reads = 0;
+		std::uint32_t live_once = 0;	/* of these nothing is overtaken, whatever the order */
+		std::uint32_t holds_wanted = 0; /* pieces with ask_hold */
+
+		/* Is nothing under way that a request might have to wait for? */
+		[[nodiscard]] bool quiet() const noexcept
+		{
+			return !(waits | chained | live_writes | live_reads | live_once | holds_wanted);
+		}
+	} state_;
 	bool refused_ = false; /* by the peer's HCA, what we knew to be wrong */
-	bool error_told_ = false;
 	bool cause_told_ = false; /* that one, and no flush */
 	bool lost_ = false; /* the peer was not to be reached, the HCA said */
 
 	std::vector<piece> pieces_;
 	list free_, posting_, asking_, pausing_, rebinding_;
 	list tails_; /* that wait for a hold to end */
-	std::uint32_t waits_ = 0; /* pieces on a list that is not that of the free ones */
-	std::uint32_t holds_wanted_ = 0; /* pieces with ask_hold */
 	std::uint32_t max_entries_; /* of the send queue, at once */
 	std::uint32_t quick_limit_; /* bytes of a READ that quick_move() takes, exclusive */
 
@@ -643,10 +749,11 @@ private:
 	std::uint64_t sq_head_ = 0, sq_tail_ = 0;
 	std::uint32_t unsignaled_ = 0; /* behind the last that is signaled, and not known to be over */
 	std::uint32_t signal_every_;
+	std::uint64_t first_id_;
 	std::uint64_t stalls_ = 0; /* behind the last entry that takes a receive of the peer */
 	std::vector<ibv_send_wr> chain_;
 	std::vector<ibv_sge> chain_sges_;
-	std::uint32_t chained_ = 0;
+	std::uint32_t chain_limit_; /* with so many, two more may find no room */
 
 	std::vector<std::uint64_t> snap_; /* the words known before, beside config_.words */
 	std::vector<ring_record> ring_;
@@ -668,12 +775,12 @@ private:
 	prefetch_slot prefetches_[max_prefetches];
 
 	remote_leases leases_;
+	local_ticket ticket_; /* of the lease under which a local buffer was last */
 	std::array<lease_ask, max_lease_asks> lease_asks_;
 	unsigned asked_leases_ = 0; /* of these, under way */
 	/* Recalls that came meanwhile, of holds that are no leases yet. Too many: each lease is recalled. */
 	std::array<std::uint64_t, 8> early_recalls_;
 	std::size_t nr_early_recalls_ = 0;
-	bool drains_ = false; /* a lease ends, and the HCA is to say when what is unsignaled is over */
 };
 
 } // namespace npr

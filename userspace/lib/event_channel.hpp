@@ -32,28 +32,28 @@ public:
 		if (const int rc = kernel_.channel(fd))
 			return rc;
 		fd_ = unique_fd(fd);
-		posted_ = kernel_.map_posted(fd);
+		mapped_ = kernel_.map_posted(fd);
+		posted_ = mapped_ ? mapped_ : &always_;
 		return 0;
 	}
 
 	void close() noexcept
 	{
-		if (posted_)
-			kernel_.unmap_posted(posted_);
-		posted_ = nullptr;
+		if (mapped_)
+			kernel_.unmap_posted(mapped_);
+		mapped_ = nullptr;
+		posted_ = &seen_;
 		fd_ = unique_fd();
 	}
 
 	[[nodiscard]] int get() const noexcept { return fd_.get(); }
 	[[nodiscard]] bool is_open() const noexcept { return fd_.get() >= 0; }
 	/* False: the kernel does not say how many there are, and whoever wants to know has to read. */
-	[[nodiscard]] bool is_mapped() const noexcept { return posted_; }
+	[[nodiscard]] bool is_mapped() const noexcept { return mapped_; }
 
 	/* Is there something to read, for all that is known? If not, what read() found before was done. */
 	[[nodiscard]] bool has_events() const noexcept
 	{
-		if (!posted_)
-			return is_open();
 		/* acquire, the first: what is posted up to here can be read; the second: pairs with read() */
 		return posted_->load(std::memory_order_acquire) != seen_.load(std::memory_order_acquire);
 	}
@@ -64,7 +64,7 @@ public:
 		const uncancelled here;
 		std::array<rdma_np_event, 8> events;
 		/* acquire: as in has_events() */
-		const std::uint64_t posted = posted_ ? posted_->load(std::memory_order_acquire) : 0;
+		const std::uint64_t posted = mapped_ ? mapped_->load(std::memory_order_acquire) : 0;
 
 		for (;;) {
 			const int n = kernel_.read_events(fd_.get(), events);
@@ -82,8 +82,11 @@ public:
 private:
 	kernel &kernel_;
 	unique_fd fd_;
-	std::atomic<std::uint64_t> *posted_ = nullptr; /* null: the kernel does not say */
+	std::atomic<std::uint64_t> *mapped_ = nullptr; /* null: the kernel does not say */
 	std::atomic<std::uint64_t> seen_{0};	       /* up to here they were read */
+	/* What has_events() compares: nothing is there before it is open, and always something if the kernel does not say. */
+	const std::atomic<std::uint64_t> *posted_ = &seen_;
+	static inline const std::atomic<std::uint64_t> always_{~0ULL};
 };
 
 } // namespace npr

@@ -126,31 +126,35 @@ bool local_leases::current() noexcept
 }
 
 std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
-						      unsigned stripe) noexcept
+						      unsigned stripe, local_ticket *ticket) noexcept
 {
 	lease *const l = place.load(std::memory_order_acquire);
 
 	if (!l)
 		return std::nullopt;
-	/*
-	 * Whoever withdraws a lease changes the place first and looks at the counters then. Here it is the other
-	 * way round. As both are sequentially consistent, one of the two sees the other: it does not end under us.
-	 */
-	l->counters[stripe].users.fetch_add(1, std::memory_order_seq_cst);
+	/* That it ends is seen at its place: withdraw() changes that first of all. */
+	l->count_in(stripe);
 	if (place.load(std::memory_order_seq_cst) != l || !current() || place.load(std::memory_order_seq_cst) != l ||
 	    addr < l->first.load(std::memory_order_relaxed) || end > l->end.load(std::memory_order_relaxed)) {
 		count_out(*l, stripe);
 		return std::nullopt;
 	}
-	if (!l->used.load(std::memory_order_relaxed))
-		l->used.store(true, std::memory_order_relaxed);
-	return use{is_lease | l->number << stripe_bits | stripe, l->lkey, addr + l->delta};
+	l->be_used();
+
+	const std::uint32_t token = is_lease | l->number << stripe_bits | stripe;
+	/* As long as we are counted in it is not another one's. If it ends meanwhile, nobody has this life again. */
+	if (ticket) {
+		const std::uint64_t first = l->first.load(std::memory_order_relaxed);
+
+		ticket->become(*l, l->life.load(std::memory_order_seq_cst), channel_, stripe, first,
+			       l->end.load(std::memory_order_relaxed) - first, l->delta, l->lkey, token, l->write);
+	}
+	return use{token, l->lkey, addr + l->delta};
 }
 
 void local_leases::count_out(lease &l, unsigned stripe) noexcept
 {
-	l.counters[stripe].users.fetch_sub(1, std::memory_order_seq_cst);
-	if (l.at() == state::ending) [[unlikely]]
+	if (l.count_out(stripe)) [[unlikely]]
 		end_if_unused(l);
 }
 
@@ -159,9 +163,9 @@ void local_leases::end_if_unused(lease &l) noexcept
 {
 	std::uint64_t life = l.life.load(std::memory_order_seq_cst);
 
-	if (state_of(life) != state::ending)
+	if (local_lease::state_of(life) != state::ending)
 		return;
-	for (const counter &c : l.counters)
+	for (const local_lease::counter &c : l.counters)
 		if (c.users.load(std::memory_order_seq_cst))
 			return;
 	/* Of several that have seen that, one frees it. */
@@ -175,7 +179,8 @@ void local_leases::end_if_unused(lease &l) noexcept
 }
 
 std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length,
-						    bool write, term t, unsigned stripe) noexcept
+						    bool write, term t, unsigned stripe,
+						    local_ticket *ticket) noexcept
 {
 	region *const r = find(handle);
 
@@ -187,9 +192,9 @@ std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::u
 	stripe %= stripes;
 	/* What may be written may be read. */
 	for (std::size_t w = write; w < e.at.size(); ++w)
-		if (const auto u = use_of(e.at[w], addr, end, stripe))
+		if (const auto u = use_of(e.at[w], addr, end, stripe, ticket))
 			return u;
-	return ask(*r, e, addr, end, write, t) ? use_of(e.at[write], addr, end, stripe) : std::nullopt;
+	return ask(*r, e, addr, end, write, t) ? use_of(e.at[write], addr, end, stripe, ticket) : std::nullopt;
 }
 
 void local_leases::give(std::uint32_t token) noexcept
@@ -239,6 +244,7 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 	l->end.store(req.addr + req.length, std::memory_order_relaxed);
 	l->delta = info.addr - req.addr;
 	l->lkey = info.lkey;
+	l->write = write;
 	l->of = &r;
 	l->place = &e.at[write];
 	l->used.store(true, std::memory_order_relaxed);
@@ -327,7 +333,7 @@ bool local_leases::look_round() noexcept
 		if (l.at() != state::live)
 			continue;
 		bool idle = !l.used.exchange(false, std::memory_order_relaxed);
-		for (const counter &c : l.counters)
+		for (const local_lease::counter &c : l.counters)
 			idle = idle && !c.users.load(std::memory_order_relaxed);
 		if (idle)
 			withdraw(l);

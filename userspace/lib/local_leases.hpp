@@ -25,6 +25,7 @@
 #include "event_channel.hpp"
 #include "kernel.hpp"
 #include "lease_keeper.hpp"
+#include "local_lease.hpp"
 #include "sparse_array.hpp"
 
 #include <array>
@@ -48,7 +49,7 @@ public:
 	static constexpr std::uint64_t warm = 100'000'000;
 	/* After the kernel refused one, so long no other is asked for. */
 	static constexpr std::uint64_t pause = 1'000'000'000;
-	static constexpr unsigned stripes = 8;
+	static constexpr unsigned stripes = local_lease::stripes;
 
 	/* Hold numbers with this bit are tokens of leases. */
 	static constexpr std::uint32_t is_lease = 1U << 31;
@@ -67,38 +68,29 @@ public:
 	/* All that are not used; true if there were any. When the process may lock no more memory. */
 	bool give_back_idle() noexcept;
 
-	/* A lease of all of the buffer in region @handle, for give(); or nothing: take a hold. */
+	/*
+	 * A lease of all of the buffer in region @handle, for give(); or nothing: take a hold. @ticket is for more uses
+	 * of it, of whoever has @stripe; its name is the caller's to say. Null: there are none.
+	 */
 	[[nodiscard]] std::optional<use> take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
-					      term t, unsigned stripe) noexcept;
+					      term t, unsigned stripe, local_ticket *ticket = nullptr) noexcept;
 	void give(std::uint32_t token) noexcept;
 
 	void tend(bool age) noexcept override;
 
 private:
-	/*
-	 * A lease that ends belongs to whoever sees first that nobody uses it any more, and frees it. Who looks
-	 * for that may be late, and the lease another one's by then: hence its life is counted with the state.
-	 */
-	enum class state : std::uint8_t { free, live, ending, freed };
-	static constexpr unsigned state_bits = 2;
+	using state = local_lease::state;
 	static constexpr std::uint32_t most = 4096; /* leases */
 
-	struct alignas(64) counter {
-		std::atomic<std::uint32_t> users{0};
-	};
-	/* Never freed while this lives: who counts himself at one that is another's by now takes that back. */
 	struct region;
-	struct lease {
-		std::array<counter, stripes> counters;
-		std::atomic<std::uint64_t> life{0}; /* number, and in the low bits the state */
-		std::atomic<bool> used{false}; /* since look_round() has looked */
+	struct lease : local_lease {
 		std::atomic<std::uint64_t> first{0}, end{0};
 		std::uint64_t delta = 0; /* from an address of the program to that under lkey */
 		std::uint32_t lkey = 0, hold = 0, number = 0;
+		bool write = false;
 		std::atomic<lease *> *place = nullptr; /* where it is found */
 		const region *of = nullptr;
 
-		[[nodiscard]] state at() const noexcept { return state_of(life.load(std::memory_order_seq_cst)); }
 		/* For who alone may change it. */
 		void become(state s) noexcept
 		{
@@ -108,10 +100,6 @@ private:
 				   std::memory_order_seq_cst);
 		}
 	};
-	[[nodiscard]] static state state_of(std::uint64_t life) noexcept
-	{
-		return static_cast<state>(life & ((1U << state_bits) - 1));
-	}
 	struct entry {
 		std::array<std::atomic<lease *>, 2> at;		  /* to read, to write */
 		std::array<std::atomic<std::uint64_t>, 2> asked;  /* when somebody last found none; 0: never */
@@ -131,7 +119,7 @@ private:
 	[[nodiscard]] region *learn(std::uint32_t handle) noexcept;
 	[[nodiscard]] bool current() noexcept;
 	[[nodiscard]] std::optional<use> use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
-						unsigned stripe) noexcept;
+						unsigned stripe, local_ticket *ticket) noexcept;
 	void count_out(lease &l, unsigned stripe) noexcept;
 	void end_if_unused(lease &l) noexcept;
 	[[nodiscard]] bool ask(region &r, entry &e, std::uint64_t addr, std::uint64_t end, bool write, term t) noexcept;

@@ -132,7 +132,7 @@ struct npr_context {
 
 	/* As backend::hold_local(), under a lease if it can; see local_leases. */
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
-				     npr::local_leases::term term, unsigned stripe) noexcept;
+				     npr::local_leases::term term, unsigned stripe, npr::local_ticket *ticket) noexcept;
 	void free_local(std::uint32_t hold) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) const noexcept;
@@ -147,7 +147,7 @@ struct npr_context {
 	 * If this is the completion of a receive that holds something, it holds nothing any more.
 	 * False: of one that was abandoned, and nothing to tell.
 	 */
-	[[nodiscard]] bool received(ibv_wc &wc) noexcept;
+	[[nodiscard, gnu::noinline]] bool received(ibv_wc &wc) noexcept;
 	void give_back(std::uint64_t receive) noexcept;
 	/* Of what @queue has not completed nobody will hear. */
 	void abandon(const void *queue) noexcept;
@@ -166,8 +166,8 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 	void resolve(std::uint32_t rkey) noexcept override;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) noexcept override;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) noexcept override;
-	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold,
-				     npr::cpu_view &view) noexcept override;
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
+				     npr::local_ticket &ticket) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override;
 	[[nodiscard]] bool connected() noexcept override;
@@ -204,6 +204,7 @@ private:
 	struct free_words {
 		void operator()(std::uint64_t *p) const noexcept { std::free(p); }
 	};
+	const decltype(npr::provider::post_send) post_send_;
 	requests requests_;
 	std::unique_ptr<std::uint64_t[], free_words> words_;
 	std::unique_ptr<ibv_mr, int (*)(ibv_mr *)> words_mr_;
@@ -288,31 +289,61 @@ private:
 		int error;
 		rdma_np_region_info info;
 	};
-	static constexpr int batch = 32;
-
-	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept;
+	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept
+	{
+		return qp_num == last_num_ ? last_ : look_up(qp_num);
+	}
+	[[nodiscard, gnu::noinline]] npr_qp *look_up(std::uint32_t qp_num) noexcept;
+	void forget_last() noexcept { last_num_ = no_qp; }
 	void rebuild_table();
 	void touch(npr_qp &qp) noexcept;
 	void step_touched() noexcept;
-	void settle(npr_qp &qp) noexcept;
+	[[gnu::noinline]] void settle(npr_qp &qp) noexcept;
 	void wake(const npr_qp &qp) noexcept;
 	void advance(npr_qp &qp) noexcept;
-	void advance_touched() noexcept;
+	[[gnu::noinline]] void advance_touched() noexcept;
 	bool take_raw() noexcept;
+	/* Is there anything for poll() but what the CQ has? */
+	[[nodiscard]] bool busy() const noexcept
+	{
+		/* relaxed: see have_results_ */
+		return has_events() || have_results_.load(std::memory_order_relaxed) || timed_ || pending_ ||
+		       timer_at_ || credits.line();
+	}
+	static constexpr int no_poll = -1'000'000;
+	[[nodiscard, gnu::noinline]] int poll_busy(int n, ibv_wc *wc, int count, int i, int got) noexcept;
+	[[gnu::noinline]] void before_post() noexcept;
+	[[gnu::noinline]] int post_slow(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole, bool posted) noexcept;
+	[[nodiscard]] npr::engine::quick_end end_quick(ibv_wc &wc) noexcept
+	{
+		using end = npr::engine::quick_end;
+
+		/* What has failed does not say what it was. */
+		if (wc.opcode & IBV_WC_RECV && wc.status == IBV_WC_SUCCESS)
+			return ctx.received(wc) ? end::told : end::silent;
+		npr_qp *const q = find(wc.qp_num);
+		return q ? q->engine.quick_cqe(wc) : end::no;
+	}
+	[[nodiscard, gnu::noinline]] bool take(ibv_wc &wc) noexcept;
+	[[gnu::noinline]] void look_round(ibv_wc *&to, int &room) noexcept;
 	void serve_line() noexcept;
-	int take_ready(int n, ibv_wc *wc) noexcept;
+	/* What there is for the application, to @to, where there is @room. */
+	[[gnu::noinline]] void take_ready(ibv_wc *&to, int &room) noexcept;
 	[[nodiscard]] bool has_events() const noexcept { return channel.has_events() || leases_.has_events(); }
-	void read_events() noexcept;
+	[[gnu::noinline]] void read_events() noexcept;
 	void take_results() noexcept;
 	void set_timer() noexcept;
-	int arm(bool solicited) noexcept;
+	[[gnu::noinline]] int arm(bool solicited) noexcept;
 
 	npr::event_channel leases_; /* open: the lease_keeper has it */
 	std::uint32_t handle_;   /* of @verbs, which may be destroyed before this is */
-	npr_qp *last_ = nullptr; /* found */
+	static constexpr std::uint32_t no_qp = ~0U;
+	std::uint32_t last_num_ = no_qp; /* found last: */
+	npr_qp *last_ = nullptr;
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;
 	std::vector<ibv_wc> strays_; /* polled for others, by a detach or tend() */
+	bool pending_ = false; /* set before there is something in these */
 	unsigned timed_ = 0;
 	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */

@@ -43,7 +43,7 @@ void receives::remove(receive &r) noexcept
 	used_.fetch_sub(1, std::memory_order_relaxed); /* see any() */
 }
 
-std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_id) noexcept
+std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_id, std::uint32_t hold) noexcept
 {
 	const std::lock_guard lock(mutex_);
 
@@ -51,7 +51,7 @@ std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_i
 		if (receives_.size() == max_receives)
 			return std::nullopt;
 		try {
-			receives_.push_back({nullptr, 0, none, 0, false});
+			receives_.push_back({nullptr, 0, 0, none, 0, false});
 		} catch (const std::bad_alloc &) {
 			return std::nullopt;
 		}
@@ -59,7 +59,7 @@ std::optional<std::uint64_t> receives::add(const void *queue, std::uint64_t wr_i
 	}
 	const std::uint32_t i = free_receive_;
 	free_receive_ = receives_[i].holds;
-	receives_[i] = {queue, wr_id, none, receives_[i].generation, false};
+	receives_[i] = {queue, wr_id, hold, none, receives_[i].generation, false};
 	used_.fetch_add(1, std::memory_order_relaxed); /* see any() */
 	return id_of(i);
 }
@@ -96,6 +96,7 @@ std::size_t receives::take_holds(std::uint64_t id, std::span<std::uint32_t> hold
 		const std::uint32_t i = r->holds;
 
 		if (i == none) {
+			holds[n++] = r->hold;
 			remove(*r);
 			break;
 		}
@@ -107,20 +108,21 @@ std::size_t receives::take_holds(std::uint64_t id, std::span<std::uint32_t> hold
 	return n;
 }
 
-receives::whose receives::completed(ibv_wc &wc, std::uint64_t &id) noexcept
+receives::whose receives::completed_here(ibv_wc &wc, std::uint32_t &hold, std::uint64_t &id) noexcept
 {
-	if (static_cast<std::uint32_t>(wc.wr_id >> 32) != tag_ ||
-	    (wc.status == IBV_WC_SUCCESS && !(wc.opcode & IBV_WC_RECV)))
-		return whose::application;
-
 	const std::lock_guard lock(mutex_);
 	receive *r = at(wc.wr_id);
 	if (!r || r->completed)
 		return (wc.wr_id & (max_receives - 1)) < receives_.size() ? whose::nobody : whose::application;
 	id = wc.wr_id;
 	wc.wr_id = r->wr_id;
+	hold = r->hold;
+	if (r->holds == none) {
+		remove(*r);
+		return whose::receive;
+	}
 	r->completed = true;
-	return whose::receive;
+	return whose::several;
 }
 
 std::optional<std::uint64_t> receives::abandon(const void *queue) noexcept

@@ -32,19 +32,26 @@ public:
 
 	/* Room for @count more, of @max_sge holds each. Throws std::bad_alloc. */
 	void reserve(std::size_t count, std::size_t max_sge);
-	/* A receive on @queue, any address that is one queue's. Without memory: nothing. */
-	[[nodiscard]] std::optional<std::uint64_t> add(const void *queue, std::uint64_t wr_id) noexcept;
-	/* False: no memory. */
+	/* A receive on @queue, any address that is one queue's, with its first hold. Without memory: nothing. */
+	[[nodiscard]] std::optional<std::uint64_t> add(const void *queue, std::uint64_t wr_id, std::uint32_t hold) noexcept;
+	/* Another hold. False: no memory. */
 	[[nodiscard]] bool add_hold(std::uint64_t id, std::uint32_t hold) noexcept;
 	/* How many holds of receive @id are in @holds; if that is not full there are no more, and no receive. */
 	[[nodiscard]] std::size_t take_holds(std::uint64_t id, std::span<std::uint32_t> holds) noexcept;
 	/* Whose completion is it? */
 	enum class whose : std::uint8_t {
 		application, /* none of these */
-		receive,     /* one of these: its wr_id is the application's now; @id for take_hold() */
+		receive,     /* one of these: its wr_id is the application's now; its only hold is @hold, and it is no more */
+		several,     /* the same of one with more holds, which is still there: @id for take_holds() */
 		nobody,	     /* one that was abandoned */
 	};
-	[[nodiscard]] whose completed(ibv_wc &wc, std::uint64_t &id) noexcept;
+	[[nodiscard]] whose completed(ibv_wc &wc, std::uint32_t &hold, std::uint64_t &id) noexcept
+	{
+		if (static_cast<std::uint32_t>(wc.wr_id >> 32) != tag_ ||
+		    (wc.status == IBV_WC_SUCCESS && !(wc.opcode & IBV_WC_RECV))) [[likely]]
+			return whose::application;
+		return completed_here(wc, hold, id);
+	}
 	/* A receive of @queue that is not completed; if it will be, nobody is told. */
 	[[nodiscard]] std::optional<std::uint64_t> abandon(const void *queue) noexcept;
 	[[nodiscard]] bool any(const void *queue) noexcept;
@@ -61,7 +68,8 @@ private:
 	struct receive {
 		const void *queue; /* null: free */
 		std::uint64_t wr_id;
-		std::uint32_t holds; /* the first, or none; of a free one the next free one */
+		std::uint32_t hold;  /* the first */
+		std::uint32_t holds; /* the next, or none; of a free one the next free one */
 		std::uint16_t generation;
 		bool completed;
 	};
@@ -71,9 +79,10 @@ private:
 
 	[[nodiscard]] std::uint64_t id_of(std::uint32_t i) const noexcept;
 	[[nodiscard]] receive *at(std::uint64_t id) noexcept;
+	[[nodiscard]] whose completed_here(ibv_wc &wc, std::uint32_t &hold, std::uint64_t &id) noexcept;
 	void remove(receive &r) noexcept;
 
-	optional_mutex mutex_{true};
+	light_mutex mutex_;
 	std::vector<receive> receives_;
 	std::vector<hold> holds_;
 	std::uint32_t free_receive_ = none, free_hold_ = none;

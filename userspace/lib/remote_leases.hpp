@@ -46,6 +46,8 @@ public:
 	}
 
 	[[nodiscard]] bool empty() const noexcept { return !count_; }
+	/* Never 0, and another one whenever a lease comes or is not found any more. */
+	[[nodiscard]] std::uint64_t version() const noexcept { return version_; }
 
 	/* The number of a live lease of all of @r. */
 	[[nodiscard]] std::uint32_t find(const range &r) const noexcept
@@ -75,6 +77,7 @@ public:
 	[[nodiscard]] bool withdraw(std::uint32_t n) noexcept
 	{
 		tag_of(n).key = 0;
+		++version_;
 		return !leases_[n].users;
 	}
 
@@ -106,11 +109,17 @@ public:
 		tag_of(n) = {r.key, r.first, r.end << 1 | r.write};
 		leases_[n] = {hold, region, ++uses_, 0, rkey};
 		++count_;
+		++version_;
 	}
 
 	[[nodiscard]] bool is_live(std::uint32_t n) const noexcept { return sets_[n / ways].tags[n % ways].key != 0; }
-	/* Of a live one: it is for writing, too. */
-	[[nodiscard]] bool write(std::uint32_t n) const noexcept { return sets_[n / ways].tags[n % ways].write(); }
+	/* Of a live one. */
+	[[nodiscard]] range bytes(std::uint32_t n) const noexcept
+	{
+		const tag &t = sets_[n / ways].tags[n % ways];
+
+		return {t.key, t.first, t.end(), t.write()};
+	}
 	[[nodiscard]] std::uint32_t rkey(std::uint32_t n) const noexcept { return leases_[n].rkey; }
 	[[nodiscard]] std::uint64_t hold(std::uint32_t n) const noexcept { return leases_[n].hold; }
 	[[nodiscard]] std::uint64_t region(std::uint32_t n) const noexcept { return leases_[n].region; }
@@ -232,7 +241,7 @@ private:
 	std::array<set, most / ways> sets_;
 	std::array<lease, most> leases_;
 	std::array<candidate, 256> candidates_;
-	std::uint64_t uses_ = 0, aged_ = 0;
+	std::uint64_t uses_ = 0, aged_ = 0, version_ = 1;
 	std::uint32_t count_ = 0; /* with those that end */
 };
 

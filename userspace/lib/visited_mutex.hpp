@@ -23,7 +23,7 @@ namespace npr {
 class visited_mutex {
 public:
 	/* @threads: the application comes with several at a time. */
-	explicit visited_mutex(bool threads) noexcept : threads_(threads || !barrier_is_there()), mutex_(true) {}
+	explicit visited_mutex(bool threads) noexcept : threads_(threads || !barrier_is_there()) {}
 
 	void lock() noexcept
 	{
@@ -76,7 +76,7 @@ private:
 		return !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
 	}
 
-	void make_way() noexcept
+	[[gnu::noinline, gnu::cold]] void make_way() noexcept
 	{
 		do {
 			tell_visitor();
@@ -87,7 +87,7 @@ private:
 		} while (visitor_.load(std::memory_order_acquire));
 	}
 
-	void tell_visitor() noexcept
+	[[gnu::noinline, gnu::cold]] void tell_visitor() noexcept
 	{
 		/* release: as in unlock(); and no load of notify_one() is before it */
 		inside_.exchange(0, std::memory_order_seq_cst);
@@ -96,7 +96,7 @@ private:
 
 	const bool threads_;
 	std::atomic<std::uint32_t> inside_{0}, visitor_{0};
-	optional_mutex mutex_;
+	light_mutex mutex_;
 };
 
 /* As std::lock_guard, of the visitor. */

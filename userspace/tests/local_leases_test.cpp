@@ -18,7 +18,7 @@ using npr::local_leases;
 namespace {
 
 constexpr std::uint64_t page = 4096;
-constexpr std::uint32_t mr = 5;
+constexpr std::uint32_t mr = 5, program_lkey = 77;
 
 class fake_kernel final : public npr::kernel {
 public:
@@ -422,30 +422,143 @@ TEST_F(LocalLeases, AllThatIsIdleGoesBackWhenAsked)
 }
 
 /* Threads use leases while all are recalled again and again: none ends in use, and none is taken that was recalled. */
+class LocalTicket : public LocalLeases {
+protected:
+	LocalTicket()
+	{
+		touch(0, 2 * page);
+		EXPECT_FALSE(take(0, 8));
+		const auto u = leases_.take(mr, address(0), 2 * page, false, local_leases::term::brief, 0, &ticket_);
+		EXPECT_TRUE(u);
+		ticket_.name(program_lkey);
+		EXPECT_EQ(u->token, ticket_.token());
+		leases_.give(u->token);
+	}
+	[[nodiscard]] bool covers(std::uint64_t offset, std::uint64_t n, bool write = false, std::uint32_t lkey = program_lkey) const
+	{
+		return ticket_.covers({address(0) + offset, static_cast<std::uint32_t>(n), lkey}, write);
+	}
+
+	npr::local_ticket ticket_;
+};
+
+TEST(LocalTicketOfNothing, CoversNothing)
+{
+	EXPECT_FALSE(npr::local_ticket().covers({0, 0, 0}, false));
+	EXPECT_FALSE(npr::local_ticket().covers({0, 1, 0}, false));
+}
+
+TEST_F(LocalTicket, CoversWhatItsLeaseDoes)
+{
+	EXPECT_TRUE(covers(0, 2 * page));
+	EXPECT_TRUE(covers(2 * page - 1, 1));
+	EXPECT_FALSE(covers(0, 2 * page + 1));
+	EXPECT_FALSE(covers(2 * page - 1, 2));
+	EXPECT_FALSE(covers(2 * page, 1));
+	EXPECT_FALSE(covers(~0ULL, 2)) << "begins before it";
+	EXPECT_FALSE(covers(0, 8, true)) << "it is to be read only";
+	EXPECT_FALSE(covers(0, 8, false, program_lkey + 1)) << "another region's";
+	const ibv_sge w = ticket_.wire({address(8), 16, program_lkey});
+	EXPECT_EQ(w.addr, address(8) + (1ULL << 40));
+	EXPECT_EQ(w.length, 16U);
+	EXPECT_EQ(w.lkey, kernel_.only().lkey);
+}
+
+TEST_F(LocalTicket, IsNotTakenAfterTheRecall)
+{
+	ASSERT_TRUE(ticket_.take());
+	kernel_.recall_all();
+	EXPECT_FALSE(ticket_.take()) << "nobody has read the recall";
+	leases_.give(ticket_.token());
+	/* All that there are: then the life says so. */
+	kernel_.refuse = -EBUSY;
+	EXPECT_FALSE(take(0, 8));
+	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_FALSE(ticket_.take());
+	leases_.give(ticket_.token());
+	EXPECT_EQ(kernel_.live(), 1U) << "one use is left";
+	EXPECT_FALSE(ticket_.give());
+	leases_.give(ticket_.token());
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+TEST_F(LocalTicket, IsNotTakenWhenItsPlaceIsAnotherLeases)
+{
+	EXPECT_TRUE(leases_.give_back_idle());
+	const auto other = take_again(0, 8);
+	ASSERT_TRUE(other);
+	ASSERT_EQ(other->token, ticket_.token()) << "no test of this";
+	EXPECT_FALSE(ticket_.take());
+	leases_.give(ticket_.token());
+	EXPECT_EQ(kernel_.live(), 1U);
+	leases_.give(other->token);
+	EXPECT_TRUE(leases_.give_back_idle());
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+TEST_F(LocalTicket, EndsWithItsRegion)
+{
+	leases_.remove(mr);
+	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_FALSE(ticket_.take());
+	leases_.give(ticket_.token());
+}
+
+TEST_F(LocalTicket, UseKeepsTheLeaseFromAging)
+{
+	const auto until = std::chrono::steady_clock::now() + 5 * std::chrono::nanoseconds(local_leases::warm);
+
+	while (std::chrono::steady_clock::now() < until) {
+		ASSERT_TRUE(ticket_.take());
+		ASSERT_TRUE(ticket_.give());
+		std::this_thread::sleep_for(5ms);
+	}
+	EXPECT_EQ(kernel_.live(), 1U);
+}
+
 TEST_F(LocalLeases, ThreadsAndRecalls)
 {
 	constexpr std::size_t keys = 1 << 20;
 	std::vector<std::atomic<int>> in_use(keys);
 	std::atomic<std::uint32_t> recalled{0}; /* keys up to here were */
 	std::atomic<bool> stop{false};
-	std::atomic<std::uint64_t> taken{0};
+	std::atomic<std::uint64_t> taken{0}, by_ticket{0};
 	std::vector<std::thread> threads;
 
 	kernel_.on_free = [&](const fake_kernel::lease &l) { EXPECT_EQ(in_use[l.lkey % keys].load(), 0); };
 	touch(0, bytes_);
 	for (unsigned t = 0; t < 4; ++t)
 		threads.emplace_back([&, t] {
-			for (std::uint64_t i = t; !stop; i += 7) {
-				const std::uint32_t before = recalled;
-				const auto u = leases_.take(mr, address(i % 4 * local_leases::part), 64, i & 8, local_leases::term::brief, t);
-
-				if (!u)
-					continue;
-				EXPECT_GT(u->lkey, before);
-				++in_use[u->lkey % keys];
+			npr::local_ticket ticket;
+			const auto use = [&](std::uint32_t lkey, std::uint32_t before) {
+				EXPECT_GT(lkey, before);
+				++in_use[lkey % keys];
 				++taken;
-				--in_use[u->lkey % keys];
-				leases_.give(u->token);
+				--in_use[lkey % keys];
+			};
+
+			ticket.name(program_lkey);
+			for (std::uint64_t i = t; !stop; i += 7) {
+				const ibv_sge s{address(i / 64 % 4 * local_leases::part), 64, program_lkey};
+				const bool write = i & 8;
+				std::uint32_t before = recalled;
+
+				if (ticket.covers(s, write)) {
+					const bool valid = ticket.take();
+
+					if (valid) {
+						++by_ticket;
+						use(ticket.wire(s).lkey, before);
+					}
+					if (!valid || !ticket.give())
+						leases_.give(ticket.token());
+					before = recalled;
+				}
+				if (const auto u = leases_.take(mr, s.addr, s.length, write, local_leases::term::brief, t, &ticket)) {
+					use(u->lkey, before);
+					if (!ticket.give())
+						leases_.give(u->token);
+				}
 			}
 		});
 	for (int i = 0; i < 300; ++i) {
@@ -456,6 +569,7 @@ TEST_F(LocalLeases, ThreadsAndRecalls)
 	for (std::thread &t : threads)
 		t.join();
 	EXPECT_GT(taken, 0U);
+	EXPECT_GT(by_ticket, 0U);
 	kernel_.on_free = nullptr;
 }
 

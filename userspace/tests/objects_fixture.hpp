@@ -82,6 +82,8 @@ struct device {
 			}
 			posted.push_back(*wr);
 			wc.opcode = wr->opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE;
+			for (int i = 0; wr->opcode == IBV_WR_RDMA_READ && i < wr->num_sge; ++i)
+				wc.byte_len += wr->sg_list[i].length;
 			std::uint64_t at = wr->wr.rdma.remote_addr;
 			const bool data = wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_RDMA_WRITE;
 			for (int i = 0; data && i < wr->num_sge; ++i) {

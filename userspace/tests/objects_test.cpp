@@ -499,30 +499,58 @@ TEST(Receives, IdOfAnAbandonedReceiveIsNeverUsedAgain)
 {
 	npr::receives all;
 	std::vector<std::uint64_t> ids;
+	std::uint32_t hold = 0;
 	std::uint64_t id = 0;
 
 	for (unsigned i = 0; i < 3000; ++i) {
-		ids.push_back(all.add(&all, i).value());
+		ids.push_back(all.add(&all, i, i).value());
 		ASSERT_EQ(ids.front() >> 32, ids.back() >> 32) << "the upper half tells them from others";
-		ASSERT_TRUE(all.add_hold(ids.back(), i));
 		const auto abandoned = all.abandon(&all);
 		ASSERT_TRUE(abandoned);
-		std::array<std::uint32_t, 1> hold;
-		ASSERT_EQ(all.take_holds(*abandoned, hold), 1U);
-		EXPECT_EQ(hold[0], i);
-		EXPECT_EQ(all.take_holds(*abandoned, hold), 0U);
+		std::array<std::uint32_t, 1> held;
+		ASSERT_EQ(all.take_holds(*abandoned, held), 1U);
+		EXPECT_EQ(held[0], i);
+		EXPECT_EQ(all.take_holds(*abandoned, held), 0U);
 	}
-	ids.push_back(all.add(&all, 7).value());
+	ids.push_back(all.add(&all, 7, 8).value());
 	std::sort(ids.begin(), ids.end() - 1);
 	EXPECT_EQ(std::adjacent_find(ids.begin(), ids.end() - 1), ids.end() - 1);
 	for (const std::uint64_t x : ids) {
 		ibv_wc wc{};
 		wc.wr_id = x;
 		wc.status = IBV_WC_WR_FLUSH_ERR;
-		EXPECT_EQ(all.completed(wc, id), x == ids.back() ? npr::receives::whose::receive
-								 : npr::receives::whose::nobody);
+		EXPECT_EQ(all.completed(wc, hold, id), x == ids.back() ? npr::receives::whose::receive
+								       : npr::receives::whose::nobody);
 	}
-	EXPECT_EQ(id, ids.back());
+	EXPECT_EQ(hold, 8U);
+	EXPECT_FALSE(all.any());
+}
+
+TEST(Receives, EachHoldOfManyIsGivenBack)
+{
+	npr::receives all;
+	std::uint32_t hold = 0;
+	std::uint64_t id = 0;
+	const auto made = all.add(&all, 7, 1);
+
+	ASSERT_TRUE(made);
+	ASSERT_TRUE(all.add_hold(*made, 2));
+	ASSERT_TRUE(all.add_hold(*made, 3));
+	ibv_wc wc{};
+	wc.wr_id = *made;
+	wc.opcode = IBV_WC_RECV;
+	EXPECT_EQ(all.completed(wc, hold, id), npr::receives::whose::several);
+	EXPECT_EQ(wc.wr_id, 7U);
+	EXPECT_EQ(id, *made);
+	std::array<std::uint32_t, 2> some;
+	std::multiset<std::uint32_t> holds;
+	std::size_t n;
+	do {
+		n = all.take_holds(id, some);
+		holds.insert(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(n));
+	} while (n == some.size());
+	EXPECT_EQ(holds, (std::multiset<std::uint32_t>{1, 2, 3}));
+	EXPECT_FALSE(all.any());
 }
 
 /* As ibv_reg_mr_iova() with the preload library: nothing is at the addresses of work requests. */

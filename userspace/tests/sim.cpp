@@ -274,7 +274,7 @@ std::byte *sim::memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t 
 	return at(addr);
 }
 
-int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept
+int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view, local_ticket &) noexcept
 {
 	if (is_plain(sge.lkey))
 		return no_hold;
@@ -565,6 +565,31 @@ bool sim::advance_request()
 	return false;
 }
 
+/* What the HCA says of a success. */
+void sim::complete_as(ibv_wc &wc, const wire &w)
+{
+	switch (w.wr.opcode) {
+	case IBV_WR_RDMA_READ:
+		wc.opcode = IBV_WC_RDMA_READ;
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		wc.opcode = IBV_WC_COMP_SWAP;
+		break;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		wc.opcode = IBV_WC_FETCH_ADD;
+		break;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		wc.opcode = IBV_WC_RDMA_WRITE;
+		return;
+	default:
+		wc.opcode = IBV_WC_SEND;
+		return;
+	}
+	for (const ibv_sge &s : w.sges)
+		wc.byte_len += s.length;
+}
+
 bool sim::complete_one()
 {
 	if (queue.empty() || !queue.front().finished)
@@ -576,11 +601,11 @@ bool sim::complete_one()
 	ibv_wc wc{};
 	wc.wr_id = w.wr.wr_id;
 	wc.status = w.status;
-	/* only these are defined after an error */
-	wc.opcode = w.status != IBV_WC_SUCCESS ? IBV_WC_RECV
-		    : w.wr.opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ
-						       : IBV_WC_SEND;
 	wc.qp_num = 17;
+	/* only these are defined after an error */
+	wc.opcode = IBV_WC_RECV;
+	if (w.status == IBV_WC_SUCCESS)
+		complete_as(wc, w);
 	if (before_cqe)
 		before_cqe(*this);
 	if (cq) {
@@ -595,9 +620,9 @@ bool sim::complete_one()
 /* As npr_cq::poll() does it. */
 void sim::arrives(const ibv_wc &wc) noexcept
 {
-	ibv_wc out;
+	ibv_wc out = wc;
 
-	switch (quick ? attached->quick_cqe(wc, out) : engine::quick_end::no) {
+	switch (quick ? attached->quick_cqe(out) : engine::quick_end::no) {
 	case engine::quick_end::told:
 		told.push_back(out);
 		++quick_ends;

@@ -131,7 +131,8 @@ public:
 	void resolve(std::uint32_t rkey) noexcept override { resolves.push_back(rkey); }
 	bool is_local(std::uint32_t lkey) noexcept override { return lkey == local_lkey || lkey == iova_lkey; }
 	bool is_plain(std::uint32_t lkey) noexcept override { return !is_local(lkey) && lkey != opaque_lkey; }
-	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view) noexcept override;
+	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
+		       local_ticket &ticket) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
 	void fail_qp() noexcept override { qp_error = true; }
 	bool connected() noexcept override { return !qp_error; }
@@ -174,6 +175,7 @@ public:
 	void run_wire();
 	/* The completion of the first entry, if it is finished: to the engine, or into the CQ. */
 	bool complete_one();
+	static void complete_as(ibv_wc &wc, const wire &w);
 	void serve_fault(std::size_t i, rdma_np_status status = RDMA_NP_OK);
 	void answer_resolve(std::size_t i, int error = 0);
 	void deliver(std::size_t i);
