@@ -191,7 +191,7 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 			errno = error;
 			return nullptr;
 		};
-		if (a.flags & ~static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER | NPR_QP_OPAQUE_SINKS) ||
+		if (a.flags & ~static_cast<std::uint32_t>(NPR_QP_RELAXED_ORDER | NPR_QP_OPAQUE_SINKS | NPR_QP_ORDERED_WRITES) ||
 		    !all_zero(a.reserved))
 			return refuse(EINVAL);
 		if (const int error = ibv_query_qp(qp, &state,
@@ -226,6 +226,7 @@ NPR_EXPORT npr_qp *npr_attach_qp(npr_cq *cq, ibv_qp *qp, const npr_qp_attr *attr
 		p.sq_sig_all = init.sq_sig_all;
 		p.relaxed = a.flags & NPR_QP_RELAXED_ORDER;
 		p.opaque_sinks = a.flags & NPR_QP_OPAQUE_SINKS;
+		p.ordered_writes = a.flags & NPR_QP_ORDERED_WRITES;
 		p.local_only = !rc;
 		return cq->attach(qp, p);
 	});

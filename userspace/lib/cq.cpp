@@ -471,6 +471,7 @@ engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params,
 	c.cookie = cookie;
 	c.sq_sig_all = params.sq_sig_all;
 	c.relaxed = params.relaxed;
+	c.ordered_writes = params.ordered_writes;
 	c.local = true;
 	c.leases = true;
 	c.local_only = params.local_only;

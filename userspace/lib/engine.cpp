@@ -430,6 +430,8 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 	ibv_send_wr *const w = &chain_[state_.chained];
 	ibv_send_wr &second = w[entries - 1];
 	if constexpr (write) {
+		if (config_.ordered_writes)
+			return false;
 		const std::uint64_t page = (addr >> page_shift) - (info.base >> page_shift);
 		const std::uint32_t pages = pages_of(addr, length);
 
@@ -995,7 +997,8 @@ void engine::issue() noexcept
 				want_lease(o.wr, o.length, *r);
 		}
 		while (o.issued < o.length) {
-			if (free_.empty() || !posting_.empty() || !start_piece(o, next_))
+			if (free_.empty() || !posting_.empty() ||
+			    (config_.ordered_writes && o.kind == op_kind::write && o.pieces) || !start_piece(o, next_))
 				return;
 			if (trouble_.dead || failing_ <= next_)
 				return;
@@ -1562,6 +1565,11 @@ bool engine::decide_write(piece &p) noexcept
 	p.todo.merge_runs(max_runs(p));
 	if (p.hold)
 		return read ? post_read(p) : post_write(p);
+	/* What lands on pages that stay where they are lands in order, and once. */
+	if (config_.ordered_writes && !read && !p.no_hold) {
+		ask(p, true);
+		return true;
+	}
 	p.ask.reset(p.pages);
 	p.todo.for_each([&](unsigned i) {
 		const std::uint64_t w = cache_.get(p.reg->uid, p.first_page + i);

@@ -27,6 +27,8 @@
  *   with immediate is a proven WRITE and then, for the receiver's byte count, the same
  *   once more with it. That one needs no hold, whatever page it meets: its data is
  *   there. And it must have none, because it may wait for a receive without limit.
+ *   With ordered WRITEs (engine_config::ordered_writes) each WRITE is posted once, a piece at a time: under a
+ *   lease, or else under a hold.
  *   Neither needs P1: the words behind an atomic have a fence, so they are READ when its
  *   answer is there, and behind the repetition with the immediate no words are READ.
  * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
@@ -163,6 +165,7 @@ struct engine_config {
 	std::uint16_t cookie = 0;	  /* upper bits of cookies */
 	bool sq_sig_all = false;
 	bool relaxed = false;
+	bool ordered_writes = false;	  /* the bytes of a WRITE land once, those at lower addresses first */
 	bool local_only = false;	  /* UC, UD: remote keys are not looked at */
 	bool local = false;		  /* unpinned local buffers are looked for */
 	bool leases = false;		  /* of the peer's memory are asked for: then call age_leases() */

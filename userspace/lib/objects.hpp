@@ -108,6 +108,7 @@ struct qp_params {
 	bool sq_sig_all, relaxed;
 	bool local_only = false;
 	bool opaque_sinks = false;
+	bool ordered_writes = false;
 };
 
 } // namespace npr

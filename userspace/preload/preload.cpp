@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <initializer_list>
@@ -82,6 +83,7 @@ struct functions {
 	REAL(ibv_destroy_qp, "IBVERBS_1.1");
 	REAL(ibv_modify_qp, "IBVERBS_1.1");
 	REAL(ibv_qp_to_qp_ex, "IBVERBS_1.6");
+	REAL(ibv_query_qp_data_in_order, "IBVERBS_1.14");
 };
 
 #undef REAL
@@ -276,6 +278,23 @@ std::size_t threshold()
 	return bytes;
 }
 
+/* NPRDMA_ORDERED: do WRITEs land in order, for peers that poll their memory? */
+bool ordered()
+{
+	static const bool yes = [] {
+		const char *const s = std::getenv("NPRDMA_ORDERED");
+
+		if (!s || !*s || !std::strcmp(s, "0"))
+			return false;
+		if (!std::strcmp(s, "1"))
+			return true;
+		std::fprintf(stderr, "libnprdma-preload: NPRDMA_ORDERED is 0 or 1, not %s\n", s);
+		std::_Exit(64);
+	}();
+
+	return yes;
+}
+
 const char *advice(int error)
 {
 	switch (error) {
@@ -454,7 +473,10 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	if (!cq || !find(qp->recv_cq) ||
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
-	npr_qp *const lib = npr_attach_qp(cq, qp, nullptr);
+	npr_qp_attr attr{};
+	if (ordered())
+		attr.flags = NPR_QP_ORDERED_WRITES;
+	npr_qp *const lib = npr_attach_qp(cq, qp, &attr);
 	if (!lib)
 		return errno;
 	if (!d->qps.set(qp->handle, qp, lib)) {
@@ -950,6 +972,12 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 	if (const int error = attach_again(qp, std::move(ex)); error && !rc)
 		return may_be_left(qp->context, "QP", qp->qp_num, error) ? 0 : error;
 	return rc;
+}
+
+/* What a READ brings may come in two tries, and what a WRITE brings is the peer's library to order. */
+NPR_EXPORT int ibv_query_qp_data_in_order(ibv_qp *qp, ibv_wr_opcode op, std::uint32_t flags)
+{
+	return find(qp) ? 0 : verbs().ibv_query_qp_data_in_order(qp, op, flags);
 }
 
 NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)

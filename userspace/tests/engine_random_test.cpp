@@ -19,6 +19,7 @@ struct scenario {
 	bool relaxed, sig_all, signature_data;
 	unsigned once = 0, local = 0, no_hold = 0, opaque = 0;
 	unsigned recall = 0; /* with leases */
+	bool ordered = false;
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -34,6 +35,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	c.sq_sig_all = s.sig_all;
 	c.opaque_sinks = s.opaque == 100;
 	c.leases = s.recall;
+	c.ordered_writes = s.ordered;
 	app a(c, seed);
 	a.world.add_region(0x10000, 24 * page_size, 0x100);
 	a.world.add_region(0x7f0000000123, 9 * page_size + 77, 0x200);
@@ -44,6 +46,7 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.chance_no_hold = s.no_hold;
 	a.world.chance_recall = s.recall;
 	a.world.chance_no_lease = s.recall ? 10 : 0;
+	a.world.lands_once = s.ordered;
 	a.world.request = 64U << seed % 7;
 	/* Two of three responders do not keep the order of READs and WRITEs, or may not. */
 	a.world.out_of_order = seed % 3 == 1;
@@ -151,6 +154,9 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"LeasesRelaxed", 20, 5, 0, 16, 64, 0, true, false, false, 20, 0, 0, 0, 20},
 		scenario{"LeasesDataIsTheSignature", 20, 5, 2, 16, 64, 0, false, false, true, 0, 0, 0, 0, 10},
 		scenario{"LeasesReregistration", 10, 5, 4, 9, 64, 4096, true, false, false, 0, 20, 0, 0, 20},
+		scenario{"Ordered", 30, 10, 0, 16, 64, 0, false, false, false, 20, 30, 0, 0, 0, true},
+		scenario{"OrderedSmallestQueue", 20, 5, 0, 2, 4, 4096, false, true, false, 20, 0, 0, 0, 0, true},
+		scenario{"OrderedLeases", 20, 5, 0, 9, 64, 0, false, false, false, 20, 0, 0, 0, 20, true},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
 		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });

@@ -381,6 +381,11 @@ void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire
 	if (is_atomic(owner->opcode)) {
 		ASSERT_LT((*r.stamps)[start], owner->seq) << "done twice";
 	}
+	if (lands_once && owner->opcode == IBV_WR_RDMA_WRITE) {
+		ASSERT_LT((*r.stamps)[start], owner->seq) << "landed twice";
+		for (std::uint64_t i = owner->offset; i < start; ++i)
+			ASSERT_EQ((*r.stamps)[i], owner->seq) << "landed before a byte at a lower address";
+	}
 	for (std::uint64_t i = start; i < start + n; ++i) {
 		ASSERT_LE((*r.stamps)[i], owner->seq) << "a later WRITE was overwritten";
 		(*r.stamps)[i] = owner->seq;

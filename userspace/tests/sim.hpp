@@ -248,6 +248,7 @@ public:
 	unsigned chance_no_lease = 0; /* percent of those asked for */
 	bool sig_all = false;	      /* the HCA tells of everything */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
+	bool lands_once = false;      /* so do WRITEs without immediate, lower addresses first */
 	bool out_of_order = false;    /* the responder executes READs and WRITEs in any order (not P1) */
 	int refuse_post_after = -1;   /* entries until post() fails */
 	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */

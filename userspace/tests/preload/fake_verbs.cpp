@@ -388,6 +388,12 @@ EXPORT int ibv_destroy_qp(ibv_qp *v)
 	return 0;
 }
 
+/* Of an adapter that says yes. */
+EXPORT int ibv_query_qp_data_in_order(ibv_qp *, ibv_wr_opcode, uint32_t)
+{
+	return 1;
+}
+
 EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *)
 {
 	return nullptr;

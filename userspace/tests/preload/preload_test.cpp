@@ -172,7 +172,9 @@ TEST(Preload, WhatTheLibraryDoesNotTakeIsTheProviders)
 	ibv_mw_bind bind{};
 	ibv_mw mw{};
 
+	EXPECT_EQ(ibv_query_qp_data_in_order(ours.qp, IBV_WR_RDMA_WRITE, 0), 0) << "nobody can promise that";
 	for (ibv_qp *const qp : {raw, elsewhere}) {
+		EXPECT_EQ(ibv_query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 0), 1);
 		ibv_send_wr wr{}, *bad;
 		wr.wr_id = 5;
 		wr.opcode = IBV_WR_SEND;
