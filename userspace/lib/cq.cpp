@@ -276,19 +276,16 @@ bool npr_context::is_plain(std::uint32_t lkey) const noexcept
 	return regions.find(lkey).plain();
 }
 
-int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
-			    npr::local_leases::term term, unsigned stripe, local_ticket *ticket) noexcept
+int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::local_leases::term term,
+			    unsigned stripe) noexcept
 {
 	const local_key key = regions.find(sge.lkey);
 	rdma_np_hold_req req{};
 	rdma_np_hold_info info;
 
-	view = {key.offset, key.opaque};
 	if (!key.handle)
 		return backend::no_hold;
-	if (const auto lease = leases.take(*key.handle, sge.addr, sge.length, write, term, stripe, ticket)) {
-		if (ticket)
-			ticket->name(sge.lkey);
+	if (const auto lease = leases.take(*key.handle, sge.addr, sge.length, write, term, stripe)) {
 		hold = lease->token;
 		sge.addr = lease->addr;
 		sge.lkey = lease->lkey;
@@ -330,25 +327,33 @@ void npr_context::free_local(std::uint32_t hold) noexcept
 /* --- receives ---------------------------------------------------------- */
 
 template <class F>
-int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
-			   unsigned stripe, F &&post) noexcept
+int npr_context::post_recv(const void *queue, const ibv_recv_wr &wr, std::uint32_t max_sge, unsigned stripe,
+			   F &&post) noexcept
 {
+	/* More than adapters have; for others there is the heap. */
+	std::array<ibv_sge, 32> some;
+	std::unique_ptr<ibv_sge[]> many;
 	std::optional<std::uint64_t> id;
 	ibv_recv_wr w = wr;
 	int rc = 0;
 
-	if (wr.num_sge < 0 || static_cast<std::size_t>(wr.num_sge) > sges.size())
+	if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > max_sge)
 		return -EINVAL;
+	const auto n = static_cast<std::size_t>(wr.num_sge);
+	if (n > some.size()) {
+		many.reset(new (std::nothrow) ibv_sge[n]);
+		if (!many)
+			return -ENOMEM;
+	}
 	w.next = nullptr;
-	w.sg_list = sges.data();
-	std::copy_n(wr.sg_list, wr.num_sge, w.sg_list);
-	for (int k = 0; k < w.num_sge && rc >= 0; ++k) {
+	w.sg_list = n > some.size() ? many.get() : some.data();
+	std::copy_n(wr.sg_list, n, w.sg_list);
+	for (std::size_t k = 0; k < n && rc >= 0; ++k) {
 		std::uint32_t hold;
-		cpu_view view;
 
 		if (!w.sg_list[k].length || !is_local(w.sg_list[k].lkey))
 			continue;
-		rc = hold_local(w.sg_list[k], true, hold, view, local_leases::term::lasting, stripe, nullptr);
+		rc = hold_local(w.sg_list[k], true, hold, local_leases::term::lasting, stripe);
 		if (rc)
 			continue;
 		if (id ? receives.add_hold(*id, hold) : (id = receives.add(queue, wr.wr_id, hold)).has_value())
@@ -407,7 +412,7 @@ void npr_context::abandon(const void *queue) noexcept
 /* --- SRQ --------------------------------------------------------------- */
 
 npr_srq::npr_srq(npr_context &c, ibv_srq *s, std::uint32_t max_wr, std::uint32_t max_sge)
-    : ctx(c), verbs(s), mutex(c.threads), stripe_(c.stripes.fetch_add(1, std::memory_order_relaxed)), sges_(max_sge)
+    : ctx(c), verbs(s), stripe_(c.stripes.fetch_add(1, std::memory_order_relaxed)), max_sge_(max_sge)
 {
 	ctx.receives.reserve(max_wr, max_sge);
 	ctx.users.fetch_add(1, std::memory_order_relaxed); /* a count, nothing hangs on it */
@@ -421,10 +426,8 @@ npr_srq::~npr_srq()
 
 int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 {
-	const std::lock_guard lock(mutex);
-
 	for (; wr; wr = wr->next) {
-		const int rc = ctx.post_recv(this, *wr, sges_, stripe_, [&](ibv_recv_wr &w) {
+		const int rc = ctx.post_recv(this, *wr, max_sge_, stripe_, [&](ibv_recv_wr &w) {
 			ibv_recv_wr *b;
 			return ctx.provider.post_srq_recv(verbs, &w, &b);
 		});
@@ -503,7 +506,7 @@ npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, 
     : cq(c), verbs(q), budget(params.budget), cookie(id), post_send_(c.ctx.provider.post_send),
       requests_(c.ctx.resolver, requests_of(params.budget)), words_(alloc_words()),
       words_mr_(words_lkey ? nullptr : reg_words(c.ctx.provider, q->pd, words_.get()), c.ctx.provider.dereg_mr),
-      receive_sges_(params.receive_sge),
+      max_sge_(std::max(params.max_sge, 1U)), receive_max_sge_(params.receive_sge),
       engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
       ex(std::make_unique<qp_ex>(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads))
 {
@@ -554,7 +557,81 @@ bool npr_qp::is_plain(std::uint32_t lkey) noexcept
 
 int npr_qp::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view, local_ticket &ticket) noexcept
 {
-	return cq.ctx.hold_local(sge, write, hold, view, local_leases::term::brief, cq.stripe, &ticket);
+	const local_key key = cq.ctx.regions.find(sge.lkey);
+
+	view = {key.offset, key.opaque};
+	if (!key.handle)
+		return no_hold;
+	if (int rc; prepared_ && prepared_->take(sge, write, hold, rc))
+		return rc;
+	const auto lease = cq.ctx.leases.find(*key.handle, sge.addr, sge.length, write, local_leases::term::brief, cq.stripe,
+					      &ticket);
+	if (!lease)
+		return would_block;
+	ticket.name(sge.lkey);
+	hold = lease->token;
+	sge.addr = lease->addr;
+	sge.lkey = lease->lkey;
+	return 0;
+}
+
+void npr_qp::prepared::give_back() noexcept
+{
+	for (; next_ < buffers_.size(); ++next_)
+		if (!buffers_[next_].rc)
+			qp_.free_local(buffers_[next_].hold);
+	buffers_.clear();
+	next_ = 0;
+}
+
+int npr_qp::prepared::hold(const ibv_send_wr *wr, bool all) noexcept
+{
+	const uncancelled here;
+
+	/* Those before them found a lease after all. */
+	give_back();
+	for (; wr; wr = all ? wr->next : nullptr) {
+		const bool write = wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+				   wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+
+		/* What is wrong with it the engine says. */
+		if (wr->num_sge < 0 || static_cast<std::uint32_t>(wr->num_sge) > qp_.max_sge_ ||
+		    wr->send_flags & IBV_SEND_INLINE)
+			continue;
+		for (int k = 0; k < wr->num_sge; ++k) {
+			const ibv_sge &s = wr->sg_list[k];
+			buffer b{s, s, 0, 0, write};
+
+			if (!s.length || !qp_.is_local(s.lkey))
+				continue;
+			b.rc = qp_.cq.ctx.hold_local(b.wire, write, b.hold, local_leases::term::brief, qp_.cq.stripe);
+			if (b.rc < 0)
+				return b.rc;
+			try {
+				buffers_.push_back(b);
+			} catch (const std::bad_alloc &) {
+				if (!b.rc)
+					qp_.free_local(b.hold);
+				return -ENOMEM;
+			}
+		}
+	}
+	return 0;
+}
+
+bool npr_qp::prepared::take(ibv_sge &sge, bool write, std::uint32_t &hold, int &rc) noexcept
+{
+	if (next_ == buffers_.size())
+		return false;
+	const buffer &b = buffers_[next_];
+
+	if (b.sge.addr != sge.addr || b.sge.length != sge.length || b.sge.lkey != sge.lkey || b.write != write)
+		return false;
+	++next_;
+	sge = b.wire;
+	hold = b.hold;
+	rc = b.rc;
+	return true;
 }
 
 void npr_qp::free_local(std::uint32_t hold) noexcept
@@ -564,8 +641,10 @@ void npr_qp::free_local(std::uint32_t hold) noexcept
 
 int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 {
-	return cq.ctx.post_recv(this, wr, receive_sges_, cq.stripe, [&](ibv_recv_wr &w) {
+	return cq.ctx.post_recv(this, wr, receive_max_sge_, cq.stripe, [&](ibv_recv_wr &w) {
 		ibv_recv_wr *bad;
+		/* The provider may have no locks, for an application that comes with one thread. */
+		const std::lock_guard lock(cq.mutex);
 		return cq.ctx.provider.post_recv(verbs, &w, &bad);
 	});
 }
@@ -980,18 +1059,43 @@ void npr_cq::before_post() noexcept
 
 int npr_cq::post_slow(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole, bool posted) noexcept
 {
-	const int rc = posted ? 0 : qp.engine.post_send(wr, bad, whole);
+	npr_qp::prepared buffers(qp);
+	ibv_send_wr *first_bad = wr, *held = nullptr;
+	int rc = 0;
 
-	settle(qp);
-	serve_line();
-	wake(qp);
+	for (;;) {
+		qp.use(&buffers);
+		rc = posted ? 0 : qp.engine.post_send(wr, &first_bad, whole);
+		qp.use(nullptr);
+		settle(qp);
+		serve_line();
+		wake(qp);
+		if (rc != backend::would_block)
+			break;
+		if (!whole)
+			wr = first_bad;
+		/* What it needs was held, and is not what it needs now: somebody changes it. */
+		if (std::exchange(held, wr) == wr) {
+			rc = -EAGAIN;
+			break;
+		}
+		mutex.unlock();
+		rc = buffers.hold(wr, whole);
+		mutex.lock();
+		if (solicited_ || leases_.has_events())
+			before_post();
+		if (rc) {
+			first_bad = wr;
+			break;
+		}
+	}
+	if (rc && bad)
+		*bad = first_bad;
 	return rc;
 }
 
 int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 {
-	const std::lock_guard lock(mutex);
-
 	for (; wr; wr = wr->next) {
 		const bool ours = qp.verbs->recv_cq == verbs || ctx.cqs.find(qp.verbs->recv_cq->handle, qp.verbs->recv_cq);
 		const int rc = qp.verbs->srq || !ours ? -EINVAL : qp.post_recv(*wr);

@@ -363,7 +363,7 @@ int engine::hold_buffers(std::uint64_t i) noexcept
 		if (!wire[k].length || world_.is_plain(wire[k].lkey))
 			continue;
 		const int rc = world_.hold_local(wire[k], write, hold_of(o, i, o.held), view, ticket_);
-		if (rc < 0) {
+		if (rc && rc != backend::no_hold) {
 			free_buffers(o);
 			return rc;
 		}
@@ -549,7 +549,7 @@ bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held) noexcept
 		if (!wire[k].length)
 			continue;
 		const int rc = world_.hold_local(wire[k], write, hold_of(o, tail_, o.held), view, ticket_);
-		if (rc < 0) {
+		if (rc && rc != backend::no_hold) {
 			free_buffers(o);
 			return false;
 		}
@@ -648,7 +648,7 @@ template <bool leased, engine::place at>
 			*w.sg_list = ticket_.wire(*one);
 			o.hold = ticket_.token();
 			held = 1;
-		} else if (!hold_all(w, held)) {
+		} else if (!(one && !world_.is_local(one->lkey)) && !hold_all(w, held)) {
 			return false;
 		}
 	}
@@ -1988,7 +1988,9 @@ void engine::on_event(const rdma_np_event &e) noexcept
 	}
 	if (p->done_held)
 		return hold_answered(*p, e.status);
-	const bool repeatable_hold = p->ask_hold && op_at(p->op).kind != op_kind::once;
+	const op_kind kind = op_at(p->op).kind;
+	const bool waits = kind == op_kind::once || (kind == op_kind::write && config_.ordered_writes && !p->no_hold);
+	const bool repeatable_hold = p->ask_hold && !waits;
 	switch (e.status) {
 	case RDMA_NP_OK:
 		return fault_served(*p, e);
@@ -2003,12 +2005,13 @@ void engine::on_event(const rdma_np_event &e) noexcept
 	case RDMA_NP_ADDRESS:
 	case RDMA_NP_NOMEM:
 		/* Nothing is mapped there, or nothing that can be pinned for long, or not now. */
-		if (repeatable_hold) {
-			p->no_hold = e.status == RDMA_NP_ADDRESS;
+		if (e.status == RDMA_NP_NOMEM && !repeatable_hold && waits_for_memory(*p))
+			return back_off(*p);
+		if (p->ask_hold && kind != op_kind::once) {
+			/* An ordered WRITE has waited in vain. */
+			p->no_hold = e.status == RDMA_NP_ADDRESS || waits;
 			return go_without_hold(*p);
 		}
-		if (e.status == RDMA_NP_NOMEM && waits_for_memory(*p))
-			return back_off(*p);
 		[[fallthrough]];
 	default:
 		return fail_op(p->op, e.status == RDMA_NP_QP ? not_connected() : fault_status(e.status));

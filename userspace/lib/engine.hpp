@@ -27,8 +27,9 @@
  *   with immediate is a proven WRITE and then, for the receiver's byte count, the same
  *   once more with it. That one needs no hold, whatever page it meets: its data is
  *   there. And it must have none, because it may wait for a receive without limit.
- *   With ordered WRITEs (engine_config::ordered_writes) each WRITE is posted once, a piece at a time: under a
- *   lease, or else under a hold.
+ *   With ordered WRITEs (engine_config::ordered_writes) each WRITE but one with immediate is posted once, a piece at a
+ *   time: under a lease, or else under a hold, for which it waits as an atomic does. Where no hold can be had it goes the
+ *   ordinary way after some time.
  *   Neither needs P1: the words behind an atomic have a fence, so they are READ when its
  *   answer is there, and behind the repetition with the immediate no words are READ.
  * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
@@ -135,13 +136,14 @@ public:
 	[[nodiscard]] virtual bool is_plain(std::uint32_t lkey) noexcept = 0;
 	/*
 	 * A local buffer in an unpinned region is pinned, @write: to be written to. 0, and @sge
-	 * is what the HCA shall be given; no_hold: @sge is another one; or a negative errno.
-	 * @view in any case but the last. If the hold is of a lease, @ticket is for more of its holds.
+	 * is what the HCA shall be given; no_hold: @sge is another one; would_block: it takes longer than a
+	 * post may, and the caller of post_send() is told; or a negative errno.
+	 * @view in the first two cases. If the hold is of a lease, @ticket is for more of its holds.
 	 */
 	[[nodiscard]] virtual int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
 					     local_ticket &ticket) noexcept = 0;
 	virtual void free_local(std::uint32_t hold) noexcept = 0;
-	static constexpr int no_hold = 1;
+	static constexpr int no_hold = 1, would_block = 2;
 	/* Move the QP to the error state: what it has posted is flushed. */
 	virtual void fail_qp() noexcept = 0;
 	/* Does our side of the connection still stand? Asked when something has failed. */
@@ -165,7 +167,7 @@ struct engine_config {
 	std::uint16_t cookie = 0;	  /* upper bits of cookies */
 	bool sq_sig_all = false;
 	bool relaxed = false;
-	bool ordered_writes = false;	  /* the bytes of a WRITE land once, those at lower addresses first */
+	bool ordered_writes = false;	  /* the bytes of a WRITE without immediate land once, lower addresses first */
 	bool local_only = false;	  /* UC, UD: remote keys are not looked at */
 	bool local = false;		  /* unpinned local buffers are looked for */
 	bool leases = false;		  /* of the peer's memory are asked for: then call age_leases() */
@@ -187,7 +189,10 @@ public:
 	engine &operator=(const engine &) = delete;
 	~engine();
 
-	/* As npr_post_send(); @whole: on error none of the list is accepted. */
+	/*
+	 * As npr_post_send(); @whole: on error none of the list is accepted. Or backend::would_block, as an error of
+	 * the request: it may be posted again.
+	 */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
 	/*
 	 * One request, which is no list, if it needs no detour. False, and nothing has changed; or it is accepted, and then

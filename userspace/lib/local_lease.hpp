@@ -66,11 +66,14 @@ public:
 	void become(local_lease &l, std::uint64_t life, const event_channel &recalls, unsigned stripe, std::uint64_t first,
 		    std::uint64_t length, std::uint64_t delta, std::uint32_t lkey, std::uint32_t token, bool write) noexcept
 	{
+		const bool live = local_lease::state_of(life) == local_lease::state::live;
+
 		first_ = first;
-		length_ = local_lease::state_of(life) == local_lease::state::live ? length : 0;
+		length_ = live ? length : 0;
 		delta_ = delta;
 		lkey_ = lkey;
-		token_ = token;
+		/* One that ends already is not given back here, for nobody would see that it was the last time. */
+		token_ = live ? token : no_token;
 		write_ = write;
 		life_ = life;
 		lease_ = &l;
@@ -120,7 +123,8 @@ private:
 	std::uint64_t first_ = 0, length_ = 0; /* in the program's addresses; 0: there is none */
 	std::uint64_t delta_ = 0;	       /* from these to that under @lkey */
 	std::uint32_t lkey_ = 0, program_lkey_ = 0;
-	std::uint32_t token_ = ~0U; /* no hold is this one */
+	static constexpr std::uint32_t no_token = ~0U; /* no hold is this one */
+	std::uint32_t token_ = no_token;
 	bool write_ = false;
 	std::uint64_t life_ = 0; /* of the lease, when it was like this */
 	local_lease *lease_ = nullptr;

@@ -71,12 +71,12 @@ void local_leases::remove(std::uint32_t handle) noexcept
 	std::erase_if(regions_, [r](const auto &p) { return p.get() == r; });
 }
 
-local_leases::region *local_leases::find(std::uint32_t handle) noexcept
+local_leases::region *local_leases::region_of(std::uint32_t handle, bool may_wait) noexcept
 {
 	std::atomic<region *> *const place = by_handle_.find(handle);
 	region *const r = place ? place->load(std::memory_order_acquire) : nullptr;
 
-	return r ? r : learn(handle);
+	return r || !may_wait ? r : learn(handle);
 }
 
 /* One that is not known yet. Null: no memory. */
@@ -115,18 +115,22 @@ local_leases::region *local_leases::learn(std::uint32_t handle) noexcept
 }
 
 /* Were all recalls read that the kernel had posted when this began? */
-bool local_leases::current() noexcept
+bool local_leases::current(bool may_wait) noexcept
 {
 	if (!channel_.has_events()) [[likely]]
 		return true;
-	const std::lock_guard lock(mutex_);
+	std::unique_lock lock(mutex_, std::defer_lock);
 
+	if (may_wait)
+		lock.lock();
+	else if (!lock.try_lock())
+		return false;
 	read_events();
 	return !channel_.has_events();
 }
 
 std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
-						      unsigned stripe, local_ticket *ticket) noexcept
+						      unsigned stripe, local_ticket *ticket, bool may_wait) noexcept
 {
 	lease *const l = place.load(std::memory_order_acquire);
 
@@ -134,7 +138,7 @@ std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &plac
 		return std::nullopt;
 	/* That it ends is seen at its place: withdraw() changes that first of all. */
 	l->count_in(stripe);
-	if (place.load(std::memory_order_seq_cst) != l || !current() || place.load(std::memory_order_seq_cst) != l ||
+	if (place.load(std::memory_order_seq_cst) != l || !current(may_wait) || place.load(std::memory_order_seq_cst) != l ||
 	    addr < l->first.load(std::memory_order_relaxed) || end > l->end.load(std::memory_order_relaxed)) {
 		count_out(*l, stripe);
 		return std::nullopt;
@@ -179,10 +183,10 @@ void local_leases::end_if_unused(lease &l) noexcept
 }
 
 std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length,
-						    bool write, term t, unsigned stripe,
-						    local_ticket *ticket) noexcept
+						    bool write, term t, unsigned stripe, local_ticket *ticket,
+						    bool may_wait) noexcept
 {
-	region *const r = find(handle);
+	region *const r = region_of(handle, may_wait);
 
 	if (!r || addr < r->base || addr - r->base >= r->length || length > r->length - (addr - r->base))
 		return std::nullopt;
@@ -192,9 +196,11 @@ std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::u
 	stripe %= stripes;
 	/* What may be written may be read. */
 	for (std::size_t w = write; w < e.at.size(); ++w)
-		if (const auto u = use_of(e.at[w], addr, end, stripe, ticket))
+		if (const auto u = use_of(e.at[w], addr, end, stripe, ticket, may_wait))
 			return u;
-	return ask(*r, e, addr, end, write, t) ? use_of(e.at[write], addr, end, stripe, ticket) : std::nullopt;
+	if (!may_wait || !ask(*r, e, addr, end, write, t))
+		return std::nullopt;
+	return use_of(e.at[write], addr, end, stripe, ticket, may_wait);
 }
 
 void local_leases::give(std::uint32_t token) noexcept

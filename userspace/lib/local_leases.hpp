@@ -73,7 +73,19 @@ public:
 	 * of it, of whoever has @stripe; its name is the caller's to say. Null: there are none.
 	 */
 	[[nodiscard]] std::optional<use> take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
-					      term t, unsigned stripe, local_ticket *ticket = nullptr) noexcept;
+					      term t, unsigned stripe, local_ticket *ticket = nullptr) noexcept
+	{
+		return take(handle, addr, length, write, t, stripe, ticket, true);
+	}
+	/*
+	 * The same of one that is there. It waits for nobody: the kernel is not asked for one, nor is who does that, which
+	 * may take as long as memory takes to come in, waited for.
+	 */
+	[[nodiscard]] std::optional<use> find(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
+					      term t, unsigned stripe, local_ticket *ticket) noexcept
+	{
+		return take(handle, addr, length, write, t, stripe, ticket, false);
+	}
 	void give(std::uint32_t token) noexcept;
 
 	void tend(bool age) noexcept override;
@@ -115,11 +127,13 @@ private:
 		std::atomic<std::uint64_t> not_before{0};
 	};
 
-	[[nodiscard]] region *find(std::uint32_t handle) noexcept;
+	[[nodiscard]] std::optional<use> take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
+					      term t, unsigned stripe, local_ticket *ticket, bool may_wait) noexcept;
+	[[nodiscard]] region *region_of(std::uint32_t handle, bool may_wait) noexcept;
 	[[nodiscard]] region *learn(std::uint32_t handle) noexcept;
-	[[nodiscard]] bool current() noexcept;
+	[[nodiscard]] bool current(bool may_wait) noexcept;
 	[[nodiscard]] std::optional<use> use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
-						unsigned stripe, local_ticket *ticket) noexcept;
+						unsigned stripe, local_ticket *ticket, bool may_wait) noexcept;
 	void count_out(lease &l, unsigned stripe) noexcept;
 	void end_if_unused(lease &l) noexcept;
 	[[nodiscard]] bool ask(region &r, entry &e, std::uint64_t addr, std::uint64_t end, bool write, term t) noexcept;

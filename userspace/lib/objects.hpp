@@ -7,7 +7,7 @@
  * npr_qp       one engine and its world
  * npr_srq      one shared receive queue
  *
- * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex or npr_srq::mutex, then leaves:
+ * Lock order: qp_ex::mutex or cq_ex::mutex, npr_cq::mutex, then leaves:
  * those of the resolver, of receives, of tables, npr_cq::results_mutex.
  * A thread of the resolver holds no lock during its ioctl, and never npr_cq::mutex. That of the
  * lease_keeper takes npr_cq::mutex, and holds no other lock then.
@@ -131,19 +131,21 @@ struct npr_context {
 	std::atomic<unsigned> users{0}; /* npr_cq and npr_srq */
 	npr::handle_table<ibv_cq, npr_cq> cqs; /* those that this library polls */
 
-	/* As backend::hold_local(), under a lease if it can; see local_leases. */
-	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
-				     npr::local_leases::term term, unsigned stripe, npr::local_ticket *ticket) noexcept;
+	/*
+	 * A local buffer becomes held, under a lease if it can; see local_leases. It may be paged in for that, so no lock is
+	 * held here. 0, backend::no_hold or a negative errno.
+	 */
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::local_leases::term term,
+				     unsigned stripe) noexcept;
 	void free_local(std::uint32_t hold) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) const noexcept;
 	/*
-	 * One receive of @queue, posted by @post(wr), which says 0 or an errno. @sges takes what the
-	 * HCA is given. 0 or a negative errno.
+	 * One receive of @queue, posted by @post(wr), which says 0 or an errno. 0 or a negative errno.
 	 */
 	template <class F>
-	[[nodiscard]] int post_recv(const void *queue, const ibv_recv_wr &wr, std::span<ibv_sge> sges,
-				    unsigned stripe, F &&post) noexcept;
+	[[nodiscard]] int post_recv(const void *queue, const ibv_recv_wr &wr, std::uint32_t max_sge, unsigned stripe,
+				    F &&post) noexcept;
 	/*
 	 * If this is the completion of a receive that holds something, it holds nothing any more.
 	 * False: of one that was abandoned, and nothing to tell.
@@ -177,6 +179,7 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 
 	/* One receive: 0 or a negative errno. */
 	[[nodiscard]] int post_recv(const ibv_recv_wr &wr) noexcept;
+	class prepared;
 	/* Before the QP is detached: what is posted must not use what is held. */
 	void abandon() noexcept;
 
@@ -188,6 +191,37 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 	bool listed = false;  /* on cq.ready */
 	bool timed = false;   /* counted in cq.timed */
 	bool slow = false;    /* its peer was, when last asked for a key; the resolver's */
+
+	/*
+	 * Local buffers that are held before the CQ's lock is taken, and that the engine takes under it: holding them
+	 * may wait for memory, and with the lock all threads that use the CQ would. What is not taken goes back.
+	 */
+	class prepared {
+	public:
+		explicit prepared(npr_qp &qp) noexcept : qp_(qp) {}
+		prepared(const prepared &) = delete;
+		prepared &operator=(const prepared &) = delete;
+		~prepared() { give_back(); }
+
+		/* Those of @wr, or of @all of its list: 0 or a negative errno. */
+		[[nodiscard]] int hold(const ibv_send_wr *wr, bool all) noexcept;
+		/* As backend::hold_local(), which says @rc, of one that is here. False: it is not. */
+		[[nodiscard]] bool take(ibv_sge &sge, bool write, std::uint32_t &hold, int &rc) noexcept;
+
+	private:
+		struct buffer {
+			ibv_sge sge, wire;
+			std::uint32_t hold;
+			int rc; /* 0, or backend::no_hold */
+			bool write;
+		};
+		void give_back() noexcept;
+
+		npr_qp &qp_;
+		std::vector<buffer> buffers_;
+		std::size_t next_ = 0; /* to be taken */
+	};
+	void use(prepared *p) noexcept { prepared_ = p; }
 
 private:
 	/* Room for what it asks the resolver, as long as it lives. */
@@ -209,7 +243,8 @@ private:
 	requests requests_;
 	std::unique_ptr<std::uint64_t[], free_words> words_;
 	std::unique_ptr<ibv_mr, int (*)(ibv_mr *)> words_mr_;
-	std::vector<ibv_sge> receive_sges_;
+	const std::uint32_t max_sge_, receive_max_sge_;
+	prepared *prepared_ = nullptr; /* of the caller of post_send(), under the CQ's lock */
 
 public:
 	npr::engine engine;
@@ -226,11 +261,10 @@ struct npr_srq {
 
 	npr_context &ctx;
 	ibv_srq *verbs;
-	npr::optional_mutex mutex;
 
 private:
 	const unsigned stripe_; /* for local_leases */
-	std::vector<ibv_sge> sges_;
+	const std::uint32_t max_sge_;
 };
 
 struct npr_cq final : npr::lease_keeper::client {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <new>
 #include <random>
+#include <utility>
 
 namespace npr {
 
@@ -95,10 +96,13 @@ std::size_t receives::take_holds(std::uint64_t id, std::span<std::uint32_t> hold
 	while (n < holds.size()) {
 		const std::uint32_t i = r->holds;
 
-		if (i == none) {
-			holds[n++] = r->hold;
+		if (i == none && r->hold == none) {
 			remove(*r);
 			break;
+		}
+		if (i == none) {
+			holds[n++] = std::exchange(r->hold, none);
+			continue;
 		}
 		holds[n++] = holds_[i].handle;
 		r->holds = holds_[i].next;

@@ -68,7 +68,7 @@ private:
 	struct receive {
 		const void *queue; /* null: free */
 		std::uint64_t wr_id;
-		std::uint32_t hold;  /* the first */
+		std::uint32_t hold;  /* the first, or none any more; no hold has that number */
 		std::uint32_t holds; /* the next, or none; of a free one the next free one */
 		std::uint16_t generation;
 		bool completed;

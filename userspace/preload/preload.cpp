@@ -60,6 +60,13 @@ F *real(const char *name, const char *version)
 	return reinterpret_cast<F *>(f);
 }
 
+/* One that not each libibverbs has: null, and then no program calls it. */
+template <class F>
+F *real_if_any(const char *name, const char *version)
+{
+	return reinterpret_cast<F *>(dlvsym(RTLD_NEXT, name, version));
+}
+
 #define REAL(name, version) decltype(::name) *const name = real<decltype(::name)>(#name, version)
 
 struct functions {
@@ -83,7 +90,8 @@ struct functions {
 	REAL(ibv_destroy_qp, "IBVERBS_1.1");
 	REAL(ibv_modify_qp, "IBVERBS_1.1");
 	REAL(ibv_qp_to_qp_ex, "IBVERBS_1.6");
-	REAL(ibv_query_qp_data_in_order, "IBVERBS_1.14");
+	decltype(::ibv_query_qp_data_in_order) *const ibv_query_qp_data_in_order =
+		real_if_any<decltype(::ibv_query_qp_data_in_order)>("ibv_query_qp_data_in_order", "IBVERBS_1.14");
 };
 
 #undef REAL
@@ -977,7 +985,9 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 /* What a READ brings may come in two tries, and what a WRITE brings is the peer's library to order. */
 NPR_EXPORT int ibv_query_qp_data_in_order(ibv_qp *qp, ibv_wr_opcode op, std::uint32_t flags)
 {
-	return find(qp) ? 0 : verbs().ibv_query_qp_data_in_order(qp, op, flags);
+	const auto real = verbs().ibv_query_qp_data_in_order;
+
+	return find(qp) || !real ? 0 : real(qp, op, flags);
 }
 
 NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)

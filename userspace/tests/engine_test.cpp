@@ -1310,6 +1310,49 @@ TEST_F(Engine, HoldThatIsRefusedForAWhileEndsTheMatterLater)
 	a.check_memory();
 }
 
+/* It waits for a hold as an atomic does, and then goes on as if nobody had asked for order. */
+TEST(OrderedWrites, AreWrittenWithoutAHoldWhereThereIsNone)
+{
+	for (const rdma_np_status answer : {RDMA_NP_ADDRESS, RDMA_NP_NOMEM}) {
+		engine_config c = small_config();
+		c.ordered_writes = true;
+		app b(c);
+		b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.hold_answer = answer;
+		b.post(IBV_WR_RDMA_WRITE, 0, 0, 3 * page_size);
+		const nanoseconds begun = b.world.clock;
+		b.world.settle();
+		ASSERT_EQ(b.poll(), 1U);
+		b.check_memory();
+		EXPECT_EQ(b.world.clock - begun >= 10'000'000'000, answer == RDMA_NP_NOMEM);
+	}
+}
+
+TEST(OrderedWrites, WaitForAHoldWhileThePeerIsBusy)
+{
+	engine_config c = small_config();
+	c.ordered_writes = true;
+	app b(c);
+	b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.world.lands_once = true;
+	b.world.hold_answer = RDMA_NP_BUSY;
+	b.post(IBV_WR_RDMA_WRITE, 0, 0, 3 * page_size);
+	for (int i = 0; i < 1000; ++i) {
+		while (!b.world.queue.empty())
+			b.world.complete_one();
+		b.world.run_control();
+		if (const auto d = b.eng->deadline()) {
+			b.world.clock = *d;
+			b.eng->step();
+		}
+		ASSERT_EQ(b.poll(), 0U);
+	}
+	b.world.hold_answer = RDMA_NP_OK;
+	b.world.settle();
+	EXPECT_EQ(b.poll(), 1U);
+	b.check_memory();
+}
+
 TEST_F(Engine, WhatHappensOnceFailsWithoutAHold)
 {
 	for (const auto &[answer, status] : {std::pair{RDMA_NP_ADDRESS, IBV_WC_REM_ACCESS_ERR},

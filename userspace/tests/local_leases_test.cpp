@@ -448,6 +448,20 @@ TEST(LocalTicketOfNothing, CoversNothing)
 	EXPECT_FALSE(npr::local_ticket().covers({0, 1, 0}, false));
 }
 
+/* Whoever made it had counted itself in just before: that use is given back by its token, where it is seen to be the last one. */
+TEST_F(LocalTicket, OfALeaseThatEndsIsOfNoUse)
+{
+	npr::local_lease l;
+	npr::event_channel recalls(kernel_);
+	npr::local_ticket t;
+
+	l.life = 1U << npr::local_lease::state_bits | static_cast<unsigned>(npr::local_lease::state::ending);
+	t.become(l, l.life, recalls, 0, address(0), page, 0, 5, 6, true);
+	t.name(program_lkey);
+	EXPECT_NE(t.token(), 6U);
+	EXPECT_FALSE(t.covers({address(0), 1, program_lkey}, false));
+}
+
 TEST_F(LocalTicket, CoversWhatItsLeaseDoes)
 {
 	EXPECT_TRUE(covers(0, 2 * page));

@@ -356,9 +356,17 @@ struct fake_kernel final : npr::kernel {
 	}
 	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle, int) noexcept override
 	{
-		const std::lock_guard lock(mutex);
+		std::unique_lock lock(mutex);
+		if (block_hold) {
+			++inside;
+			entered.notify_all();
+			gate.wait(lock, [&] { return !block_hold; });
+			--inside;
+		}
 		if (refuse_hold)
 			return refuse_hold;
+		if (holds_made == most_holds)
+			return -EFAULT;
 		handle = ++holds_made;
 		local_holds[handle] = {mr, req};
 		info = {req.addr, held_lkey, 0};
@@ -401,6 +409,7 @@ struct fake_kernel final : npr::kernel {
 		{
 			const std::lock_guard lock(mutex);
 			blocked.clear();
+			block_hold = false;
 		}
 		gate.notify_all();
 	}
@@ -426,7 +435,8 @@ struct fake_kernel final : npr::kernel {
 	bool withhold = false;
 	int refuse_fault = 0; /* once */
 	int refuse_hold = 0;
-	std::uint32_t holds_made = 0;
+	bool block_hold = false; /* until unblock(): as if the memory were on a disk */
+	std::uint32_t holds_made = 0, most_holds = ~0U;
 	std::map<std::uint32_t, std::pair<std::uint32_t, rdma_np_hold_req>> local_holds;
 	std::vector<rdma_np_event> held;
 	struct lease {

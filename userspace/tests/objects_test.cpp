@@ -330,6 +330,87 @@ TEST_F(Local, SendIsHeldUntilItsCompletionIsPolled)
 	EXPECT_TRUE(kernel_ptr->local_holds.empty());
 }
 
+TEST_F(Local, WhatWaitsForMemoryKeepsNobodyElseWaiting)
+{
+	npr_qp *const waits = attach(1), *const other = attach(2);
+	for (const bool send : {true, false}) {
+		kernel_ptr->block_hold = true;
+		std::thread poster([&] {
+			ibv_send_wr wr{}, *bad;
+			wr.wr_id = 7;
+			wr.sg_list = local;
+			wr.num_sge = 2;
+			wr.opcode = IBV_WR_SEND;
+			wr.send_flags = IBV_SEND_SIGNALED;
+			EXPECT_EQ(send ? npr_post_send(waits, &wr, &bad) : receive(waits, 8, std::span(local, 1)), 0);
+		});
+		EXPECT_TRUE(kernel_ptr->await_resolves());
+		/* Of the same CQ, by the same thread that the first one could be. */
+		for (unsigned i = 0; i < 3; ++i) {
+			ibv_send_wr wr{}, *bad;
+			wr.wr_id = i;
+			wr.sg_list = pinned;
+			wr.num_sge = 1;
+			wr.opcode = IBV_WR_SEND;
+			wr.send_flags = IBV_SEND_SIGNALED;
+			EXPECT_EQ(npr_post_send(other, &wr, &bad), 0);
+			EXPECT_EQ(next().wr_id, i);
+		}
+		EXPECT_EQ(receive(other, 9, pinned), 0);
+		kernel_ptr->unblock();
+		poster.join();
+		if (send) {
+			EXPECT_EQ(next().wr_id, 7U);
+		}
+	}
+	ASSERT_EQ(dev.receives.size(), 3U);
+	for (int i = 0; i < 3; ++i) {
+		arrive(1);
+		(void)next();
+	}
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+}
+
+/* Each one's buffers are held when it is its turn. */
+TEST_F(Local, ListIsPostedInOrderAndNoHoldIsLost)
+{
+	npr_qp *const qp = attach(1);
+	std::array<ibv_send_wr, 5> wrs{};
+	ibv_send_wr *bad = nullptr;
+	for (std::size_t i = 0; i < wrs.size(); ++i) {
+		ibv_send_wr &wr = wrs[i];
+		wr.wr_id = i;
+		wr.sg_list = i % 2 ? pinned : local;
+		wr.num_sge = i % 2 ? 1 : 2;
+		wr.opcode = IBV_WR_SEND;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.next = i + 1 < wrs.size() ? &wrs[i + 1] : nullptr;
+	}
+	ASSERT_EQ(npr_post_send(qp, wrs.data(), &bad), 0);
+	EXPECT_EQ(kernel_ptr->local_holds.size(), 6U);
+	for (std::size_t i = 0; i < wrs.size(); ++i)
+		EXPECT_EQ(next().wr_id, i);
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+
+	/* What cannot be held is told of the request that wants it, and those before it are posted. */
+	kernel_ptr->refuse_hold = -EFAULT;
+	std::swap(wrs[0].sg_list, wrs[1].sg_list);
+	std::swap(wrs[0].num_sge, wrs[1].num_sge);
+	EXPECT_EQ(npr_post_send(qp, wrs.data(), &bad), -EFAULT);
+	EXPECT_EQ(bad, &wrs[1]);
+	EXPECT_EQ(next().wr_id, 0U);
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+
+	/* Of two buffers the second one cannot be. */
+	kernel_ptr->refuse_hold = 0;
+	kernel_ptr->most_holds = kernel_ptr->holds_made + 1;
+	wrs[1].next = nullptr;
+	EXPECT_EQ(npr_post_send(qp, &wrs[1], &bad), -EFAULT);
+	EXPECT_EQ(kernel_ptr->holds_made, kernel_ptr->most_holds);
+	EXPECT_TRUE(kernel_ptr->local_holds.empty());
+}
+
 TEST_F(Local, ReceivesAreHeldUntilTheirCompletionsArePolled)
 {
 	npr_qp *qp = attach(1);
@@ -528,29 +609,34 @@ TEST(Receives, IdOfAnAbandonedReceiveIsNeverUsedAgain)
 
 TEST(Receives, EachHoldOfManyIsGivenBack)
 {
-	npr::receives all;
-	std::uint32_t hold = 0;
-	std::uint64_t id = 0;
-	const auto made = all.add(&all, 7, 1);
+	for (std::uint32_t count = 2; count < 6; ++count) {
+		npr::receives all;
+		std::uint32_t hold = 0;
+		std::uint64_t id = 0;
+		const auto made = all.add(&all, 7, 1);
+		std::multiset<std::uint32_t> holds, expected{1};
 
-	ASSERT_TRUE(made);
-	ASSERT_TRUE(all.add_hold(*made, 2));
-	ASSERT_TRUE(all.add_hold(*made, 3));
-	ibv_wc wc{};
-	wc.wr_id = *made;
-	wc.opcode = IBV_WC_RECV;
-	EXPECT_EQ(all.completed(wc, hold, id), npr::receives::whose::several);
-	EXPECT_EQ(wc.wr_id, 7U);
-	EXPECT_EQ(id, *made);
-	std::array<std::uint32_t, 2> some;
-	std::multiset<std::uint32_t> holds;
-	std::size_t n;
-	do {
-		n = all.take_holds(id, some);
-		holds.insert(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(n));
-	} while (n == some.size());
-	EXPECT_EQ(holds, (std::multiset<std::uint32_t>{1, 2, 3}));
-	EXPECT_FALSE(all.any());
+		ASSERT_TRUE(made);
+		for (std::uint32_t k = 2; k <= count; ++k) {
+			ASSERT_TRUE(all.add_hold(*made, k));
+			expected.insert(k);
+		}
+		ibv_wc wc{};
+		wc.wr_id = *made;
+		wc.opcode = IBV_WC_RECV;
+		EXPECT_EQ(all.completed(wc, hold, id), npr::receives::whose::several);
+		EXPECT_EQ(wc.wr_id, 7U);
+		EXPECT_EQ(id, *made);
+		std::array<std::uint32_t, 2> some;
+		std::size_t n;
+		do {
+			n = all.take_holds(id, some);
+			holds.insert(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(n));
+			/* Its place is another one's as soon as it is no more, and then nobody may come back for it. */
+			EXPECT_EQ(all.any(), n == some.size());
+		} while (n == some.size());
+		EXPECT_EQ(holds, expected);
+	}
 }
 
 /* As ibv_reg_mr_iova() with the preload library: nothing is at the addresses of work requests. */

@@ -80,7 +80,7 @@ enum npr_qp_flags {
 	 */
 	NPR_QP_OPAQUE_SINKS = 1 << 1,
 	/*
-	 * For a peer that polls its memory for what WRITEs bring: the bytes of a WRITE land once, and
+	 * For a peer that polls its memory for what WRITEs bring: the bytes of a WRITE without immediate land once, and
 	 * in the order in which the HCA writes them. Without this flag, and without a lease, the last ones
 	 * may land before others, and all may land again later. A WRITE without a lease asks for a
 	 * hold, which costs a round trip by way of the kernels. See npr_attach_qp(3).
