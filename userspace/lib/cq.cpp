@@ -1127,6 +1127,8 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 				wc[got] = wc[i];
 			++got;
 		}
+		if (got != i) [[unlikely]]
+			std::fill(wc + got, wc + i, ibv_wc{});
 		if (i >= count && (count < n || got == n)) [[likely]]
 			return count < 0 ? count : got;
 	}
@@ -1164,6 +1166,8 @@ int npr_cq::poll_busy(int n, ibv_wc *wc, int count, int i, int got) noexcept
 			++to;
 			--room;
 		}
+		/* A provider fills in what a completion has. The rest is the application's, and no other completion's. */
+		std::fill(to, raw + count, ibv_wc{});
 		/*
 		 * Who gets less than he asked for may sleep until there is an event, and what is in the CQ now
 		 * causes none: so not before it is empty, for many are not the application's to see.

@@ -271,6 +271,8 @@ cq_ex::cq_ex(npr_cq &cq, const ibv_cq &verbs, bool threads) : ibv_cq_ex{}, cq_(c
 
 int cq_ex::next() noexcept
 {
+	/* What a provider does not fill in is no other completion's. */
+	wc_ = {};
 	const int n = cq_.poll(1, &wc_);
 
 	if (n <= 0)
