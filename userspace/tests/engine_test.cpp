@@ -1328,6 +1328,22 @@ TEST(OrderedWrites, AreWrittenWithoutAHoldWhereThereIsNone)
 	}
 }
 
+TEST(OrderedWrites, AskForAHoldAlsoWhereTheWordsAreKnown)
+{
+	engine_config c = small_config();
+	c.ordered_writes = true;
+	app b(c);
+	b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.world.lands_once = true;
+	for (unsigned i = 1; i <= 3; ++i) {
+		b.post(IBV_WR_RDMA_WRITE, 0, 0, 3 * page_size);
+		b.world.settle();
+		ASSERT_EQ(b.poll(), 1U);
+		EXPECT_EQ(b.world.hold_requests, i);
+	}
+	b.check_memory();
+}
+
 TEST(OrderedWrites, WaitForAHoldWhileThePeerIsBusy)
 {
 	engine_config c = small_config();

@@ -385,6 +385,19 @@ TEST_F(RemoteLeases, RequestsArePostedOnceAsTheyAre)
 }
 
 /* It was recalled while a request was under way, whose completion goes the quick way. */
+TEST_F(RemoteLeases, AtomicOfNoWholeWordIsRefused)
+{
+	lease(IBV_WR_RDMA_WRITE);
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 8, 8);
+	a.world.settle();
+	ASSERT_EQ(a.poll(), 1U);
+	a.expect_success = false;
+	a.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 4, 8);
+	a.world.settle();
+	ASSERT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.completions.back().status, IBV_WC_REM_INV_REQ_ERR);
+}
+
 TEST_F(RemoteLeases, QuickCompletionGivesBackALeaseThatEnds)
 {
 	lease(IBV_WR_RDMA_READ);
