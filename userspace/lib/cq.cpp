@@ -813,7 +813,7 @@ int npr_cq::detach(npr_qp *qp) noexcept
 		qp->fail_qp();
 	qp->abandon();
 	credits.leave(*qp);
-	timed_ -= qp->timed;
+	turns_.timed -= qp->timed;
 	forget_last();
 	std::erase(touched_, qp);
 	std::erase_if(qps, [&](const auto &q) { return q.get() == qp; });
@@ -840,7 +840,7 @@ void npr_cq::forget(std::uint32_t qp_num) noexcept
 void npr_cq::touch(npr_qp &qp) noexcept
 {
 	if (!qp.touched) {
-		qp.touched = pending_ = true;
+		qp.touched = turns_.pending = true;
 		touched_.push_back(&qp);
 	}
 }
@@ -851,14 +851,14 @@ void npr_cq::settle(npr_qp &qp) noexcept
 	const bool times = qp.engine.pauses();
 
 	if (times != qp.timed) {
-		timed_ += times;
-		timed_ -= qp.timed;
+		turns_.timed += times;
+		turns_.timed -= qp.timed;
 		qp.timed = times;
 	}
 	if (qp.engine.credits_wanted() || qp.waits) [[unlikely]]
 		credits.line_up(qp, qp.engine.credits_wanted(), qp.engine.credits_level());
 	if (!qp.listed && qp.engine.ready()) {
-		qp.listed = pending_ = true;
+		qp.listed = turns_.pending = true;
 		ready_.push_back(&qp);
 	}
 }
@@ -915,7 +915,7 @@ bool npr_cq::take_raw() noexcept
 	if (q && q->engine.on_cqe(wc)) {
 		advance(*q);
 	} else if (ctx.received(wc)) {
-		pending_ = true;
+		turns_.pending = true;
 		strays_.push_back(wc);
 	}
 	return true;
@@ -1032,17 +1032,50 @@ void npr_cq::kick() noexcept
 	(void)!::write(event.get(), &one, sizeof(one));
 }
 
+/* What is hot needs no other call than the provider's, and so few registers. */
 int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 {
-	const std::lock_guard lock(mutex);
+	if (!mutex.try_lock()) [[unlikely]]
+		return post_late(qp, wr, bad, whole);
+	if (!(solicited_ || leases_.has_events() || wr->next)) [[likely]]
+		if (ibv_send_wr *const hot = qp.engine.post_hot(*wr, [&](std::uint32_t lkey) { return ctx.is_local(lkey); }))
+			[[likely]] {
+			ibv_send_wr *refused;
 
-	if (solicited_ || leases_.has_events()) [[unlikely]]
+			if (qp.post_hot(hot, &refused)) [[unlikely]]
+				return post_refused(qp);
+			mutex.unlock();
+			return 0;
+		}
+	return post_warm(qp, wr, bad, whole);
+}
+
+int npr_cq::post_late(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
+{
+	mutex.lock();
+	return post_warm(qp, wr, bad, whole);
+}
+
+int npr_cq::post_refused(npr_qp &qp) noexcept
+{
+	const std::lock_guard lock(mutex, std::adopt_lock);
+
+	qp.engine.hot_refused();
+	settle(qp);
+	serve_line();
+	wake(qp);
+	return 0;
+}
+
+int npr_cq::post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
+{
+	const std::lock_guard lock(mutex, std::adopt_lock);
+
+	if (solicited_ || leases_.has_events())
 		before_post();
 	const bool posted = !wr->next && qp.engine.post_quick(*wr);
 	/* Then it has completed nothing, and asks for nothing. */
-	if (posted && !qp.engine.ended()) [[likely]]
-		return 0;
-	return post_slow(qp, wr, bad, whole, posted);
+	return posted && !qp.engine.ended() ? 0 : post_slow(qp, wr, bad, whole, posted);
 }
 
 void npr_cq::before_post() noexcept
@@ -1108,14 +1141,50 @@ int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 	return 0;
 }
 
+/* Mostly there is nothing but what the CQ has, and all of that is of what was posted hot. */
 int npr_cq::poll(int n, ibv_wc *wc) noexcept
 {
-	const std::lock_guard lock(mutex);
-	int count = no_poll, got = 0, i = 0;
+	int count, i = 0, got = 0;
 
-	/* Mostly there is nothing but what the CQ has, and all of that is the application's. */
+	if (!mutex.try_lock()) [[unlikely]]
+		return poll_late(n, wc);
+	if (n <= 0 || busy()) [[unlikely]]
+		return poll_warm(n, wc, no_poll, 0, 0);
+	count = ctx.provider.poll_cq(verbs, n, wc);
+	for (; i < count; ++i) {
+		if (wc[i].opcode & IBV_WC_RECV || wc[i].qp_num != last_num_) [[unlikely]]
+			return poll_warm(n, wc, count, i, got);
+		const auto how = last_->engine.hot_cqe(wc[i]);
+
+		if (how != engine::quick_end::told || got != i) [[unlikely]] {
+			if (how == engine::quick_end::no)
+				return poll_warm(n, wc, count, i, got);
+			if (how == engine::quick_end::told)
+				wc[got++] = wc[i];
+			continue;
+		}
+		++got;
+	}
+	if (got != n) [[unlikely]]
+		return poll_warm(n, wc, count, i, got);
+	mutex.unlock();
+	return got;
+}
+
+int npr_cq::poll_late(int n, ibv_wc *wc) noexcept
+{
+	mutex.lock();
+	return poll_warm(n, wc, no_poll, 0, 0);
+}
+
+/* As poll_busy(), but that mostly what it finds needs no more than its end. */
+int npr_cq::poll_warm(int n, ibv_wc *wc, int count, int i, int got) noexcept
+{
+	const std::lock_guard lock(mutex, std::adopt_lock);
+
 	if (n > 0 && !busy()) [[likely]] {
-		count = ctx.provider.poll_cq(verbs, n, wc);
+		if (count == no_poll)
+			count = ctx.provider.poll_cq(verbs, n, wc);
 		for (; i < count; ++i) {
 			const auto how = end_quick(wc[i]);
 
@@ -1127,7 +1196,7 @@ int npr_cq::poll(int n, ibv_wc *wc) noexcept
 				wc[got] = wc[i];
 			++got;
 		}
-		if (got != i) [[unlikely]]
+		if (got < i) [[unlikely]]
 			std::fill(wc + got, wc + i, ibv_wc{});
 		if (i >= count && (count < n || got == n)) [[likely]]
 			return count < 0 ? count : got;
@@ -1207,7 +1276,7 @@ void npr_cq::look_round(ibv_wc *&to, int &room) noexcept
 		read_events();
 	if (have_results_.load(std::memory_order_relaxed))
 		take_results();
-	if (timed_)
+	if (turns_.timed)
 		for (auto &q : qps)
 			if (q->timed)
 				touch(*q);
@@ -1215,22 +1284,23 @@ void npr_cq::look_round(ibv_wc *&to, int &room) noexcept
 		step_touched();
 	serve_line();
 	take_ready(to, room);
-	if (notifies() && (timed_ || timer_at_))
+	if (notifies() && (turns_.timed || timer_at_))
 		set_timer();
-	pending_ = !touched_.empty() || !ready_.empty() || !strays_.empty();
+	turns_.pending = !touched_.empty() || !ready_.empty() || !strays_.empty();
 }
 
 void npr_cq::set_timer() noexcept
 {
 	nanoseconds at = 0;
 
-	if (timed_)
+	if (turns_.timed)
 		for (auto &q : qps)
 			if (const auto d = q->engine.deadline(); d && (!at || *d < at))
 				at = *d;
 	if (at == timer_at_)
 		return;
 	timer_at_ = at;
+	turns_.timer = at;
 	itimerspec t{};
 	t.it_value.tv_sec = static_cast<time_t>(at / 1'000'000'000);
 	t.it_value.tv_nsec = static_cast<long>(at % 1'000'000'000);
@@ -1252,6 +1322,7 @@ int npr_cq::req_notify(bool solicited) noexcept
 	const bool told = ::read(event.get(), &count, sizeof(count)) > 0;
 	(void)!::read(timer.get(), &count, sizeof(count));
 	timer_at_ = 0;
+	turns_.timer = false;
 	notify_.store(true, std::memory_order_relaxed); /* see notifies() */
 	set_timer();
 	/*

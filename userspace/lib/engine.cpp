@@ -214,7 +214,14 @@ engine::engine(const engine_config &config, backend &world)
 	op_inline_.resize(ops * config_.max_inline);
 
 	slots_.resize(slots);
+	briefs_.resize(slots);
 	sq_mask_ = slots - 1;
+	hot_.wr.sg_list = &hot_.sge;
+	hot_.wr.num_sge = 1;
+	hot_.signals = config_.sq_sig_all ? unsigned{IBV_SEND_SIGNALED} : 0U;
+	for (unsigned n = 0; n < all_traits.size(); ++n)
+		if (all_traits[n] & trait::passing && (config_.local_only || !(all_traits[n] & trait::remote)))
+			hot_.free.add(opcodes(n));
 	chain_.resize(std::min(budget, 64U));
 	chain_sges_.resize(chain_.size() * config_.max_sge);
 	chain_limit_ = static_cast<std::uint32_t>(chain_.size()) - 1;
@@ -302,6 +309,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	const bool inlined = wr.send_flags & IBV_SEND_INLINE;
 	std::uint64_t length;
 
+	expand();
 	if (const int rc = check(wr, length))
 		return rc;
 	if (tail_ - head_ >= config_.depth) {
@@ -387,6 +395,24 @@ void engine::free_buffers(op &o) noexcept
 	}
 }
 
+npr_stats engine::stats() const noexcept
+{
+	npr_stats all = stats_;
+
+	for (unsigned n = 0; n < std::size(leased_); ++n) {
+		if (n == IBV_WR_RDMA_READ) {
+			all.reads += leased_[n].requests;
+			all.bytes_read += leased_[n].bytes;
+		} else if (all_traits[n] & trait::atomic) {
+			all.atomics += leased_[n].requests;
+		} else {
+			all.writes += leased_[n].requests;
+			all.bytes_written += leased_[n].bytes;
+		}
+	}
+	return all;
+}
+
 bool engine::unfinished() const noexcept
 {
 	for (std::uint64_t i = head_; i < tail_; ++i)
@@ -397,6 +423,7 @@ bool engine::unfinished() const noexcept
 
 void engine::abandon() noexcept
 {
+	expand();
 	for (; head_ < tail_; ++head_)
 		free_buffers(op_at(head_));
 }
@@ -476,6 +503,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 			second.wr.rdma.remote_addr = w->wr.rdma.remote_addr + head;
 		}
 	}
+	expand();
 	w->wr_id = sq_id(sq_tail_);
 	w->num_sge = 1;
 	w->opcode = wr.opcode;
@@ -518,7 +546,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 	slots_[sq_tail_ & sq_mask_] = {tail_, index(p)};
 	if (entries == 2)
 		slots_[(sq_tail_ + 1) & sq_mask_] = {tail_, index(p)};
-	sq_tail_ += entries;
+	first_brief_ = sq_tail_ += entries;
 	credits_.take(entries);
 	if (unsignaled_)
 		set_tail(0);
@@ -532,10 +560,10 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 
 /*
  * The local buffers of @w, the next entry of the chain and request of the next op, become held, so many as @held
- * says. False: none is, and why accept() will find out. Where the CPU finds them is of no use here: the HCA alone
+ * says; @hold is the first. False: none is, and why accept() will find out. Where the CPU finds them is of no use here: the HCA alone
  * looks at what is posted as it is.
  */
-bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held) noexcept
+bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held, std::uint32_t &hold) noexcept
 {
 	const bool write = brings(w.opcode);
 	ibv_sge *const wire = &chain_sges_[state_.chained * config_.max_sge];
@@ -557,6 +585,7 @@ bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held) noexcept
 	}
 	w.sg_list = wire;
 	held = o.held;
+	hold = o.hold;
 	return true;
 }
 
@@ -640,15 +669,14 @@ template <bool leased, engine::place at>
 	w.wr = wr.wr;
 	w.qp_type = wr.qp_type;
 	/* From here on it is posted, or else its buffers are free again. */
-	op &o = op_at(tail);
-	std::uint32_t held = 0;
+	std::uint32_t held = 0, hold = 0;
 	if (looks) {
 		if (one && ticket_.covers(*one, traits & trait::bringing) && take_ticket()) [[likely]] {
 			w.sg_list = &chain_sges_[chained * config_.max_sge];
 			*w.sg_list = ticket_.wire(*one);
-			o.hold = ticket_.token();
+			hold = ticket_.token();
 			held = 1;
-		} else if (!(one && !world_.is_local(one->lkey)) && !hold_all(w, held)) {
+		} else if (!(one && !world_.is_local(one->lkey)) && !hold_all(w, held, hold)) {
 			return false;
 		}
 	}
@@ -675,23 +703,11 @@ template <bool leased, engine::place at>
 			lost = send_chain();
 	}
 
-	o.wr.wr_id = wr.wr_id;
-	o.wr.opcode = wr.opcode;
-	o.wr.send_flags = wr.send_flags;
-	o.held = held;
-	o.length = static_cast<std::uint32_t>(length);
-	o.vendor_err = 0;
-	o.status = IBV_WC_SUCCESS;
-	o.slots = 1;
-	o.kind = leased ? op_kind::leased : op_kind::pass;
-	o.opaque = false;
-	o.started = true;
-	o.finished = false;
-	if constexpr (leased) {
-		o.lease = b->hint.lease;
-		leases_.take(o.lease);
-	}
-	slots_[sq_tail & sq_mask_] = {tail, none};
+	briefs_[sq_tail & sq_mask_] = {wr.wr_id, wr.opcode, wr.send_flags, hold, held, static_cast<std::uint32_t>(length),
+				       leased ? b->hint.lease : none};
+	if constexpr (leased)
+		leases_.use(b->hint.lease);
+	--hot_.room;
 	sq_tail_ = sq_tail + 1;
 	credits_.take(1);
 	if (!signaled || unsignaled != 1) [[unlikely]]
@@ -702,6 +718,8 @@ template <bool leased, engine::place at>
 	if (lost) [[unlikely]] {
 		not_posted(lost);
 		step();
+	} else if constexpr (at == place::alone) {
+		open_hot(leased ? b : nullptr);
 	}
 	return true;
 }
@@ -728,11 +746,79 @@ template <engine::place at>
 }
 
 /*
+ * The hot path opens, or stays open, behind a request that was posted as it is; @b: under the lease that its hint
+ * is of.
+ */
+void engine::open_hot(const binding *b) noexcept
+{
+	if (next_ != tail_ || trouble_.any() || !state_.quiet() || tail_ - head_ != under_way())
+		return;
+	hot_.room = static_cast<std::int64_t>(std::min<std::uint64_t>(config_.depth - (tail_ - head_),
+								     config_.sq_budget - under_way()));
+	if (!b)
+		return;
+	hot_.lease = b->hint;
+	hot_.rkey = b->rkey;
+}
+
+void engine::expand_all() noexcept
+{
+	std::uint64_t i = std::max(first_brief_, sq_head_);
+	std::uint64_t n = tail_ - briefs();
+
+	for (; i != sq_tail_; ++i, ++n) {
+		const brief &b = briefs_[i & sq_mask_];
+		op &o = op_at(n);
+
+		o.wr.wr_id = b.wr_id;
+		o.wr.opcode = b.opcode;
+		o.wr.send_flags = b.send_flags;
+		o.held = b.held;
+		o.hold = b.hold;
+		o.length = b.length;
+		o.lease = b.lease;
+		o.vendor_err = 0;
+		o.status = IBV_WC_SUCCESS;
+		o.slots = 1;
+		o.kind = b.lease == none ? op_kind::pass : op_kind::leased;
+		o.opaque = false;
+		o.started = true;
+		o.finished = false;
+		if (b.lease != none)
+			leases_.take(b.lease);
+		slots_[i & sq_mask_] = {n, none};
+	}
+	first_brief_ = sq_tail_;
+	hot_.lease = {};
+	hot_.room = closed;
+}
+
+/* The buffers of the oldest request, which is brief. */
+void engine::free_buffers(const brief &b) noexcept
+{
+	op &o = op_at(head_);
+
+	o.held = b.held;
+	o.hold = b.hold;
+	free_buffers(o);
+}
+
+void engine::hot_refused() noexcept
+{
+	not_posted(1);
+	step();
+}
+
+/*
  * What needs no detour, of a QP of which nothing waits, is posted as it comes. What the HCA has to know comes
  * first: the rest is written while it works.
  */
 bool engine::post_quick(const ibv_send_wr &wr) noexcept
 {
+	if (hot_.owed) {
+		hot_.owed = false;
+		world_.free_local(ticket_.token());
+	}
 	if (next_ != tail_ || trouble_.any() || tail_ - head_ >= config_.depth)
 		return false;
 	if (!state_.quiet()) [[unlikely]]
@@ -1051,6 +1137,7 @@ void engine::drop_silent() noexcept
 
 bool engine::poll(ibv_wc &wc) noexcept
 {
+	expand();
 	while (head_ < tail_ && complete(head_)) {
 		op &o = op_at(head_++);
 		ibv_wc_status status = o.status;
@@ -1949,6 +2036,7 @@ bool engine::waits_for_memory(piece &p) noexcept
 
 void engine::on_event(const rdma_np_event &e) noexcept
 {
+	expand();
 	if (e.type == RDMA_NP_EVENT_REGION_GONE) {
 		if (region *r = find_region(e.region_id)) {
 			region_dies(*r);
@@ -2023,6 +2111,7 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 	const binding *b = find_binding(rkey);
 	std::uint64_t done = 0;
 
+	expand();
 	if (!b || b->state != binding_state::bound)
 		return -ENOENT;
 	const rdma_np_region_info &i = b->to->info;
@@ -2238,6 +2327,7 @@ void engine::release_unused(std::uint64_t hold) noexcept
 
 void engine::age_leases() noexcept
 {
+	expand();
 	/* What waits for its turn may be for one that it has only just got. */
 	if (next_ < tail_)
 		return;
@@ -2559,6 +2649,7 @@ void engine::on_resolved(std::uint32_t rkey, int error, const rdma_np_region_inf
 	nanoseconds asked = 0;
 	std::uint64_t tail = 0;
 
+	expand();
 	if (binding *b = find_binding(rkey); b && b->asks) {
 		/* Whose answer this is nobody knows: that of the first one is the safe assumption. */
 		asked = b->asked;
@@ -2574,6 +2665,7 @@ void engine::on_resolved(std::uint32_t rkey, int error, const rdma_np_region_inf
 /* No request waits for this answer: one that does asks for itself. */
 int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept
 {
+	expand();
 	if (!error && !sane(info))
 		error = -EPROTO;
 	if (!error || error == -EACCES) {
@@ -2606,7 +2698,7 @@ ibv_send_wr &engine::push(std::uint64_t i, piece *p, bool signaled) noexcept
 	w.sg_list[0] = {};
 	w.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
 	slots_[sq_tail_ & sq_mask_] = {i, p ? index(*p) : none};
-	++sq_tail_;
+	first_brief_ = ++sq_tail_;
 	++state_.chained;
 	credits_.take(1);
 	set_tail(signaled || config_.sq_sig_all ? 0 : unsignaled_ + 1);
@@ -2743,6 +2835,7 @@ void engine::not_posted(std::uint32_t n) noexcept
 {
 	std::uint64_t first = no_op;
 
+	expand();
 	credits_.give(n);
 	for (; n; --n) {
 		const slot &s = slots_[--sq_tail_ & sq_mask_];
@@ -2756,6 +2849,7 @@ void engine::not_posted(std::uint32_t n) noexcept
 		if (s.piece != none && !--pieces_[s.piece].slots && pieces_[s.piece].dropped)
 			free_piece(pieces_[s.piece]);
 	}
+	first_brief_ = sq_tail_;
 	/* Some of what is left may be signaled, but nobody knows any more. */
 	set_tail(under_way());
 	if (!trouble_.broken && !trouble_.dead && first != no_op && op_at(first).status == IBV_WC_SUCCESS)
@@ -2771,6 +2865,7 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		return false;
 
 	const bool bad = wc.status != IBV_WC_SUCCESS;
+	expand();
 	lost_ |= !trouble_.dead && wc.status == IBV_WC_RETRY_EXC_ERR;
 	credits_.give(static_cast<std::uint32_t>(i + 1 - sq_head_));
 	while (sq_head_ <= i) {
@@ -2811,22 +2906,48 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 	return true;
 }
 
-void engine::end_leased(op &o) noexcept
+engine::quick_end engine::quick_cqe(ibv_wc &wc) noexcept
 {
-	if (leases_.give(o.lease)) [[unlikely]]
-		lease_ended(o.lease);
-	finish(o);
-}
+	const std::uint64_t i = wc.wr_id - first_id_;
 
-/* It is that of entry @i, and the end of unsignaled ones before it. */
-engine::quick_end engine::end_silent(std::uint64_t i, ibv_wc &wc) noexcept
-{
+	/* Of a receive that has succeeded the caller knows. */
+	if (i - sq_head_ >= under_way() || wc.status != IBV_WC_SUCCESS || !calm())
+		return quick_end::no;
+	/* It is that of entry @i, and the end of unsignaled ones before it. */
 	while (sq_head_ != i) {
 		/* One that is to be told has no completion: poll() tells it. */
-		if (tells(op_at(head_)) || end_quick(wc) == quick_end::no)
+		const bool told = sq_head_ < first_brief_ ? tells(op_at(head_)) : tells(briefs_[sq_head_ & sq_mask_].send_flags);
+
+		if (told || end_quick(wc) == quick_end::no)
 			return quick_end::no;
 	}
 	return end_quick(wc);
+}
+
+/* That of the oldest entry has succeeded. */
+engine::quick_end engine::end_quick(ibv_wc &wc) noexcept
+{
+	if (sq_head_ >= first_brief_)
+		return tail_ - head_ == briefs() ? end_brief(wc) : quick_end::no;
+
+	const slot &s = slots_[sq_head_ & sq_mask_];
+	op &o = op_at(head_);
+
+	if (s.op != head_ || s.piece != none || o.status != IBV_WC_SUCCESS || !as_it_is(o))
+		return quick_end::no;
+	o.slots = 0;
+	if (o.kind == op_kind::leased && leases_.give(o.lease))
+		lease_ended(o.lease);
+	finish(o);
+	free_buffers(o);
+	credits_.give(1);
+	++sq_head_;
+	++head_;
+	++hot_.room;
+	if (!tells(o))
+		return quick_end::silent;
+	wc.wr_id = o.wr.wr_id;
+	return quick_end::told;
 }
 
 bool engine::take_ring(piece &p, std::uint64_t page, std::uint32_t pages) noexcept
@@ -2896,6 +3017,7 @@ std::optional<nanoseconds> engine::deadline() const noexcept
 
 void engine::step() noexcept
 {
+	expand();
 	wanted_ = 0;
 	if (calm())
 		return drop_silent();

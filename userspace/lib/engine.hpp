@@ -98,6 +98,7 @@ using nanoseconds = std::uint64_t;
 class opcodes {
 public:
 	template <class... Op> constexpr explicit opcodes(Op... op) noexcept : bits_(((1U << op) | ... | 0U)) {}
+	constexpr opcodes() noexcept : bits_(0) {}
 	[[nodiscard]] constexpr bool has(ibv_wr_opcode op) const noexcept
 	{
 		const auto n = static_cast<std::uint32_t>(op);
@@ -195,6 +196,13 @@ public:
 	 */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
 	/*
+	 * What the provider is to be given for @wr, which is no list, if it is like those that have just gone the quick way:
+	 * then there is nothing else to do unless the provider refuses it, which hot_refused() is to know. Null: it is for
+	 * post_quick(), and nothing has changed. @is_local(lkey) says what backend::is_local() says.
+	 */
+	template <class F> [[nodiscard, gnu::always_inline]] ibv_send_wr *post_hot(const ibv_send_wr &wr, F &&is_local) noexcept;
+	void hot_refused() noexcept;
+	/*
 	 * One request, which is no list, if it needs no detour. False, and nothing has changed; or it is accepted, and then
 	 * there is nothing else to do unless the engine has ended().
 	 */
@@ -215,14 +223,14 @@ public:
 	 * @wc has become.
 	 */
 	enum class quick_end : std::uint8_t { no, silent, told };
-	[[nodiscard]] quick_end quick_cqe(ibv_wc &wc) noexcept
+	[[nodiscard, gnu::noinline]] quick_end quick_cqe(ibv_wc &wc) noexcept;
+	/* The same of what was posted hot and is the oldest, with nothing but that under way. The caller knows that it is no receive. */
+	[[nodiscard, gnu::always_inline]] quick_end hot_cqe(ibv_wc &wc) noexcept
 	{
-		const std::uint64_t i = wc.wr_id - first_id_;
-
-		/* Of a receive that has succeeded the caller knows. */
-		if (i - sq_head_ >= under_way() || wc.status != IBV_WC_SUCCESS || !calm()) [[unlikely]]
+		if (wc.wr_id != sq_id(sq_head_) || hot_.room < 0 || sq_head_ < first_brief_ || sq_head_ == sq_tail_ ||
+		    wc.status != IBV_WC_SUCCESS) [[unlikely]]
 			return quick_end::no;
-		return i == sq_head_ ? end_quick(wc) : end_silent(i, wc);
+		return end_brief(wc);
 	}
 	void on_event(const rdma_np_event &event) noexcept;
 	/* @error: 0 or a negative errno. */
@@ -232,7 +240,7 @@ public:
 
 	/* The next completion for the application. */
 	[[nodiscard]] bool poll(ibv_wc &wc) noexcept;
-	[[nodiscard]] bool ready() const noexcept { return head_ < tail_ && complete(head_); }
+	[[nodiscard]] bool ready() const noexcept { return head_ < tail_ - briefs() && complete(head_); }
 	/* Does it wait for its clock? */
 	[[nodiscard]] bool pauses() const noexcept { return !pausing_.empty(); }
 	/* Are answers of the kernel under way? */
@@ -249,7 +257,11 @@ public:
 	/* Is anything posted that is not known to have succeeded? */
 	[[nodiscard]] bool unfinished() const noexcept;
 	/* As after an error: nothing is begun or asked for any more, and every hold is given back. */
-	void end() noexcept { die(); }
+	void end() noexcept
+	{
+		expand();
+		die();
+	}
 	/* Give back what local buffers hold: nothing is posted any more, nothing will complete. */
 	void abandon() noexcept;
 	/* Every 100 ms or so: leases that were not used since the last time go back. Then step(). */
@@ -266,7 +278,7 @@ public:
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
 
-	[[nodiscard]] const npr_stats &stats() const noexcept { return stats_; }
+	[[nodiscard]] npr_stats stats() const noexcept;
 	/* Remote keys of which something is known. */
 	[[nodiscard]] std::size_t keys() const noexcept { return bindings_.size(); }
 	/* So many keys that are of no region are kept: an application may use new ones for ever. */
@@ -372,6 +384,20 @@ private:
 		std::uint32_t issued;	   /* bytes that have a piece */
 		std::uint32_t pieces;	   /* live */
 		ibv_sge *wire;		   /* as the HCA sees it: the application's, or with keys of holds */
+	};
+
+	/*
+	 * Of a request that was posted as it is, all that its end needs, by its entry of the send queue. Only if more becomes
+	 * of it than that it succeeds, or something else has to be thought of, it gets an op and a slot; see expand().
+	 */
+	struct brief {
+		std::uint64_t wr_id;
+		ibv_wr_opcode opcode;
+		unsigned int send_flags;
+		std::uint32_t hold; /* the first one; others are where an op has them */
+		std::uint32_t held;
+		std::uint32_t length;
+		std::uint32_t lease; /* none: it is under no lease, or to no region */
 	};
 
 	/* What a piece does when the send queue has room for it, or waits for there. */
@@ -484,36 +510,57 @@ private:
 	[[nodiscard, gnu::noinline]] bool post_disturbed(const ibv_send_wr &wr, bool last) noexcept;
 	template <place at>
 	[[nodiscard]] bool route_quick(const ibv_send_wr &wr) noexcept;
-	[[nodiscard, gnu::noinline]] bool hold_all(ibv_send_wr &w, std::uint32_t &held) noexcept;
+	[[nodiscard, gnu::noinline]] bool hold_all(ibv_send_wr &w, std::uint32_t &held, std::uint32_t &hold) noexcept;
 	[[nodiscard, gnu::noinline]] bool look_for_lease(const ibv_send_wr &wr, std::uint32_t length, binding &b) const noexcept;
 	[[nodiscard, gnu::noinline]] bool move_quick(const ibv_send_wr &wr, binding &b, bool last) noexcept;
-	[[nodiscard]] quick_end end_quick(ibv_wc &wc) noexcept
+	/* That of the oldest entry, which is the oldest request's, has succeeded, and it is brief. */
+	[[nodiscard, gnu::always_inline]] quick_end end_brief(ibv_wc &wc) noexcept
 	{
-		const slot &s = slots_[sq_head_ & sq_mask_];
-		op &o = op_at(head_);
+		const brief &b = briefs_[sq_head_ & sq_mask_];
 
-		if (s.op != head_ || s.piece != none || o.status != IBV_WC_SUCCESS || !as_it_is(o)) [[unlikely]]
-			return quick_end::no;
-		o.slots = 0;
-		if (o.kind == op_kind::pass)
-			++stats_.passed;
-		else
-			end_leased(o);
 		/* Mostly there is one hold, under the lease of the ticket. */
-		if (o.held) {
-			if (o.held != 1 || o.hold != ticket_.token() || !ticket_.give()) [[unlikely]]
-				free_buffers(o);
-			o.held = 0;
+		if (b.held && (b.held != 1 || b.hold != ticket_.token() || !ticket_.give())) [[unlikely]]
+			free_buffers(b);
+		if (b.lease == none) {
+			++stats_.passed;
+		} else {
+			++leased_[b.opcode].requests;
+			leased_[b.opcode].bytes += b.length;
 		}
 		credits_.give(1);
 		++sq_head_;
 		++head_;
-		if (!tells(o))
+		++hot_.room;
+		if (!tells(b.send_flags))
 			return quick_end::silent;
-		wc.wr_id = o.wr.wr_id;
+		wc.wr_id = b.wr_id;
 		return quick_end::told;
 	}
-	void end_leased(op &o) noexcept;
+	[[nodiscard]] quick_end end_quick(ibv_wc &wc) noexcept;
+	[[gnu::noinline]] void free_buffers(const brief &b) noexcept;
+	/* Requests that are brief. */
+	[[nodiscard]] std::uint64_t briefs() const noexcept { return sq_tail_ - std::max(first_brief_, sq_head_); }
+	/*
+	 * Nothing is brief any more, and the hot path is closed: whoever calls this may think of ops and slots alone. So does
+	 * every call but those of the quick path.
+	 */
+	void expand() noexcept
+	{
+		if (first_brief_ != sq_tail_ || hot_.room >= 0)
+			expand_all();
+	}
+	[[gnu::noinline]] void expand_all() noexcept;
+	[[gnu::noinline]] void open_hot(const binding *b) noexcept;
+	/* @flags of one more request, with whether the HCA is to tell of it. */
+	[[nodiscard, gnu::always_inline]] unsigned signal(unsigned flags) noexcept
+	{
+		const std::uint32_t unsignaled = unsignaled_ + 1;
+
+		if (unsignaled >= signal_every_ || !credits_.tail_may_grow())
+			flags |= IBV_SEND_SIGNALED;
+		set_tail(flags & IBV_SEND_SIGNALED ? 0 : unsignaled);
+		return flags;
+	}
 	[[nodiscard, gnu::always_inline]] bool take_ticket() noexcept
 	{
 		if (ticket_.take()) [[likely]]
@@ -521,13 +568,13 @@ private:
 		world_.free_local(ticket_.token());
 		return false;
 	}
-	[[nodiscard, gnu::noinline]] quick_end end_silent(std::uint64_t i, ibv_wc &wc) noexcept;
 	op &begin(const ibv_send_wr &wr, op_kind kind, std::uint32_t length) noexcept;
 	/* Does the application hear of it if it succeeds? */
-	[[nodiscard]] bool tells(const op &o) const noexcept
+	[[nodiscard]] bool tells(unsigned send_flags) const noexcept
 	{
-		return config_.sq_sig_all || o.wr.send_flags & IBV_SEND_SIGNALED;
+		return (send_flags | hot_.signals) & IBV_SEND_SIGNALED;
 	}
+	[[nodiscard]] bool tells(const op &o) const noexcept { return tells(o.wr.send_flags); }
 	void fill(ibv_wc &wc, const op &o, ibv_wc_status status) const noexcept;
 	[[nodiscard]] bool needs_hold(const ibv_send_wr &wr) const noexcept;
 	[[nodiscard]] bool takes_all(const ibv_send_wr *wr) const noexcept;
@@ -707,7 +754,25 @@ private:
 	backend &world_;
 	credits &credits_;
 	std::uint32_t wanted_ = 0;
-	npr_stats stats_{};
+	npr_stats stats_{}; /* but for leased_ */
+	struct {
+		std::uint64_t requests = 0, bytes = 0;
+	} leased_[32]; /* by opcode: those that were brief */
+	/*
+	 * The hot path. While it is open nothing waits, nothing is in trouble, and each request has exactly one entry of the
+	 * send queue: so one number says whether there is room. It opens with a request that was posted as it is; see expand().
+	 */
+	static constexpr std::int64_t closed = -(1LL << 62);
+	struct {
+		ibv_send_wr wr{}; /* for the HCA; in some members always the same */
+		ibv_sge sge{};
+		std::int64_t room = closed; /* requests for which there is room, but for credits; negative: it is closed */
+		lease_hint lease;	    /* of the last one that was leased; what is not in lease.may is for post_quick() */
+		std::uint32_t rkey = 0;	    /* the application's, for that */
+		unsigned signals = 0;	    /* these flags have all requests */
+		opcodes free;		    /* for these no key is looked at */
+		bool owed = false;	    /* the ticket's lease has ended, which post_quick() has to see to */
+	} hot_;
 
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
 	std::vector<op> ops_;
@@ -753,6 +818,8 @@ private:
 	std::uint32_t quick_limit_; /* bytes of a READ that quick_move() takes, exclusive */
 
 	std::vector<slot> slots_;
+	std::vector<brief> briefs_;	/* beside these: from first_brief_ on, instead of them and of ops */
+	std::uint64_t first_brief_ = 0;
 	std::uint64_t sq_mask_;
 	std::uint64_t sq_head_ = 0, sq_tail_ = 0;
 	std::uint32_t unsignaled_ = 0; /* behind the last that is signaled, and not known to be over */
@@ -790,6 +857,86 @@ private:
 	std::array<std::uint64_t, 8> early_recalls_;
 	std::size_t nr_early_recalls_ = 0;
 };
+
+template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F &&is_local) noexcept
+{
+	constexpr unsigned no_matter = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
+	constexpr opcodes atomics(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD);
+	constexpr opcodes bringing(IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD);
+	const std::uint64_t sq_tail = sq_tail_;
+
+	if (hot_.room <= 0 || wr.num_sge != 1 || wr.send_flags & ~no_matter || under_way() >= credits_.free()) [[unlikely]]
+		return nullptr;
+
+	const ibv_sge &s = wr.sg_list[0];
+	const ibv_wr_opcode opcode = wr.opcode;
+	const std::uint32_t bytes = s.length;
+	std::uint32_t length = bytes, lease = none;
+	ibv_send_wr &w = hot_.wr;
+
+	if (!bytes) [[unlikely]]
+		return nullptr;
+	w.wr = wr.wr;
+	if (hot_.lease.may.has(opcode)) {
+		const lease_hint &h = hot_.lease;
+		const std::uint64_t addr = wr.wr.rdma.remote_addr; /* an atomic's, too */
+		const std::uint64_t start = addr - h.first;
+		std::uint32_t rkey = wr.wr.rdma.rkey;
+
+		w.wr.rdma.remote_addr = addr + h.delta;
+		if (atomics.has(opcode)) {
+			rkey = wr.wr.atomic.rkey;
+			w.wr.atomic.rkey = h.rkey;
+			length = 8;
+			if (addr % 8)
+				return nullptr;
+		} else {
+			w.wr.rdma.rkey = h.rkey;
+		}
+		if (rkey != hot_.rkey || start >= h.length || length > h.length - start || stalled()) [[unlikely]]
+			return nullptr;
+		lease = h.lease;
+	} else if (!hot_.free.has(opcode)) {
+		return nullptr;
+	}
+
+	brief &b = briefs_[sq_tail & sq_mask_];
+	if (ticket_.covers(s, bringing.has(opcode))) [[likely]] {
+		if (!ticket_.take()) [[unlikely]] {
+			hot_.owed = true;
+			return nullptr;
+		}
+		hot_.sge = ticket_.wire(s);
+		b.hold = ticket_.token();
+		b.held = 1;
+	} else {
+		if (config_.local && is_local(s.lkey))
+			return nullptr;
+		hot_.sge = s;
+		b.held = 0;
+	}
+	unsigned flags = wr.send_flags | hot_.signals;
+	if (!(flags & IBV_SEND_SIGNALED) || unsignaled_)
+		flags = signal(flags);
+	w.wr_id = sq_id(sq_tail);
+	w.opcode = opcode;
+	w.send_flags = flags;
+	w.imm_data = wr.imm_data;
+	w.qp_type = wr.qp_type;
+	b.wr_id = wr.wr_id;
+	b.opcode = opcode;
+	b.send_flags = wr.send_flags;
+	b.length = length;
+	b.lease = lease;
+	if (opcodes(IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE_WITH_IMM).has(opcode))
+		stalls_ = sq_tail + 1;
+	--hot_.room;
+	credits_.take(1);
+	sq_tail_ = sq_tail + 1;
+	++next_;
+	++tail_;
+	return &w;
+}
 
 } // namespace npr
 

@@ -52,7 +52,7 @@ public:
 	[[nodiscard]] bool is_mapped() const noexcept { return mapped_; }
 
 	/* Is there something to read, for all that is known? If not, what read() found before was done. */
-	[[nodiscard]] bool has_events() const noexcept
+	[[nodiscard, gnu::always_inline]] bool has_events() const noexcept
 	{
 		/* acquire, the first: what is posted up to here can be read; the second: pairs with read() */
 		return posted_->load(std::memory_order_acquire) != seen_.load(std::memory_order_acquire);

@@ -51,7 +51,7 @@ struct local_lease {
 		counters[stripe].users.fetch_sub(1, std::memory_order_seq_cst);
 		return at() == state::ending;
 	}
-	void be_used() noexcept
+	[[gnu::always_inline]] void be_used() noexcept
 	{
 		/* relaxed: a hint for who looks for idle ones; and not written without need, for others read the line */
 		if (!used.load(std::memory_order_relaxed))

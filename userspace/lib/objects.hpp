@@ -33,6 +33,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <cstdlib>
 #include <memory>
@@ -222,6 +223,8 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 		std::size_t next_ = 0; /* to be taken */
 	};
 	void use(prepared *p) noexcept { prepared_ = p; }
+	/* What the engine says is to be posted: see engine::post_hot(). */
+	[[nodiscard]] int post_hot(ibv_send_wr *wr, ibv_send_wr **bad) const noexcept { return post_send_(verbs, wr, bad); }
 
 private:
 	/* Room for what it asks the resolver, as long as it lives. */
@@ -342,10 +345,16 @@ private:
 	[[nodiscard]] bool busy() const noexcept
 	{
 		/* relaxed: see have_results_ */
-		return has_events() || have_results_.load(std::memory_order_relaxed) || timed_ || pending_ ||
-		       timer_at_ || credits.line();
+		return has_events() || have_results_.load(std::memory_order_relaxed) || turns_.any() || credits.line();
 	}
 	static constexpr int no_poll = -1'000'000;
+	/* They have the lock, and give it back. */
+	[[nodiscard, gnu::noinline]] int poll_warm(int n, ibv_wc *wc, int count, int i, int got) noexcept;
+	[[gnu::noinline]] int post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept;
+	[[gnu::noinline]] int post_refused(npr_qp &qp) noexcept;
+	/* The lock is to be waited for. */
+	[[nodiscard, gnu::noinline]] int poll_late(int n, ibv_wc *wc) noexcept;
+	[[gnu::noinline]] int post_late(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept;
 	[[nodiscard, gnu::noinline]] int poll_busy(int n, ibv_wc *wc, int count, int i, int got) noexcept;
 	[[gnu::noinline]] void before_post() noexcept;
 	[[gnu::noinline]] int post_slow(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole, bool posted) noexcept;
@@ -378,8 +387,15 @@ private:
 	std::vector<npr_qp *> table_; /* by QP number; a power of two */
 	std::vector<npr_qp *> touched_, ready_;
 	std::vector<ibv_wc> strays_; /* polled for others, by a detach or tend() */
-	bool pending_ = false; /* set before there is something in these */
-	unsigned timed_ = 0;
+	/* Looked at all at once. */
+	struct {
+		std::uint32_t timed = 0;
+		bool pending = false; /* set before there is something in touched_, ready_ or strays_ */
+		bool timer = false;   /* timer_at_ is not 0 */
+		std::array<bool, 2> unused{};
+
+		[[nodiscard]] std::uint64_t any() const noexcept { return std::bit_cast<std::uint64_t>(*this); }
+	} turns_;
 	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;

@@ -24,6 +24,14 @@ public:
 			wait();
 	}
 
+	[[nodiscard]] bool try_lock() noexcept
+	{
+		std::uint32_t expected = free;
+
+		/* acquire: as in lock() */
+		return state_.compare_exchange_strong(expected, held, std::memory_order_acquire, std::memory_order_relaxed);
+	}
+
 	void unlock() noexcept
 	{
 		/* release: pairs with lock() and wait() */

@@ -67,8 +67,10 @@ public:
 	void take(std::uint32_t n) noexcept
 	{
 		++leases_[n].users;
-		leases_[n].used = ++uses_;
+		use(n);
 	}
+	/* It is not idle. */
+	void use(std::uint32_t n) noexcept { leases_[n].used = ++uses_; }
 
 	/* One has completed. True: it was the last one of a lease that ends. */
 	[[nodiscard]] bool give(std::uint32_t n) noexcept { return !--leases_[n].users && !is_live(n); }

@@ -37,6 +37,20 @@ public:
 			make_way();
 	}
 
+	/* False: it was another one's, or a visitor was there. */
+	[[nodiscard]] bool try_lock() noexcept
+	{
+		if (threads_)
+			return mutex_.try_lock();
+		/* relaxed, acquire: as in lock() */
+		inside_.store(1, std::memory_order_relaxed);
+		std::atomic_signal_fence(std::memory_order_seq_cst);
+		if (!visitor_.load(std::memory_order_acquire)) [[likely]]
+			return true;
+		tell_visitor();
+		return false;
+	}
+
 	void unlock() noexcept
 	{
 		if (threads_)

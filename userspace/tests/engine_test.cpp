@@ -1921,6 +1921,97 @@ TEST_F(Engine, LocalBuffersAreHeldOnTheQuickWay)
 	EXPECT_TRUE(a.eng->idle());
 }
 
+/* --- the hot path -------------------------------------------------------- */
+
+TEST_F(Engine, HotIsWhatIsLikeTheLast)
+{
+	a.world.quick = true;
+	resolve();
+	for (int i = 0; i < 3; ++i)
+		a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 2U) << "the first one opens it";
+	a.world.run_wire();
+	EXPECT_EQ(a.world.hot_ends, 3U);
+	EXPECT_EQ(a.poll(), 3U);
+	EXPECT_EQ(a.eng->stats().passed, 3U);
+
+	/* Whatever else is called closes it. */
+	a.eng->step();
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 2U);
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 3U);
+	/* A READ that has to be proven, and what is behind it. */
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 3U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 5U);
+	EXPECT_TRUE(a.eng->idle());
+	EXPECT_EQ(a.pool.used(), 0U);
+}
+
+TEST_F(Engine, HotPathHasAsMuchRoomAsTheQueue)
+{
+	engine_config c = small_config();
+	c.sq_budget = 4 * c.depth;
+	for (int tight = 0; tight < 2; ++tight, c.sq_budget = c.depth / 2) {
+		app b(c);
+		b.world.add_region(0x100000, 16 * page_size, 0x100);
+		b.world.quick = true;
+		b.world.budget = c.sq_budget;
+		b.expect_success = false;
+		const std::uint32_t room = std::min(c.depth, c.sq_budget);
+		for (int round = 0; round < 3; ++round) {
+			for (std::uint32_t i = 0; i < room; ++i)
+				b.post(IBV_WR_SEND, 0, 0, 64);
+			EXPECT_EQ(b.world.queue.size(), room);
+			b.post(IBV_WR_SEND, 0, 0, 64);
+			EXPECT_EQ(b.world.queue.size(), room) << "there is no room for it";
+			b.world.settle();
+			EXPECT_GE(b.poll(), room);
+			EXPECT_TRUE(b.eng->idle());
+		}
+		EXPECT_GE(b.world.hot_posts, 2 * room);
+	}
+}
+
+TEST_F(Engine, HotRequestThatTheProviderRefusesFails)
+{
+	a.world.quick = true;
+	a.expect_success = false;
+	resolve();
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	a.world.refuse_post_after = 0;
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 1U);
+	EXPECT_TRUE(a.world.qp_error);
+	a.world.settle();
+	ASSERT_EQ(a.poll(), 2U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_EQ(a.completions[1].status, IBV_WC_LOC_QP_OP_ERR);
+	EXPECT_TRUE(a.eng->idle());
+	EXPECT_EQ(a.pool.used(), 0U);
+}
+
+TEST_F(Engine, HotRequestsThatFailAreToldInOrder)
+{
+	a.world.quick = true;
+	a.expect_success = false;
+	resolve();
+	for (int i = 0; i < 4; ++i)
+		a.post(IBV_WR_SEND, 0, 0, 64);
+	a.world.run_wire_first();
+	a.world.fail_qp();
+	a.world.settle();
+	ASSERT_EQ(a.poll(), 4U);
+	EXPECT_EQ(a.completions[0].status, IBV_WC_SUCCESS);
+	for (std::size_t i = 1; i < 4; ++i)
+		EXPECT_EQ(a.completions[i].status, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_TRUE(a.eng->idle());
+}
+
 /* The quick way is that of the oldest request: others wait for what is before them. */
 TEST_F(Engine, CompletionBehindAReadThatIsRepeatedIsNotToldFirst)
 {

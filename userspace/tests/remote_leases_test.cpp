@@ -95,7 +95,7 @@ struct RemoteLeases : ::testing::Test {
 		a.eng->step();
 	}
 
-	[[nodiscard]] const npr_stats &stats() const { return a.eng->stats(); }
+	[[nodiscard]] npr_stats stats() const { return a.eng->stats(); }
 	[[nodiscard]] const std::vector<std::uint64_t> &released() const { return a.world.released; }
 	sim_region &r() { return a.world.regions[0]; }
 
@@ -400,17 +400,110 @@ TEST_F(RemoteLeases, AtomicOfNoWholeWordIsRefused)
 
 TEST_F(RemoteLeases, QuickCompletionGivesBackALeaseThatEnds)
 {
-	lease(IBV_WR_RDMA_READ);
-	a.world.quick = true;
-	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
-	const std::uint64_t hold = a.world.holds.rbegin()->first;
-	recall(hold);
-	EXPECT_EQ(a.world.holds.count(hold), 1U);
-	a.world.run_wire();
-	EXPECT_EQ(a.world.quick_ends, 1U);
-	EXPECT_EQ(a.world.holds.count(hold), 0U);
-	EXPECT_EQ(a.poll(), 1U);
+	for (const unsigned n : {1U, 3U}) {
+		lease(IBV_WR_RDMA_READ);
+		a.world.quick = true;
+		const std::uint64_t ends = a.world.quick_ends, hot = a.world.hot_posts;
+		for (unsigned i = 0; i < n; ++i)
+			a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+		EXPECT_EQ(a.world.hot_posts, hot + n - 1);
+		const std::uint64_t hold = a.world.holds.rbegin()->first;
+		recall(hold);
+		while (a.world.queue.size()) {
+			EXPECT_EQ(a.world.holds.count(hold), 1U) << "something is under way under it";
+			a.world.run_wire_first();
+		}
+		EXPECT_EQ(a.world.quick_ends, ends + n);
+		EXPECT_EQ(a.world.holds.count(hold), 0U);
+		EXPECT_EQ(a.poll(), n);
+		a.world.quick = false;
+	}
 	a.check_memory();
+}
+
+TEST_F(RemoteLeases, HotRequestsAreCountedAndKeepTheirLease)
+{
+	lease(IBV_WR_RDMA_WRITE);
+	const npr_stats before = stats();
+	a.world.quick = true;
+	for (int i = 0; i < 3; ++i) {
+		for (const ibv_wr_opcode op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD})
+			a.post(op, 0, 4096 * op, is_atomic(op) ? 8 : 100);
+		EXPECT_EQ(a.world.hot_posts, 2U * static_cast<unsigned>(i + 1));
+		a.world.run_wire();
+		EXPECT_EQ(a.poll(), 3U);
+		age();
+	}
+	EXPECT_EQ(a.world.hot_ends, 9U);
+	EXPECT_TRUE(released().empty());
+	EXPECT_EQ(stats().writes, before.writes + 3);
+	EXPECT_EQ(stats().reads, before.reads + 3);
+	EXPECT_EQ(stats().atomics, before.atomics + 3);
+	EXPECT_EQ(stats().bytes_written, before.bytes_written + 300);
+	EXPECT_EQ(stats().bytes_read, before.bytes_read + 300);
+	EXPECT_EQ(stats().passed, before.passed);
+	a.check_memory();
+	age();
+	EXPECT_EQ(released().size(), 1U) << "now it is idle";
+}
+
+TEST_F(RemoteLeases, WhatIsNotUnderTheHotLeaseIsNotHot)
+{
+	add(16);
+	std::byte buffer[64];
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer), 64, pinned_lkey};
+	const auto hot = [&](ibv_wr_opcode op, std::uint64_t addr, std::uint32_t length = 64, std::uint32_t rkey = 0x100) {
+		ibv_send_wr wr{};
+		s.length = length;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		wr.opcode = op;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.wr.rdma.remote_addr = addr;
+		if (is_atomic(op))
+			wr.wr.atomic.rkey = rkey;
+		else
+			wr.wr.rdma.rkey = rkey;
+		return a.eng->post_hot(wr, [](std::uint32_t) { return false; }) != nullptr;
+	};
+	const std::uint64_t base = r().info.base, end = base + r().info.length;
+
+	a.world.quick = true;
+	EXPECT_FALSE(hot(IBV_WR_RDMA_READ, base)) << "it is closed";
+	for (const ibv_wr_opcode kind : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE}) {
+		lease(kind);
+		a.post(kind, 0, 0, 64);
+		a.world.run_wire();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_FALSE(hot(kind, base, 64, r().rkey + 1));
+		EXPECT_FALSE(hot(kind, base - 1));
+		EXPECT_FALSE(hot(kind, end - 63));
+		EXPECT_FALSE(hot(kind, ~0ULL - 62));
+		EXPECT_FALSE(hot(kind, base, 0));
+		EXPECT_FALSE(hot(IBV_WR_RDMA_WRITE_WITH_IMM, base));
+		EXPECT_FALSE(hot(IBV_WR_BIND_MW, base));
+		EXPECT_FALSE(hot(static_cast<ibv_wr_opcode>(15), base));
+		EXPECT_FALSE(hot(IBV_WR_ATOMIC_FETCH_AND_ADD, base + 4, 8));
+		if (kind == IBV_WR_RDMA_READ) {
+			EXPECT_FALSE(hot(IBV_WR_RDMA_WRITE, base)) << "it is to read";
+			EXPECT_FALSE(hot(IBV_WR_ATOMIC_FETCH_AND_ADD, base, 8));
+		}
+		EXPECT_TRUE(a.eng->idle()) << "nothing has changed";
+		EXPECT_EQ(a.pool.used(), 0U);
+		recall(a.world.holds.rbegin()->first);
+		EXPECT_FALSE(hot(kind, base)) << "its lease has been recalled (I9)";
+		a.post(IBV_WR_SEND, 0, 0, 64);
+		a.world.run_wire();
+		EXPECT_EQ(a.poll(), 1U);
+		EXPECT_FALSE(hot(kind, base)) << "also if others open the hot path again";
+	}
+	/* It could not give back the lease before the peer posts a receive. */
+	lease(IBV_WR_RDMA_READ);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_FALSE(hot(IBV_WR_RDMA_READ, base));
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 2U);
 }
 
 TEST_F(RemoteLeases, WritesAndWhatHappensOnceArePipelined)
@@ -430,7 +523,7 @@ TEST_F(RemoteLeases, WritesAndWhatHappensOnceArePipelined)
 
 TEST_F(RemoteLeases, UnsignaledRequestsStayUnsignaled)
 {
-	for (const unsigned local : {0U, 100U}) {
+	for (const unsigned local : {0U, 100U, 0U}) {
 		lease(IBV_WR_RDMA_WRITE);
 		a.chance_local = local;
 		for (const ibv_wr_opcode op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_ATOMIC_FETCH_AND_ADD})
@@ -443,19 +536,26 @@ TEST_F(RemoteLeases, UnsignaledRequestsStayUnsignaled)
 		EXPECT_EQ(a.poll(), 1U);
 		recall(a.world.holds.rbegin()->first);
 		a.chance_local = 0;
+		a.world.quick = local; /* and once hot */
 	}
+	EXPECT_EQ(a.world.hot_posts, 3U);
 	a.check_memory();
 }
 
 TEST_F(RemoteLeases, QueueOfUnsignaledRequestsMoves)
 {
-	lease(IBV_WR_RDMA_WRITE);
-	for (int i = 0; i < 200; ++i) {
-		a.post(IBV_WR_RDMA_WRITE, 0, 0, 8, 0);
-		ASSERT_EQ(a.last_rc, 0) << i;
-		a.world.run_wire();
+	for (const bool quick : {false, true}) {
+		lease(IBV_WR_RDMA_WRITE);
+		a.world.quick = quick;
+		for (int i = 0; i < 200; ++i) {
+			a.post(IBV_WR_RDMA_WRITE, 0, 0, 8, 0);
+			ASSERT_EQ(a.last_rc, 0) << i;
+			a.world.run_wire();
+		}
+		EXPECT_EQ(a.poll(), 0U);
+		recall(a.world.holds.rbegin()->first);
 	}
-	EXPECT_EQ(a.poll(), 0U);
+	EXPECT_GE(a.world.hot_posts, 150U);
 }
 
 TEST_F(RemoteLeases, NothingOvertakesAWriteThatIsNotProven)

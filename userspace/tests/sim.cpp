@@ -627,7 +627,12 @@ void sim::arrives(const ibv_wc &wc) noexcept
 {
 	ibv_wc out = wc;
 
-	switch (quick ? attached->quick_cqe(out) : engine::quick_end::no) {
+	engine::quick_end how = quick ? attached->hot_cqe(out) : engine::quick_end::no;
+
+	hot_ends += how != engine::quick_end::no;
+	if (quick && how == engine::quick_end::no)
+		how = attached->quick_cqe(out);
+	switch (how) {
 	case engine::quick_end::told:
 		told.push_back(out);
 		++quick_ends;
@@ -667,6 +672,12 @@ bool sim_cq::poll()
 	owner->arrives(wc);
 	serve();
 	return true;
+}
+
+void sim::run_wire_first()
+{
+	advance(0, ~0ULL, false);
+	EXPECT_TRUE(complete_one());
 }
 
 void sim::run_wire()
@@ -1081,6 +1092,20 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 	return kept;
 }
 
+/* As npr_cq::post_send() does it. */
+int app::give_quick(ibv_send_wr &wr, ibv_send_wr **bad, bool whole)
+{
+	if (ibv_send_wr *const hot = eng->post_hot(wr, [this](std::uint32_t lkey) { return world.is_local(lkey); })) {
+		ibv_send_wr *refused;
+
+		++world.hot_posts;
+		if (world.post(hot, &refused))
+			eng->hot_refused();
+		return 0;
+	}
+	return eng->post_quick(wr) ? 0 : eng->post_send(&wr, bad, whole);
+}
+
 int app::give(bool whole)
 {
 	std::vector<ibv_send_wr> wrs, before;
@@ -1094,7 +1119,7 @@ int app::give(bool whole)
 	for (std::size_t i = 0; i + 1 < wrs.size(); ++i)
 		wrs[i].next = &wrs[i + 1];
 	before = wrs;
-	const int rc = eng->post_send(wrs.data(), &bad, whole);
+	const int rc = world.quick && wrs.size() == 1 ? give_quick(wrs[0], &bad, whole) : eng->post_send(wrs.data(), &bad, whole);
 	if (world.cq) {
 		world.cq->settle(world);
 		world.cq->serve();

@@ -173,6 +173,8 @@ public:
 	bool advance_request();
 	/* All that is posted, completed. */
 	void run_wire();
+	/* The oldest request alone. */
+	void run_wire_first();
 	/* The completion of the first entry, if it is finished: to the engine, or into the CQ. */
 	bool complete_one();
 	static void complete_as(ibv_wc &wc, const wire &w);
@@ -211,7 +213,8 @@ public:
 
 	std::mt19937_64 rng;
 	engine *attached = nullptr;
-	bool quick = false; /* completions go the quick way, and are told() then */
+	bool quick = false; /* requests and completions go the quick way, and these are told() then */
+	std::uint64_t hot_posts = 0, hot_ends = 0;
 	std::deque<ibv_wc> told;
 	std::uint64_t quick_ends = 0;
 	void arrives(const ibv_wc &wc) noexcept;
@@ -335,6 +338,7 @@ private:
 	[[nodiscard]] bool conflicts(const app_op &o) const;
 	/* The engine has it to read, until it returns. */
 	int give(bool whole);
+	int give_quick(ibv_send_wr &wr, ibv_send_wr **bad, bool whole);
 
 	std::vector<request> list_;
 	std::uint64_t next_seq_ = 1;
