@@ -591,8 +591,7 @@ int npr_qp::prepared::hold(const ibv_send_wr *wr, bool all) noexcept
 	/* Those before them found a lease after all. */
 	give_back();
 	for (; wr; wr = all ? wr->next : nullptr) {
-		const bool write = wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-				   wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+		const bool write = brings(wr->opcode);
 
 		/* What is wrong with it the engine says. */
 		if (wr->num_sge < 0 || static_cast<std::uint32_t>(wr->num_sge) > qp_.max_sge_ ||

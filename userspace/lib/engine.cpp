@@ -22,71 +22,6 @@ constexpr std::uint64_t lease_span = remote_leases::part + remote_leases::overla
 
 constexpr std::uint32_t atomic_size = 8;
 
-/* What there is to know of an opcode; each request is asked about its own several times. */
-struct trait {
-	enum : std::uint8_t {
-		known = 1,	      /* a provider, or we, would know what to do with it */
-		passing = 2,	      /* may be posted as it is: it is no window's */
-		remote = 4,	      /* names memory of the peer */
-		atomic = 8,
-		bringing = 16,	      /* what it brings is written to its local buffers */
-		passive = 32,	      /* where the order is relaxed it overtakes what is not proven */
-		receive_taking = 64,  /* waits for the peer to post a receive */
-	};
-};
-
-/* By opcode. */
-constexpr auto all_traits = [] {
-	std::array<std::uint8_t, 32> all{};
-
-	all[IBV_WR_RDMA_WRITE] = trait::known | trait::passing | trait::remote | trait::passive;
-	all[IBV_WR_RDMA_WRITE_WITH_IMM] = trait::known | trait::passing | trait::remote | trait::receive_taking;
-	all[IBV_WR_SEND] = all[IBV_WR_SEND_WITH_IMM] = all[IBV_WR_SEND_WITH_INV] = trait::known | trait::passing | trait::receive_taking;
-	all[IBV_WR_RDMA_READ] = trait::known | trait::passing | trait::remote | trait::bringing | trait::passive;
-	all[IBV_WR_ATOMIC_CMP_AND_SWP] = all[IBV_WR_ATOMIC_FETCH_AND_ADD] =
-		trait::known | trait::passing | trait::remote | trait::atomic | trait::bringing;
-	all[IBV_WR_LOCAL_INV] = trait::known | trait::passing;
-	all[IBV_WR_BIND_MW] = trait::known;
-	return all;
-}();
-
-unsigned traits_of(ibv_wr_opcode op) noexcept
-{
-	const auto n = static_cast<std::uint32_t>(op);
-
-	return n < all_traits.size() ? all_traits[n] : 0U;
-}
-
-bool is_atomic(ibv_wr_opcode op) noexcept
-{
-	return traits_of(op) & trait::atomic;
-}
-
-bool brings(ibv_wr_opcode op) noexcept
-{
-	return traits_of(op) & trait::bringing;
-}
-
-bool is_passive(ibv_wr_opcode op) noexcept
-{
-	return traits_of(op) & trait::passive;
-}
-
-bool is_known(ibv_wr_opcode op) noexcept
-{
-	return traits_of(op) & trait::known;
-}
-
-bool is_remote(ibv_wr_opcode op) noexcept
-{
-	return traits_of(op) & trait::remote;
-}
-
-bool takes_receive(ibv_wr_opcode op) noexcept
-{
-	return traits_of(op) & trait::receive_taking;
-}
-
 /* By opcode. Those that are not known do not complete. */
 constexpr auto completion_opcodes = [] {
 	std::array<ibv_wc_opcode, 32> all{};
@@ -219,9 +154,7 @@ engine::engine(const engine_config &config, backend &world)
 	hot_.wr.sg_list = &hot_.sge;
 	hot_.wr.num_sge = 1;
 	hot_.signals = config_.sq_sig_all ? unsigned{IBV_SEND_SIGNALED} : 0U;
-	for (unsigned n = 0; n < all_traits.size(); ++n)
-		if (all_traits[n] & trait::passing && (config_.local_only || !(all_traits[n] & trait::remote)))
-			hot_.free.add(opcodes(n));
+	hot_.free = config_.local_only ? opcodes_of<trait::passing> : opcodes_of<trait::passing, trait::remote>;
 	chain_.resize(std::min(budget, 64U));
 	chain_sges_.resize(chain_.size() * config_.max_sge);
 	chain_limit_ = static_cast<std::uint32_t>(chain_.size()) - 1;
@@ -298,7 +231,7 @@ int engine::check(const ibv_send_wr &wr, std::uint64_t &length) const noexcept
 		return -EOPNOTSUPP;
 	for (int i = 0; i < wr.num_sge; ++i)
 		length += wr.sg_list[i].length;
-	if (length > 1ULL << 31 ||
+	if (length > max_length ||
 	    (wr.send_flags & IBV_SEND_INLINE && (length > config_.max_inline || wr.opcode == IBV_WR_RDMA_READ)))
 		return -EINVAL;
 	return 0;
@@ -560,8 +493,8 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 
 /*
  * The local buffers of @w, the next entry of the chain and request of the next op, become held, so many as @held
- * says; @hold is the first. False: none is, and why accept() will find out. Where the CPU finds them is of no use here: the HCA alone
- * looks at what is posted as it is.
+ * says; @hold is the first. False: none is, and why accept() will find out. Where the CPU finds them is of no use
+ * here: the HCA alone looks at what is posted as it is.
  */
 bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held, std::uint32_t &hold) noexcept
 {
@@ -612,7 +545,7 @@ bool engine::look_for_lease(const ibv_send_wr &wr, std::uint32_t length, binding
 	if (has.write && i.access & IBV_ACCESS_REMOTE_WRITE && i.write_key)
 		h.may.add(opcodes(IBV_WR_RDMA_WRITE));
 	if (has.write && i.access & IBV_ACCESS_REMOTE_ATOMIC && i.write_key)
-		h.may.add(opcodes(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD));
+		h.may.add(opcodes_of<trait::atomic>);
 	return true;
 }
 
@@ -634,7 +567,7 @@ template <bool leased, engine::place at>
 	bool looks = config_.local;
 	std::uint64_t length;
 
-	if (wr.num_sge == 1 && !(wr.send_flags & ~no_matter) && wr.sg_list[0].length <= 1U << 31) [[likely]] {
+	if (wr.num_sge == 1 && !(wr.send_flags & ~no_matter) && wr.sg_list[0].length <= max_length) [[likely]] {
 		one = wr.sg_list;
 		length = one->length;
 	} else {
@@ -680,13 +613,9 @@ template <bool leased, engine::place at>
 			return false;
 		}
 	}
-	const std::uint32_t unsignaled = unsignaled_ + 1;
-	const bool signaled = wr.send_flags & IBV_SEND_SIGNALED || config_.sq_sig_all || unsignaled >= signal_every_ ||
-			      !credits_.tail_may_grow();
 	w.wr_id = sq_id(sq_tail);
 	w.next = at == place::alone ? nullptr : &w + 1;
-	if (signaled)
-		w.send_flags |= IBV_SEND_SIGNALED;
+	w.send_flags = signal(wr.send_flags | hot_.signals);
 	if constexpr (leased) {
 		(traits & trait::atomic ? w.wr.atomic.rkey : w.wr.rdma.rkey) = b->hint.rkey;
 		w.wr.rdma.remote_addr += b->hint.delta; /* an atomic's, too: see addr_of() */
@@ -710,8 +639,6 @@ template <bool leased, engine::place at>
 	--hot_.room;
 	sq_tail_ = sq_tail + 1;
 	credits_.take(1);
-	if (!signaled || unsignaled != 1) [[unlikely]]
-		set_tail(signaled ? 0 : unsignaled);
 	if (traits & trait::receive_taking)
 		stalls_ = sq_tail + 1;
 	next_ = tail_ = tail + 1;

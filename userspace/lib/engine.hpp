@@ -72,6 +72,7 @@
 
 #include "credits.hpp"
 #include "local_lease.hpp"
+#include "opcodes.hpp"
 #include "page_bits.hpp"
 #include "remote_leases.hpp"
 #include "scan.hpp"
@@ -93,24 +94,6 @@
 namespace npr {
 
 using nanoseconds = std::uint64_t;
-
-/* A set of opcodes: each request is asked about its own several times. */
-class opcodes {
-public:
-	template <class... Op> constexpr explicit opcodes(Op... op) noexcept : bits_(((1U << op) | ... | 0U)) {}
-	constexpr opcodes() noexcept : bits_(0) {}
-	[[nodiscard]] constexpr bool has(ibv_wr_opcode op) const noexcept
-	{
-		const auto n = static_cast<std::uint32_t>(op);
-
-		return n < 32 && bits_ >> n & 1;
-	}
-
-	constexpr void add(opcodes more) noexcept { bits_ |= more.bits_; }
-
-private:
-	std::uint32_t bits_;
-};
 
 /* Where the CPU finds a local buffer. */
 struct cpu_view {
@@ -286,6 +269,7 @@ public:
 
 private:
 	static constexpr std::uint32_t none = ~0U;
+	static constexpr std::uint32_t max_length = 1U << 31; /* bytes of a request: the InfiniBand specification's */
 	static constexpr unsigned max_prefetches = 8;
 	static constexpr unsigned max_lease_asks = 4;
 	/* What the lowest bits of cookies begin with: pieces, then leases, then prefetches. */
@@ -861,8 +845,6 @@ private:
 template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F &&is_local) noexcept
 {
 	constexpr unsigned no_matter = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
-	constexpr opcodes atomics(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD);
-	constexpr opcodes bringing(IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD);
 	const std::uint64_t sq_tail = sq_tail_;
 
 	if (hot_.room <= 0 || wr.num_sge != 1 || wr.send_flags & ~no_matter || under_way() >= credits_.free()) [[unlikely]]
@@ -884,7 +866,7 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 		std::uint32_t rkey = wr.wr.rdma.rkey;
 
 		w.wr.rdma.remote_addr = addr + h.delta;
-		if (atomics.has(opcode)) {
+		if (opcodes_of<trait::atomic>.has(opcode)) {
 			rkey = wr.wr.atomic.rkey;
 			w.wr.atomic.rkey = h.rkey;
 			length = 8;
@@ -901,7 +883,7 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	}
 
 	brief &b = briefs_[sq_tail & sq_mask_];
-	if (ticket_.covers(s, bringing.has(opcode))) [[likely]] {
+	if (ticket_.covers(s, opcodes_of<trait::bringing>.has(opcode))) [[likely]] {
 		if (!ticket_.take()) [[unlikely]] {
 			hot_.owed = true;
 			return nullptr;
@@ -928,7 +910,7 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	b.send_flags = wr.send_flags;
 	b.length = length;
 	b.lease = lease;
-	if (opcodes(IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE_WITH_IMM).has(opcode))
+	if (opcodes_of<trait::receive_taking>.has(opcode))
 		stalls_ = sq_tail + 1;
 	--hot_.room;
 	credits_.take(1);
