@@ -2027,17 +2027,21 @@ TEST_F(Engine, CompletionBehindAReadThatIsRepeatedIsNotToldFirst)
 	EXPECT_EQ(a.poll(), 2U);
 	a.check_memory();
 
-	/* Nor is it if that one has ended, and was not polled. */
-	a.world.quick = false;
-	a.post(IBV_WR_SEND, 0, 0, 0);
-	a.world.run_wire();
-	ASSERT_TRUE(a.eng->ready());
-	a.world.quick = true;
-	a.post(IBV_WR_SEND, 0, 0, 0);
-	a.world.run_wire();
-	EXPECT_EQ(a.world.quick_ends, 0U);
-	EXPECT_EQ(a.poll(), 2U);
-	EXPECT_TRUE(a.eng->idle());
+	/* Nor is it if that one has ended, and was not polled; whether it is brief or not. */
+	for (const bool brief : {true, false}) {
+		a.world.quick = false;
+		a.post(IBV_WR_SEND, 0, 0, 0);
+		a.world.run_wire();
+		ASSERT_TRUE(a.eng->ready());
+		a.world.quick = true;
+		a.post(IBV_WR_SEND, 0, 0, 0);
+		if (!brief)
+			a.eng->step();
+		a.world.run_wire();
+		EXPECT_EQ(a.world.quick_ends, 0U);
+		EXPECT_EQ(a.poll(), 2U);
+		EXPECT_TRUE(a.eng->idle());
+	}
 }
 
 TEST_F(Engine, QueueWithoutAnswersPassesAllOnAndHoldsItsBuffers)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /* Leases of local memory, on a kernel that is a table. */
 #include "local_leases.hpp"
+#include "sim.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -507,6 +508,55 @@ TEST_F(LocalTicket, IsNotTakenWhenItsPlaceIsAnotherLeases)
 	EXPECT_EQ(kernel_.live(), 1U);
 	leases_.give(other->token);
 	EXPECT_TRUE(leases_.give_back_idle());
+	EXPECT_EQ(kernel_.live(), 0U);
+}
+
+/* The hot path counts itself in, sees the recall, and leaves it to the quick path to count itself out. */
+TEST_F(LocalTicket, HotRequestThatSeesTheRecallKeepsNoUse)
+{
+	struct world_of_leases final : npr::test::sim {
+		explicit world_of_leases(local_leases &l) : leases(l) {}
+		int post(ibv_send_wr *, ibv_send_wr **) noexcept override { return 0; }
+		bool is_local(std::uint32_t lkey) noexcept override { return lkey == program_lkey; }
+		int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &,
+			       npr::local_ticket &ticket) noexcept override
+		{
+			const auto u = leases.take(mr, sge.addr, sge.length, write, local_leases::term::brief, 0, &ticket);
+
+			if (!u)
+				return no_hold;
+			ticket.name(sge.lkey);
+			hold = u->token;
+			sge = {u->addr, sge.length, u->lkey};
+			return 0;
+		}
+		void free_local(std::uint32_t hold) noexcept override { leases.give(hold); }
+
+		local_leases &leases;
+	} world(leases_);
+	npr::credits pool(64);
+	std::vector<std::uint64_t> words(npr::engine::min_words);
+	npr::engine_config c = npr::test::small_config();
+	c.pool = &pool;
+	c.local = true;
+	c.words = words;
+	npr::engine e(c, world);
+	ibv_sge s{address(0), 8, program_lkey};
+	ibv_send_wr wr{};
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	const auto hot = [&] { return e.post_hot(wr, [](std::uint32_t) { return true; }) != nullptr; };
+
+	ASSERT_TRUE(e.post_quick(wr));
+	ASSERT_TRUE(hot());
+	kernel_.recall_all();
+	kernel_.refuse = -EBUSY;
+	EXPECT_FALSE(hot());
+	EXPECT_TRUE(e.post_quick(wr));
+	EXPECT_EQ(kernel_.live(), 1U) << "two requests are under way under it";
+	e.abandon();
 	EXPECT_EQ(kernel_.live(), 0U);
 }
 
