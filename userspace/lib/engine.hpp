@@ -856,7 +856,8 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	std::uint32_t length = bytes, lease = none;
 	ibv_send_wr &w = hot_.wr;
 
-	if (!bytes) [[unlikely]]
+	/* What has none, or too many, is for check() to judge. */
+	if (bytes - 1 >= max_length) [[unlikely]]
 		return nullptr;
 	w.wr = wr.wr;
 	if (hot_.lease.may.has(opcode)) {

@@ -478,6 +478,7 @@ TEST_F(RemoteLeases, WhatIsNotUnderTheHotLeaseIsNotHot)
 		EXPECT_FALSE(hot(kind, end - 63));
 		EXPECT_FALSE(hot(kind, ~0ULL - 62));
 		EXPECT_FALSE(hot(kind, base, 0));
+		EXPECT_FALSE(hot(IBV_WR_SEND, 0, (1U << 31) + 1)) << "check() refuses it";
 		EXPECT_FALSE(hot(IBV_WR_RDMA_WRITE_WITH_IMM, base));
 		EXPECT_FALSE(hot(IBV_WR_BIND_MW, base));
 		EXPECT_FALSE(hot(static_cast<ibv_wr_opcode>(15), base));
