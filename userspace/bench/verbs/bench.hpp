@@ -17,7 +17,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -106,6 +109,43 @@ private:
 	std::size_t bytes_;
 };
 
+/* A parameter of the kernel has another value while this exists. */
+class kernel_parameter
+{
+public:
+	kernel_parameter(std::string path, const char *value)
+	    : path_(std::move(path)), before_(access(nullptr))
+	{
+		access(value);
+	}
+	kernel_parameter(const kernel_parameter &) = delete;
+	kernel_parameter &operator=(const kernel_parameter &) = delete;
+	~kernel_parameter()
+	{
+		try {
+			access(before_.c_str());
+		} catch (const std::exception &e) {
+			std::fprintf(stderr, "nprdma-bench: not as it was before: %s\n", e.what());
+		}
+	}
+
+private:
+	std::string access(const char *value) const
+	{
+		const std::unique_ptr<std::FILE, int (*)(std::FILE *)> f(
+		    std::fopen(path_.c_str(), value ? "w" : "r"), std::fclose);
+		char text[32] = "";
+
+		if (!f || (value ? std::fputs(value, f.get()) < 0 || std::fflush(f.get())
+				 : !std::fgets(text, sizeof(text), f.get())))
+			rc::fail(errno, path_);
+		text[std::strcspn(text, "\n")] = 0;
+		return text;
+	}
+
+	std::string path_, before_;
+};
+
 /* What was to be reached, and what was. */
 struct target {
 	std::string what;
@@ -185,6 +225,7 @@ struct options {
 void measure_registration(const options &opt, report &out);
 void measure_data_path(const options &opt, report &out);
 void measure_faults(const options &opt, report &out);
+void measure_leases(const options &opt, report &out);
 
 } // namespace bench
 

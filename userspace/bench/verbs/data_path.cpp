@@ -9,9 +9,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 
 namespace bench
 {
@@ -151,39 +148,6 @@ void measure_proofs(const options &opt, const rc::endpoint &responder, const map
 	}
 }
 
-/* What the owner's kernel says of READs behind WRITEs, while this exists. */
-class read_order
-{
-public:
-	explicit read_order(const char *value) : before_(access(nullptr)) { access(value); }
-	read_order(const read_order &) = delete;
-	read_order &operator=(const read_order &) = delete;
-	~read_order()
-	{
-		try {
-			access(before_.c_str());
-		} catch (const std::exception &e) {
-			std::fprintf(stderr, "nprdma-bench: not as it was before: %s\n", e.what());
-		}
-	}
-
-private:
-	static std::string access(const char *value)
-	{
-		constexpr const char *path = "/sys/module/ib_core/parameters/nprdma_read_order";
-		std::unique_ptr<std::FILE, int (*)(std::FILE *)> f(std::fopen(path, value ? "w" : "r"),
-								   std::fclose);
-		char text[32] = "";
-
-		if (!f || (value ? std::fputs(value, f.get()) < 0 || std::fflush(f.get())
-				 : !std::fgets(text, sizeof(text), f.get())))
-			rc::fail(errno, path);
-		text[std::strcspn(text, "\n")] = 0;
-		return text;
-	}
-	std::string before_;
-};
-
 /*
  * What is done for the sake of premises: where an HCA does not promise that a READ is
  * executed after the WRITEs before it (P1), the words are read after the WRITE's own
@@ -199,7 +163,8 @@ void measure_premises(const options &opt, const std::vector<way> &ways, const rc
 	samples slower, rate_ratio;
 
 	for (std::size_t i = 0; i < writers.size(); i++) {
-		const read_order answer(i ? "out-of-order" : "in-order");
+		const kernel_parameter answer("/sys/module/ib_core/parameters/nprdma_read_order",
+					      i ? "out-of-order" : "in-order");
 
 		/* A queue pair learns it with the keys. */
 		writers[i].emplace(opt.dev.initiator, responder, through::library, 8 * MiB);

@@ -55,8 +55,8 @@ int main(int argc, char **argv)
 		json = std::string(dir) + "/bench.json";
 	app.add_option("--rounds", opt.rounds, "of all that is measured in turns (15)")
 	    ->check(CLI::Range(1, 100));
-	app.add_option("--only", opt.only, "parts: registration, data, faults")
-	    ->check(CLI::IsMember({"registration", "data", "faults"}));
+	app.add_option("--only", opt.only, "parts: registration, data, faults, leases")
+	    ->check(CLI::IsMember({"registration", "data", "faults", "leases"}));
 	app.add_flag("--pinned-only", pinned_only, "nothing unpinned");
 	app.add_option("--responder", opt.dev.responder, "device (mlx5_0)");
 	app.add_option("--initiator", opt.dev.initiator, "device (mlx5_1)");
@@ -75,6 +75,8 @@ int main(int argc, char **argv)
 			bench::measure_data_path(opt, out);
 		if (opt.wants("faults"))
 			bench::measure_faults(opt, out);
+		if (opt.wants("leases"))
+			bench::measure_leases(opt, out);
 		out.print_targets();
 		if (!json.empty())
 			out.write_json(json);
