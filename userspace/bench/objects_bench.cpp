@@ -208,7 +208,14 @@ int run(const work &w, unsigned times)
 	mr.lkey = lkey;
 	mr.handle = mr_handle;
 	regions.add(mr);
-	npr_context ctx(&verbs, std::move(owned), 0, npr::provider(verbs));
+	npr::provider provider(verbs);
+	provider.reg_mr = [](ibv_pd *, void *, size_t, std::uint64_t, unsigned) {
+		static ibv_mr words{};
+		words.lkey = words_lkey;
+		return &words;
+	};
+	provider.dereg_mr = [](ibv_mr *) { return 0; };
+	npr_context ctx(&verbs, std::move(owned), 0, provider);
 	npr_cq cq(ctx, &verbs_cq, 1024);
 	npr::qp_params params{};
 	params.depth = params.budget = 128;
@@ -216,7 +223,7 @@ int run(const work &w, unsigned times)
 	params.cache_slots = 64;
 	params.receives = 128;
 	params.receive_sge = 4;
-	npr_qp &qp = *cq.attach(&verbs_qp, params, &words_lkey);
+	npr_qp &qp = *cq.attach(&verbs_qp, params);
 
 	ibv_sge s{reinterpret_cast<std::uintptr_t>(kernel.buffer.data()), w.length, w.lkey};
 	ibv_send_wr wr{};

@@ -226,6 +226,8 @@ void resolver::run(std::size_t self) noexcept
 		rdma_np_region_info info;
 		const nanoseconds asked = monotonic();
 		int rc = kernel_.resolve(*j.qp->verbs, j.qp->cq.channel.get(), j.rkey, info);
+		if (!rc)
+			rc = j.qp->words.make();
 		const nanoseconds after = monotonic();
 		const bool again = passes(rc);
 		const bool late = again && too_late(kernel_, *j.qp, j.begun, rc);
@@ -444,19 +446,8 @@ int npr_srq::post_recv(ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 
 namespace {
 
-constexpr std::size_t ring_words = 8192;
-
-std::uint64_t *alloc_words()
-{
-	void *p = std::aligned_alloc(page_size, ring_words * sizeof(std::uint64_t));
-
-	if (!p)
-		throw std::bad_alloc();
-	return new (p) std::uint64_t[ring_words]();
-}
-
 engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params, std::uint16_t cookie,
-			  std::uint64_t *words, std::uint32_t lkey)
+			  std::span<std::uint64_t> words)
 {
 	engine_config c;
 
@@ -479,8 +470,7 @@ engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params,
 	c.leases = true;
 	c.local_only = params.local_only;
 	c.opaque_sinks = params.opaque_sinks;
-	c.words = {words, ring_words};
-	c.words_lkey = lkey;
+	c.words = words;
 	return c;
 }
 
@@ -490,24 +480,30 @@ std::size_t requests_of(std::uint32_t budget) noexcept
 	return std::max<std::size_t>(budget, 16) + 16;
 }
 
-ibv_mr *reg_words(const provider &p, ibv_pd *pd, std::uint64_t *words)
-{
-	ibv_mr *mr = p.reg_mr(pd, words, ring_words * sizeof(std::uint64_t),
-			      reinterpret_cast<std::uintptr_t>(words), IBV_ACCESS_LOCAL_WRITE);
-
-	if (!mr)
-		fail(errno, "ibv_reg_mr_iova2");
-	return mr;
-}
-
 } // namespace
 
-npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id, const std::uint32_t *words_lkey)
-    : cq(c), verbs(q), budget(params.budget), cookie(id), post_send_(c.ctx.provider.post_send),
-      requests_(c.ctx.resolver, requests_of(params.budget)), words_(alloc_words()),
-      words_mr_(words_lkey ? nullptr : reg_words(c.ctx.provider, q->pd, words_.get()), c.ctx.provider.dereg_mr),
+word_ring::word_ring(const provider &p, ibv_pd *pd)
+    : reg_mr_(p.reg_mr), pd_(pd), words_(engine::min_words), mr_(nullptr, p.dereg_mr)
+{
+}
+
+int word_ring::make() noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	if (mr_)
+		return 0;
+	errno = 0;
+	mr_.reset(reg_mr_(pd_, words_.data(), words_.size() * sizeof(words_[0]),
+			  reinterpret_cast<std::uintptr_t>(words_.data()), IBV_ACCESS_LOCAL_WRITE));
+	return mr_ ? 0 : errno ? -errno : -ENOMEM;
+}
+
+npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id)
+    : cq(c), verbs(q), words(c.ctx.provider, q->pd), budget(params.budget), cookie(id), post_send_(c.ctx.provider.post_send),
+      requests_(c.ctx.resolver, requests_of(params.budget)),
       max_sge_(std::max(params.max_sge, 1U)), receive_max_sge_(params.receive_sge),
-      engine(make_config(c, q, params, id, words_.get(), words_lkey ? *words_lkey : words_mr_->lkey), *this),
+      engine(make_config(c, q, params, id, words.words()), *this),
       ex(std::make_unique<qp_ex>(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads))
 {
 	c.ctx.receives.reserve(params.receives, params.receive_sge);
@@ -731,7 +727,7 @@ npr_qp *npr_cq::look_up(std::uint32_t qp_num) noexcept
 	}
 }
 
-npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t *words_lkey)
+npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params)
 {
 	const std::lock_guard lock(mutex);
 	const auto taken = [&](std::uint16_t id) {
@@ -756,7 +752,7 @@ npr_qp *npr_cq::attach(ibv_qp *qp, const qp_params &params, const std::uint32_t 
 	}
 	touched_.reserve(qps.size() + 1);
 	ready_.reserve(qps.size() + 1);
-	qps.push_back(std::make_unique<npr_qp>(*this, qp, params, next_cookie_++, words_lkey));
+	qps.push_back(std::make_unique<npr_qp>(*this, qp, params, next_cookie_++));
 	try {
 		rebuild_table();
 	} catch (...) {
@@ -1016,6 +1012,8 @@ void npr_cq::take_results() noexcept
 		taken_.swap(results_);
 	}
 	for (const result &r : taken_) {
+		if (!r.error)
+			r.qp->engine.use_words(r.qp->words.lkey());
 		r.qp->engine.on_resolved(r.rkey, r.error, r.info);
 		touch(*r.qp);
 	}
@@ -1374,6 +1372,8 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	}
 	for (;;) {
 		rc = ctx.kernel->resolve(*qp.verbs, channel.get(), rkey, info);
+		if (!rc)
+			rc = qp.words.make();
 		if (!passes(rc) || too_late(*ctx.kernel, qp, begun, rc))
 			break;
 		/* the clock decides when to ask again, not a count */
@@ -1383,6 +1383,8 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	}
 	{
 		const std::lock_guard lock(mutex);
+		if (!rc)
+			qp.engine.use_words(qp.words.lkey());
 		rc = qp.engine.resolve_ended(rkey, rc, info, begun);
 		qp.engine.step();
 		settle(qp);

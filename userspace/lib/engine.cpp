@@ -155,7 +155,7 @@ engine::engine(const engine_config &config, backend &world)
 	hot_.wr.num_sge = 1;
 	hot_.signals = config_.sq_sig_all ? unsigned{IBV_SEND_SIGNALED} : 0U;
 	hot_.free = config_.local_only ? opcodes_of<trait::passing> : opcodes_of<trait::passing, trait::remote>;
-	chain_.resize(std::min(budget, 64U));
+	chain_.resize(std::min(budget, 16U));
 	chain_sges_.resize(chain_.size() * config_.max_sge);
 	chain_limit_ = static_cast<std::uint32_t>(chain_.size()) - 1;
 	/* What drains a dead queue is a WRITE, which not every type of QP has. */
@@ -169,13 +169,6 @@ engine::engine(const engine_config &config, backend &world)
 	ring_mask_ = records - 1;
 
 	pieces_.resize(pieces);
-	for (piece &p : pieces_) {
-		p.on = nullptr;
-		p.generation = 0;
-		p.live = false;
-		p.ring = none;
-		put(free_, p);
-	}
 }
 
 engine::~engine()
@@ -370,7 +363,7 @@ template <bool write>
 bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 {
 	if (wr.num_sge != 1 || wr.send_flags & ~unsigned{IBV_SEND_SIGNALED} ||
-	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || free_.empty())
+	    (config_.local && !world_.is_plain(wr.sg_list[0].lkey)) || !has_piece())
 		return false;
 
 	const rdma_np_region_info &info = r.info;
@@ -1010,7 +1003,7 @@ void engine::issue() noexcept
 				want_lease(o.wr, o.length, *r);
 		}
 		while (o.issued < o.length) {
-			if (free_.empty() || !posting_.empty() ||
+			if (!has_piece() || !posting_.empty() ||
 			    (config_.ordered_writes && o.kind == op_kind::write && o.pieces) || !start_piece(o, next_))
 				return;
 			if (trouble_.dead || failing_ <= next_)
@@ -1126,7 +1119,7 @@ void engine::fail_op(std::uint64_t i, ibv_wc_status status) noexcept
 		o.status = status;
 	failing_ = std::min(failing_, i);
 	trouble_.failing = true;
-	for (piece &p : pieces_)
+	for (piece &p : std::span(pieces_.data(), made_))
 		if (p.live && !p.dropped && p.op == i)
 			drop_piece(p);
 }
@@ -1171,7 +1164,7 @@ void engine::die() noexcept
 	if (trouble_.dead)
 		return;
 	trouble_.dead = true;
-	for (piece &p : pieces_)
+	for (piece &p : std::span(pieces_.data(), made_))
 		if (p.live && !p.dropped)
 			drop_piece(p);
 	for (std::uint64_t i = head_; i < tail_; ++i) {
@@ -1195,6 +1188,19 @@ void engine::flush_rest() noexcept
 }
 
 /* --- pieces ------------------------------------------------------------ */
+
+/* The first of free_ is one that nobody uses. The ones used before come first: their memory has been touched. */
+bool engine::has_piece() noexcept
+{
+	if (!free_.empty())
+		return true;
+	if (made_ == pieces_.size())
+		return false;
+	piece &p = pieces_[made_++];
+	p.ring = none;
+	put(free_, p);
+	return true;
+}
 
 bool engine::start_piece(op &o, std::uint64_t i) noexcept
 {
@@ -1995,7 +2001,7 @@ void engine::on_event(const rdma_np_event &e) noexcept
 		f.uid = 0;
 		return;
 	}
-	piece *p = i < pieces_.size() ? &pieces_[i] : nullptr;
+	piece *p = i < made_ ? &pieces_[i] : nullptr;
 	if (!p || !p->live || p->dropped || p->at != stage::fault ||
 	    p->generation != static_cast<std::uint32_t>(e.cookie >> 16)) {
 		/* for a work request that has failed meanwhile */

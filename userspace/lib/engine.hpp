@@ -76,6 +76,7 @@
 #include "page_bits.hpp"
 #include "remote_leases.hpp"
 #include "scan.hpp"
+#include "untouched.hpp"
 #include "word_cache.hpp"
 
 #include <nprdma/nprdma.h>
@@ -156,8 +157,8 @@ struct engine_config {
 	bool local = false;		  /* unpinned local buffers are looked for */
 	bool leases = false;		  /* of the peer's memory are asked for: then call age_leases() */
 	bool opaque_sinks = false;	  /* what READs bring is not to be looked at */
-	std::span<std::uint64_t> words;	  /* registered memory that residency words are read into */
-	std::uint32_t words_lkey = 0;
+	std::span<std::uint64_t> words;	  /* memory that residency words are read into */
+	std::uint32_t words_lkey = 0;	  /* its key, when the first region is resolved; see use_words() */
 };
 
 class engine {
@@ -216,6 +217,8 @@ public:
 		return end_brief(wc);
 	}
 	void on_event(const rdma_np_event &event) noexcept;
+	/* The key of the words, before the first region is known. */
+	void use_words(std::uint32_t lkey) noexcept { config_.words_lkey = lkey; }
 	/* @error: 0 or a negative errno. */
 	void on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
 	/* Run what has become possible, timers too. */
@@ -589,6 +592,7 @@ private:
 	void flush_rest() noexcept;
 
 	/* pieces */
+	[[nodiscard]] bool has_piece() noexcept;
 	[[nodiscard]] bool start_piece(op &o, std::uint64_t i) noexcept;
 	void reset_piece(piece &p, region &r) noexcept;
 	void go_plain(piece &p) noexcept;
@@ -759,10 +763,10 @@ private:
 	} hot_;
 
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
-	std::vector<op> ops_;
-	std::vector<ibv_sge> op_sges_, op_wire_;
-	std::vector<std::uint32_t> op_holds_; /* all but the first ones */
-	std::vector<std::byte> op_inline_;
+	untouched_vector<op> ops_;
+	untouched_vector<ibv_sge> op_sges_, op_wire_;
+	untouched_vector<std::uint32_t> op_holds_; /* all but the first ones */
+	untouched_vector<std::byte> op_inline_;
 	std::uint64_t op_mask_;
 	std::uint64_t head_ = 0, next_ = 0, tail_ = 0;
 	std::uint64_t failing_ = ~0ULL; /* the first op that failed while the QP lives */
@@ -795,14 +799,15 @@ private:
 	bool cause_told_ = false; /* that one, and no flush */
 	bool lost_ = false; /* the peer was not to be reached, the HCA said */
 
-	std::vector<piece> pieces_;
+	untouched_vector<piece> pieces_; /* the first made_ of them have been used */
+	std::uint32_t made_ = 0;
 	list free_, posting_, asking_, pausing_, rebinding_;
 	list tails_; /* that wait for a hold to end */
 	std::uint32_t max_entries_; /* of the send queue, at once */
 	std::uint32_t quick_limit_; /* bytes of a READ that quick_move() takes, exclusive */
 
-	std::vector<slot> slots_;
-	std::vector<brief> briefs_;	/* beside these: from first_brief_ on, instead of them and of ops */
+	untouched_vector<slot> slots_;
+	untouched_vector<brief> briefs_;	/* beside these: from first_brief_ on, instead of them and of ops */
 	std::uint64_t first_brief_ = 0;
 	std::uint64_t sq_mask_;
 	std::uint64_t sq_head_ = 0, sq_tail_ = 0;
@@ -810,12 +815,12 @@ private:
 	std::uint32_t signal_every_;
 	std::uint64_t first_id_;
 	std::uint64_t stalls_ = 0; /* behind the last entry that takes a receive of the peer */
-	std::vector<ibv_send_wr> chain_;
-	std::vector<ibv_sge> chain_sges_;
+	untouched_vector<ibv_send_wr> chain_;
+	untouched_vector<ibv_sge> chain_sges_;
 	std::uint32_t chain_limit_; /* with so many, two more may find no room */
 
-	std::vector<std::uint64_t> snap_; /* the words known before, beside config_.words */
-	std::vector<ring_record> ring_;
+	untouched_vector<std::uint64_t> snap_; /* the words known before, beside config_.words */
+	untouched_vector<ring_record> ring_;
 	std::uint64_t ring_mask_;
 	std::uint64_t ring_head_ = 0, ring_tail_ = 0;
 	std::uint32_t ring_end_ = 0;

@@ -103,6 +103,31 @@ inline constexpr nanoseconds resolve_patience = 10'000'000'000;
 inline constexpr nanoseconds resolve_pause = 100'000;
 inline constexpr nanoseconds max_resolve_pause = 20'000'000;
 
+/*
+ * Memory that residency words are read into. It is registered, and so pinned, when there is a region whose words can be
+ * read, and not before: a queue pair whose peer has none needs none.
+ */
+class word_ring {
+public:
+	/* Throws std::bad_alloc. */
+	word_ring(const provider &p, ibv_pd *pd);
+	word_ring(const word_ring &) = delete;
+	word_ring &operator=(const word_ring &) = delete;
+
+	[[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+	/* Any thread, without a lock, for it may wait for memory: 0 or a negative errno. */
+	[[nodiscard]] int make() noexcept;
+	/* After make(). */
+	[[nodiscard]] std::uint32_t lkey() const noexcept { return mr_->lkey; }
+
+private:
+	const decltype(provider::reg_mr) reg_mr_;
+	ibv_pd *const pd_;
+	std::mutex mutex_;
+	untouched_vector<std::uint64_t> words_;
+	std::unique_ptr<ibv_mr, int (*)(ibv_mr *)> mr_;
+};
+
 struct qp_params {
 	std::uint32_t depth, budget, max_sge, max_inline, cache_slots, read_words_min;
 	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes; 0: an SRQ */
@@ -158,9 +183,8 @@ struct npr_context {
 };
 
 struct npr_qp final : npr::backend, npr::credits::waiter {
-	/* Registers the ring of words unless the caller has: @words_lkey. Throws. */
-	npr_qp(npr_cq &c, ibv_qp *q, const npr::qp_params &params, std::uint16_t cookie,
-	       const std::uint32_t *words_lkey);
+	/* Throws std::bad_alloc. */
+	npr_qp(npr_cq &c, ibv_qp *q, const npr::qp_params &params, std::uint16_t cookie);
 	~npr_qp() override = default;
 
 	int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept override;
@@ -186,6 +210,7 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 
 	npr_cq &cq;
 	ibv_qp *verbs;
+	npr::word_ring words;
 	std::uint32_t budget;
 	std::uint16_t cookie;
 	bool touched = false; /* on cq.touched */
@@ -239,13 +264,8 @@ private:
 		npr::resolver &resolver_;
 		std::size_t n_;
 	};
-	struct free_words {
-		void operator()(std::uint64_t *p) const noexcept { std::free(p); }
-	};
 	const decltype(npr::provider::post_send) post_send_;
 	requests requests_;
-	std::unique_ptr<std::uint64_t[], free_words> words_;
-	std::unique_ptr<ibv_mr, int (*)(ibv_mr *)> words_mr_;
 	const std::uint32_t max_sge_, receive_max_sge_;
 	prepared *prepared_ = nullptr; /* of the caller of post_send(), under the CQ's lock */
 
@@ -279,7 +299,7 @@ struct npr_cq final : npr::lease_keeper::client {
 	template <class F>
 	int resize(std::uint32_t own, std::uint32_t limit, F &&resize);
 	/* Throws. */
-	npr_qp *attach(ibv_qp *qp, const npr::qp_params &params, const std::uint32_t *words_lkey = nullptr);
+	npr_qp *attach(ibv_qp *qp, const npr::qp_params &params);
 	int detach(npr_qp *qp) noexcept;
 	/* The QP is destroyed or RESET: what a detach has polled of it is not told any more. */
 	void forget(std::uint32_t qp_num) noexcept;

@@ -3,28 +3,17 @@
 
 #include <algorithm>
 #include <bit>
-#include <new>
-#include <sys/mman.h>
 
 namespace npr {
-
-void word_cache::unmap::operator()(std::uint64_t *p) const noexcept
-{
-	munmap(p, bytes);
-}
 
 word_cache::word_cache(unsigned slots)
 {
 	/* two sets at least: a shift by 64 bits is not defined */
 	const std::size_t n = std::bit_ceil(std::max<std::size_t>(slots, 2 * ways));
-	const std::size_t bytes = n * slot_words * sizeof(std::uint64_t);
 
-	void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (p == MAP_FAILED)
-		throw std::bad_alloc();
-	words_ = {static_cast<std::uint64_t *>(p), unmap{bytes}};
-	keys_.assign(n, 0);
-	victim_.assign(n / ways, 0);
+	words_.resize(n * slot_words);
+	keys_.resize(n);
+	victim_.resize(n / ways);
 	shift_ = 64 - static_cast<unsigned>(std::countr_zero(n / ways));
 }
 
@@ -36,7 +25,7 @@ std::uint64_t *word_cache::make(std::uint64_t k) noexcept
 	const std::size_t i = s + victim_[s / ways]++ % ways;
 	keys_[i] = k;
 	last_key_ = k;
-	last_ = words_.get() + i * slot_words;
+	last_ = &words_[i * slot_words];
 	std::fill_n(last_, slot_words, unknown_word);
 	return last_;
 }

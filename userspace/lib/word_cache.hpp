@@ -14,9 +14,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <rdma/nprdma.h>
-#include <vector>
+
+#include "untouched.hpp"
 
 namespace npr {
 
@@ -63,12 +63,6 @@ public:
 	}
 
 private:
-	struct unmap {
-		std::size_t bytes;
-		unmap() noexcept : bytes(0) {}
-		explicit unmap(std::size_t n) noexcept : bytes(n) {}
-		void operator()(std::uint64_t *p) const noexcept;
-	};
 	static constexpr unsigned ways = 4;
 
 	[[nodiscard]] static std::uint64_t key(std::uint32_t region, std::uint64_t page) noexcept
@@ -89,7 +83,7 @@ private:
 		for (std::size_t i = s; i < s + ways; ++i) {
 			if (keys_[i] == k) {
 				last_key_ = k;
-				return last_ = words_.get() + i * slot_words;
+				return last_ = &words_[i * slot_words];
 			}
 		}
 		return nullptr;
@@ -97,10 +91,9 @@ private:
 
 	std::uint64_t *make(std::uint64_t k) noexcept;
 
-	std::vector<std::uint64_t> keys_;
-	std::vector<std::uint8_t> victim_;
+	untouched_vector<std::uint64_t> keys_, words_;
+	untouched_vector<std::uint8_t> victim_;
 	unsigned shift_;
-	std::unique_ptr<std::uint64_t[], unmap> words_;
 	std::uint64_t last_key_ = 0;
 	std::uint64_t *last_ = nullptr;
 };

@@ -584,7 +584,7 @@ TEST_F(KeptLeases, QueueThatIsGoneIsNotLookedAt)
 	verbs.cqe = 256;
 	verbs.handle = 100;
 	npr_cq *const mapped = new (place) npr_cq(ctx, &verbs, 16);
-	npr_qp *const qp = mapped->attach(&make_qp(1), params, &lkey);
+	npr_qp *const qp = mapped->attach(&make_qp(1), params);
 	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
 	EXPECT_GE(mapped->lease_channel(), 0);
 	ctx.keeper.watch(*mapped, true);

@@ -52,7 +52,7 @@ struct device {
 			return 0;
 		};
 		context.abi_compat = this;
-		cq.context = &context;
+		cq.context = pd.context = &context;
 		cq.cqe = 4096;
 		memory.resize(pages * 4096);
 		words.resize(pages);
@@ -62,6 +62,24 @@ struct device {
 	static device *self(T *object)
 	{
 		return static_cast<device *>(object->context->abi_compat);
+	}
+
+	ibv_mr *reg_mr(void *addr, std::size_t length, unsigned access)
+	{
+		const std::lock_guard lock(mutex);
+
+		if (refuse_reg) {
+			errno = refuse_reg;
+			return nullptr;
+		}
+		EXPECT_EQ(access, unsigned{IBV_ACCESS_LOCAL_WRITE});
+		auto mr = std::make_unique<ibv_mr>();
+		mr->context = &context;
+		mr->addr = addr;
+		mr->length = length;
+		mr->lkey = lkey;
+		++registered;
+		return mr.release();
 	}
 
 	int post(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
@@ -131,6 +149,7 @@ struct device {
 	{
 		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr));
 		if (wr.wr.rdma.rkey == table_key) {
+			EXPECT_EQ(s.lkey, lkey);
 			std::memcpy(local, &words[at / 8], s.length);
 			return;
 		}
@@ -165,6 +184,7 @@ struct device {
 
 	ibv_context context{};
 	ibv_cq cq{};
+	ibv_pd pd{};
 	std::mutex mutex;
 	std::deque<ibv_wc> completions, stalled;
 	std::size_t capacity = 4096; /* entries that are not full of what else completes */
@@ -178,6 +198,8 @@ struct device {
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
 	int refuse_post = 0;
+	std::atomic<int> refuse_reg{0};
+	std::atomic<unsigned> registered{0};
 	std::uint64_t away = 0; /* the HCA's addresses of region 0x901 */
 };
 
@@ -456,10 +478,26 @@ struct fake_kernel final : npr::kernel {
 	std::map<std::uint64_t, end *> asked; /* by cookie */
 };
 
+/* What registers and deregisters at @dev. */
+inline npr::provider provider_of(device &dev)
+{
+	npr::provider p(dev.context);
+
+	p.reg_mr = [](ibv_pd *pd, void *addr, size_t length, std::uint64_t, unsigned access) -> ibv_mr * {
+		return static_cast<device *>(pd->context->abi_compat)->reg_mr(addr, length, access);
+	};
+	p.dereg_mr = [](ibv_mr *mr) {
+		static_cast<device *>(mr->context->abi_compat)->registered.fetch_sub(1);
+		delete mr;
+		return 0;
+	};
+	return p;
+}
+
 struct Objects : ::testing::Test {
 	explicit Objects(unsigned flags = 0)
 	    : kernel_ptr(new fake_kernel(dev)),
-	      ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), flags, npr::provider(dev.context))
+	      ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), flags, provider_of(dev))
 	{
 		cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
 		for (std::size_t i = 0; i < dev.memory.size(); ++i)
@@ -477,12 +515,13 @@ struct Objects : ::testing::Test {
 		verbs_qps.push_back(std::make_unique<ibv_qp>());
 		ibv_qp &q = *verbs_qps.back();
 		q.context = &dev.context;
+		q.pd = &dev.pd;
 		q.qp_num = number;
 		q.recv_cq = &dev.cq;
 		return q;
 	}
 
-	npr_qp *attach(std::uint32_t number) { return cq->attach(&make_qp(number), params, &lkey); }
+	npr_qp *attach(std::uint32_t number) { return cq->attach(&make_qp(number), params); }
 
 	static int post(npr_qp *qp, ibv_wr_opcode op, std::uint64_t offset, std::span<std::byte> buffer,
 			std::uint64_t id, std::uint32_t key = rkey, unsigned flags = IBV_SEND_SIGNALED)

@@ -173,7 +173,12 @@ int method(context &c, ib_uverbs_ioctl_hdr &h)
 		h.attrs[0].data_s64 = eventfd(0, EFD_CLOEXEC);
 		return h.attrs[0].data_s64 < 0 ? errno : 0;
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_RESOLVE:
-		return EACCES; /* pinned memory */
+		if (h.attrs[2].data != unpinned_rkey)
+			return EACCES;
+		pointed_to<rdma_np_region_info>(h.attrs[3]) = {
+			1, 1 << 20, 1 << 20, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, 3, 1, 2, 1 << 20, 1 << 20, 0,
+			0x5a17c0de9e3779b9, 12, 6, RDMA_NP_READ_IN_ORDER, 0, RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
+		return 0;
 	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_ALLOC:
 		pointed_to<rdma_np_hold_info>(h.attrs[3]) = {pointed_to<rdma_np_hold_req>(h.attrs[2]).addr, held_lkey, 0};
 		h.attrs[0].data = 1;
@@ -253,6 +258,7 @@ EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t,
 	m->verbs.length = length;
 	m->verbs.handle = new_handle(of(pd->context));
 	m->verbs.lkey = m->verbs.rkey = (m->verbs.handle + 1) << 8;
+	of(pd->context).pinned += !(access & RDMA_NP_ACCESS_UNPINNED);
 	return &m.release()->verbs;
 }
 

@@ -22,6 +22,7 @@ struct context {
 	std::set<std::uint32_t> handles; /* in use, of all objects */
 	std::uint32_t first_handle;      /* that the next object may get */
 	std::atomic<unsigned> holds;     /* of local memory, now */
+	std::atomic<unsigned> pinned;    /* regions that were registered so */
 };
 
 struct cq {
@@ -55,6 +56,8 @@ struct mr {
 
 /* What the kernel gives instead of the key of an unpinned region. */
 inline constexpr std::uint32_t held_lkey = 0xbeef00;
+/* That of a peer's unpinned region; all others are of pinned memory. */
+inline constexpr std::uint32_t unpinned_rkey = 0xfeed00;
 
 inline context &of(ibv_context *c)
 {

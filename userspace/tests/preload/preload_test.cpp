@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <gtest/gtest.h>
 #include <memory>
 #include <nprdma/nprdma.h>
@@ -245,8 +246,8 @@ TEST(Preload, RegionsOfTheApplicationAreUnpinnedAndTheLibrarysAreNot)
 	connection c(d);
 
 	EXPECT_TRUE(fake::of(c.mr).access & IBV_ACCESS_UNPINNED);
-	/* CQ, QP, region, and the library's own one */
-	EXPECT_EQ(fake::of(d.context).handles.size(), before + 4);
+	/* CQ, QP, region; the library has one of its own when the peer has some. */
+	EXPECT_EQ(fake::of(d.context).handles.size(), before + 3);
 	ibv_sge s = c.sge();
 	/* Those of nobody, and the library's own, are not held. */
 	ibv_recv_wr wr{}, *bad;
@@ -257,6 +258,18 @@ TEST(Preload, RegionsOfTheApplicationAreUnpinnedAndTheLibrarysAreNot)
 		EXPECT_EQ(ibv_post_recv(c.qp, &wr, &bad), 0);
 		EXPECT_EQ(fake::of(c.qp).lkey, s.lkey == c.mr->lkey ? fake::held_lkey : s.lkey);
 	}
+	ibv_send_wr read{}, *bad_read;
+	read.sg_list = &s;
+	read.num_sge = 1;
+	read.opcode = IBV_WR_RDMA_READ;
+	read.wr.rdma.remote_addr = 1 << 20;
+	read.wr.rdma.rkey = fake::unpinned_rkey;
+	EXPECT_EQ(fake::of(d.context).pinned, 0U);
+	ASSERT_EQ(ibv_post_send(c.qp, &read, &bad_read), 0);
+	for (int i = 0; i < 5000 && !fake::of(d.context).pinned; ++i)
+		std::this_thread::sleep_for(std::chrono::milliseconds(1));
+	EXPECT_EQ(fake::of(d.context).pinned, 1U);
+	EXPECT_EQ(fake::of(d.context).handles.size(), before + 4);
 }
 
 TEST(Preload, DestructionThatIsRefusedChangesNothing)
