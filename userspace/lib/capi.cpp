@@ -315,6 +315,13 @@ NPR_EXPORT int64_t npr_prefetch(npr_qp *qp, uint32_t rkey, uint64_t addr, uint64
 	return qp->cq.prefetch(*qp, rkey, addr, length, access == IBV_ACCESS_REMOTE_WRITE);
 }
 
+NPR_EXPORT int npr_advise(npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int advice)
+{
+	if (advice != NPR_ADVISE_READ_OFTEN && advice != NPR_ADVISE_WRITE_OFTEN && advice != NPR_ADVISE_SELDOM)
+		return -EINVAL;
+	return qp->cq.advise(*qp, rkey, addr, length, static_cast<npr_advice>(advice));
+}
+
 NPR_EXPORT int npr_get_stats(npr_qp *qp, npr_stats *stats, size_t size)
 {
 	const std::lock_guard lock(qp->cq.mutex);

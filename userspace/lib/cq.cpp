@@ -1406,6 +1406,16 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	return 0;
 }
 
+int npr_cq::advise(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept
+{
+	const std::lock_guard lock(mutex);
+	const int rc = qp.engine.advise(rkey, addr, length, advice);
+
+	qp.engine.step();
+	settle(qp);
+	return rc;
+}
+
 std::int64_t npr_cq::prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 			      bool write) noexcept
 {

@@ -2039,6 +2039,63 @@ void engine::on_event(const rdma_np_event &e) noexcept
 	}
 }
 
+/* Which rights does it ask for, and is it inside of the region? */
+int engine::prefetch_error(const region &r, std::uint64_t addr, std::uint64_t length, bool write) noexcept
+{
+	const rdma_np_region_info &i = r.info;
+
+	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
+		return -EFAULT;
+	return write && !i.write_key ? -EACCES : 0;
+}
+
+int engine::advise(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept
+{
+	using leases = remote_leases;
+	const binding *b = find_binding(rkey);
+
+	expand();
+	if (!b || b->state != binding_state::bound)
+		return -ENOENT;
+	const region &r = *b->to;
+	const bool write = advice == NPR_ADVISE_WRITE_OFTEN;
+	if (const int error = prefetch_error(r, addr, length, write))
+		return error;
+	if (!length || !config_.leases)
+		return 0;
+	const std::uint64_t base = r.info.base >> leases::part_shift, last = addr + (length - 1);
+	const std::uint64_t end = std::min((last >> leases::part_shift) + 1, (addr >> leases::part_shift) + max_advised);
+
+	for (std::uint64_t part = addr >> leases::part_shift; part < end; ++part) {
+		const std::uint64_t key = leases::key_of(r.uid, static_cast<std::uint32_t>(part - base));
+
+		if (advice == NPR_ADVISE_SELDOM) {
+			leases_.expect(key, false, false);
+			leases_.expect(key, true, false);
+			continue;
+		}
+		leases_.expect(key, write, true);
+		/* As its first request would, as long as there is room. */
+		const std::uint64_t first = std::max(addr, part << leases::part_shift);
+		ibv_send_wr wr{};
+		wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+		wr.wr.rdma.remote_addr = first;
+		wr.wr.rdma.rkey = rkey;
+		const auto bytes = static_cast<std::uint32_t>(std::min(last - first, page_size - 1 - first % page_size) + 1);
+		if (find_lease(wr, bytes, r) == none)
+			want_lease(wr, bytes, r);
+	}
+	if (advice == NPR_ADVISE_SELDOM)
+		leases_.for_each_live([&](std::uint32_t n) {
+			const leases::range x = leases_.bytes(n);
+			const std::uint64_t part = (base + (x.key & ~0U)) << leases::part_shift;
+
+			if (x.key >> 32 == r.uid && part + x.first <= last && part + x.end > addr)
+				end_lease(n);
+		});
+	return 0;
+}
+
 std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, bool write) noexcept
 {
 	const binding *b = find_binding(rkey);
@@ -2048,10 +2105,8 @@ std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint6
 	if (!b || b->state != binding_state::bound)
 		return -ENOENT;
 	const rdma_np_region_info &i = b->to->info;
-	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
-		return -EFAULT;
-	if (write && !i.write_key)
-		return -EACCES;
+	if (const int error = prefetch_error(*b->to, addr, length, write))
+		return error;
 	for (unsigned k = 0; k < max_prefetches && done < length; ++k) {
 		/* work requests go first */
 		if (trouble_.dead || faults_ > config_.max_faults / 2)

@@ -263,6 +263,8 @@ public:
 	int resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept;
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
+	/* See npr_advise(). */
+	[[nodiscard]] int advise(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept;
 
 	[[nodiscard]] npr_stats stats() const noexcept;
 	/* Remote keys of which something is known. */
@@ -275,6 +277,7 @@ private:
 	static constexpr std::uint32_t max_length = 1U << 31; /* bytes of a request: the InfiniBand specification's */
 	static constexpr unsigned max_prefetches = 8;
 	static constexpr unsigned max_lease_asks = 4;
+	static constexpr std::uint64_t max_advised = 64; /* parts, by one call; a few of 256 places for candidates each */
 	/* What the lowest bits of cookies begin with: pieces, then leases, then prefetches. */
 	static constexpr std::uint32_t prefetch_cookie = 0x10000 - max_prefetches;
 	static constexpr std::uint32_t lease_cookie = prefetch_cookie - max_lease_asks;
@@ -641,6 +644,7 @@ private:
 	[[nodiscard]] std::uint32_t find_lease(const ibv_send_wr &wr, std::uint32_t length,
 					       const region &r) const noexcept;
 	void want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept;
+	[[nodiscard]] static int prefetch_error(const region &r, std::uint64_t addr, std::uint64_t length, bool write) noexcept;
 	void lease_answered(std::uint32_t k, const rdma_np_event &e) noexcept;
 	[[nodiscard]] bool granted(const lease_ask &q, const rdma_np_event &e) noexcept;
 	void recalled(std::uint64_t hold) noexcept;

@@ -312,6 +312,7 @@ struct npr_cq final : npr::lease_keeper::client {
 	/* The thread may be cancelled there. */
 	int wait(int timeout_ms);
 	int resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept;
+	int advise(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept;
 	std::int64_t prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 			      bool write) noexcept;
 	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;

@@ -168,21 +168,24 @@ public:
 
 		if (now < c.seen)
 			return false; /* not again before that */
-		const bool again = c.seen && now - c.seen < warm;
+		const bool again = c.expected || (c.seen && now - c.seen < warm);
 		c.seen = now;
 		return again;
 	}
 
+	/* Is already the first request there worth one? */
+	void expect(std::uint64_t key, bool write, bool yes) noexcept { candidate_of(key, write).expected = yes; }
+
 	/* One was got at @now. */
 	void granted(std::uint64_t key, bool write, std::uint64_t now) noexcept
 	{
-		candidate_of(key, write).seen = now + growth;
+		not_before(key, write, now + growth);
 	}
 
 	/* No lease was got at @now. */
 	void refused(std::uint64_t key, bool write, std::uint64_t now) noexcept
 	{
-		candidate_of(key, write).seen = now + pause;
+		not_before(key, write, now + pause);
 	}
 
 private:
@@ -214,7 +217,17 @@ private:
 		std::uint64_t key = 0;
 		std::uint64_t seen = 0; /* in the future: so long no lease is asked for */
 		bool write = false;
+		bool expected = false;
 	};
+
+	/* So none is asked for, and what was expected there has been. */
+	void not_before(std::uint64_t key, bool write, std::uint64_t time) noexcept
+	{
+		candidate &c = candidate_of(key, write);
+
+		c.seen = time;
+		c.expected = false;
+	}
 
 	[[nodiscard]] static std::uint32_t hash(std::uint64_t key) noexcept
 	{
@@ -237,7 +250,7 @@ private:
 			return *found;
 		return *std::min_element(first, first + ways, [](const candidate &x, const candidate &y) {
 			return x.seen < y.seen;
-		}) = {key, 0, write};
+		}) = {key, 0, write, false};
 	}
 
 	std::array<set, most / ways> sets_;

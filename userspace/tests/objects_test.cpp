@@ -367,6 +367,27 @@ TEST_F(Objects, WriteToAbsentMemoryReachesIt)
 	EXPECT_EQ(s.reserved[std::size(s.reserved) - 1], 0U);
 }
 
+TEST_F(Objects, AdviceIsOfThreeKinds)
+{
+	npr_qp *qp = attach(1);
+	ASSERT_EQ(npr_advise(qp, rkey, base, 64, NPR_ADVISE_READ_OFTEN), -ENOENT);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	EXPECT_EQ(npr_advise(qp, rkey, base, 64, 0), -EINVAL);
+	EXPECT_EQ(npr_advise(qp, rkey, base, 64, 4), -EINVAL);
+	kernel_ptr->grants = true;
+	ASSERT_EQ(npr_advise(qp, rkey, base, 64, NPR_ADVISE_READ_OFTEN), 0);
+	npr_stats s{};
+	ibv_wc wc;
+	for (int i = 0; i < 5000 && !s.leases; ++i) {
+		EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+		ASSERT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
+		std::this_thread::sleep_for(std::chrono::milliseconds(1));
+	}
+	EXPECT_EQ(s.leases, 1U);
+	EXPECT_EQ(npr_advise(qp, rkey, base, 64, NPR_ADVISE_SELDOM), 0);
+	EXPECT_TRUE(kernel_ptr->leases.empty());
+}
+
 /* --- local buffers in unpinned regions --- */
 
 struct Local : Objects {

@@ -272,6 +272,121 @@ TEST_F(RemoteLeases, NoneIsAskedForWhereFaultsAreScarce)
 	a.poll();
 }
 
+/* --- advice ---------------------------------------------------------------- */
+
+TEST_F(RemoteLeases, AdvisedMemoryIsLeasedBeforeItsFirstRequest)
+{
+	const std::uint64_t base = r().info.base;
+
+	ASSERT_EQ(a.eng->advise(r().rkey, base + 100, 5000, NPR_ADVISE_READ_OFTEN), 0);
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	EXPECT_EQ(a.world.faults[0].req.flags, RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE);
+	EXPECT_EQ(a.world.faults[0].ranges[0].addr, base + 100);
+	ASSERT_EQ(a.eng->advise(r().rkey, base + 100, 5000, NPR_ADVISE_READ_OFTEN), 0);
+	EXPECT_EQ(a.world.faults.size(), 1U) << "asked twice at once";
+	a.world.settle();
+	EXPECT_TRUE(is_leased());
+	ASSERT_EQ(a.eng->advise(r().rkey, base, 64, NPR_ADVISE_READ_OFTEN), 0);
+	EXPECT_TRUE(a.world.faults.empty()) << "it is leased";
+
+	ASSERT_EQ(a.eng->advise(r().rkey, base, 64, NPR_ADVISE_WRITE_OFTEN), 0);
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	EXPECT_EQ(a.world.faults[0].req.flags, RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE | RDMA_NP_FAULT_WRITE);
+	a.world.settle();
+	EXPECT_EQ(stats().leases, 2U);
+}
+
+TEST_F(RemoteLeases, AdviceIsForTheNextLeaseOnly)
+{
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, 64, NPR_ADVISE_READ_OFTEN), 0);
+	a.world.settle();
+	recall(a.world.holds.begin()->first);
+	a.world.clock += 2000 * ms;
+	done(IBV_WR_RDMA_READ);
+	EXPECT_EQ(stats().leases, 1U);
+}
+
+TEST_F(RemoteLeases, MemoryThatIsSeldomUsedIsLeasedNoMore)
+{
+	add(16);
+	const std::uint64_t hold = lease(), other = lease(IBV_WR_RDMA_READ, 0, 1);
+	const std::uint64_t base = r().info.base;
+
+	ASSERT_EQ(a.eng->advise(r().rkey, base + r().info.length - 1, 1, NPR_ADVISE_SELDOM), 0);
+	EXPECT_EQ(released(), std::vector{hold}) << "of the whole region";
+	EXPECT_FALSE(is_leased());
+	EXPECT_TRUE(is_leased(8, 200, 1));
+	sim_region &q = a.world.regions[1];
+	ASSERT_EQ(a.eng->advise(q.rkey, q.info.base, 0, NPR_ADVISE_SELDOM), 0);
+	EXPECT_TRUE(is_leased(8, 200, 1)) << "nothing of it";
+	ASSERT_EQ(a.eng->advise(q.rkey, q.info.base, 1, NPR_ADVISE_SELDOM), 0);
+	EXPECT_EQ(released(), (std::vector{hold, other}));
+}
+
+TEST_F(RemoteLeases, AdviceThatCannotBeIsRefused)
+{
+	const std::uint64_t base = r().info.base, length = r().info.length;
+
+	EXPECT_EQ(a.eng->advise(0x999, base, 64, NPR_ADVISE_READ_OFTEN), -ENOENT);
+	EXPECT_EQ(a.eng->advise(r().rkey, base - 1, 64, NPR_ADVISE_READ_OFTEN), -EFAULT);
+	EXPECT_EQ(a.eng->advise(r().rkey, base, length + 1, NPR_ADVISE_SELDOM), -EFAULT);
+	EXPECT_EQ(a.eng->advise(r().rkey, base, ~0ULL, NPR_ADVISE_READ_OFTEN), -EFAULT);
+	EXPECT_EQ(a.eng->advise(r().rkey, base, 0, NPR_ADVISE_READ_OFTEN), 0);
+	sim_region &q = add(4);
+	q.info.region_id = 99;
+	q.info.access = IBV_ACCESS_REMOTE_READ;
+	q.info.write_key = 0;
+	q.rkey = 0x777;
+	know(q);
+	EXPECT_EQ(a.eng->advise(q.rkey, q.info.base, 64, NPR_ADVISE_WRITE_OFTEN), -EACCES);
+	EXPECT_TRUE(a.world.faults.empty());
+
+	engine_config c = lease_config();
+	c.leases = false;
+	app b(c);
+	sim_region &none = b.world.add_region(0x100000, 4 * page_size, 0x100);
+	b.eng->resolve_begins();
+	b.eng->resolve_ended(none.rkey, 0, none.info, 1);
+	EXPECT_EQ(b.eng->advise(none.rkey, none.info.base, 64, NPR_ADVISE_READ_OFTEN), 0);
+	EXPECT_TRUE(b.world.faults.empty());
+}
+
+struct VeryLongRegion : RemoteLeases {
+	/* Eight parts, of the first of which there are only some pages. */
+	VeryLongRegion() : RemoteLeases(lease_config(), 2000, 48 * page_size) {}
+
+	void read_once(unsigned part) { done(IBV_WR_RDMA_READ, std::uint64_t{part} * remote_leases::part); }
+};
+
+TEST_F(VeryLongRegion, WhatCannotBeAskedForAtOnceWaitsForItsFirstRequest)
+{
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, r().info.length, NPR_ADVISE_READ_OFTEN), 0);
+	const unsigned at_once = a.world.lease_requests;
+	EXPECT_EQ(at_once, 3U) << "others than leases are asked for, too";
+	a.world.settle();
+	a.world.clock += 2000 * ms;
+	for (unsigned part = at_once; part < 7; ++part) {
+		read_once(part);
+		EXPECT_EQ(a.world.lease_requests, part + 1);
+	}
+	read_once(0);
+	EXPECT_EQ(a.world.lease_requests, 7U);
+}
+
+TEST_F(VeryLongRegion, AdviceIsTakenBack)
+{
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, r().info.length, NPR_ADVISE_READ_OFTEN), 0);
+	a.world.settle();
+	const unsigned before = a.world.lease_requests;
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, r().info.length, NPR_ADVISE_SELDOM), 0);
+	EXPECT_EQ(released().size(), before);
+	for (unsigned part = 0; part < 7; ++part) {
+		a.world.clock += 2000 * ms;
+		read_once(part);
+	}
+	EXPECT_EQ(a.world.lease_requests, before);
+}
+
 struct LongRegion : RemoteLeases {
 	LongRegion() : RemoteLeases(lease_config(), 700) {}
 

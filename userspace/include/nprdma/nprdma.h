@@ -276,6 +276,25 @@ int npr_resolve(struct npr_qp *qp, uint32_t rkey, struct npr_region_attr *attr);
  */
 int64_t npr_prefetch(struct npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int access);
 
+/* How memory of a peer is going to be used by one queue pair. */
+enum npr_advice {
+	NPR_ADVISE_READ_OFTEN = 1,	/* read, many times */
+	NPR_ADVISE_WRITE_OFTEN = 2,	/* written, or changed by atomics, many times; and read */
+	NPR_ADVISE_SELDOM = 3,		/* not any more */
+};
+
+/*
+ * What the library finds out by itself when memory is used twice within 100 ms, it knows from the first
+ * request on: a lease of it is worth while, by which requests cost what they cost on pinned memory.
+ * Leases are asked for at once, as long as few are under way, and else by the first request to each
+ * MiB, for the first 64 MiB of the range. NPR_ADVISE_SELDOM gives back those that there are. Advice:
+ * the peer may refuse, and recall them. Does not block.
+ *
+ * 0; -ENOENT: @rkey is not resolved or not unpinned; -EFAULT: the range is not inside of the region;
+ * -EACCES: it cannot be written; -EINVAL: @advice.
+ */
+int npr_advise(struct npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int advice);
+
 int npr_get_stats(struct npr_qp *qp, struct npr_stats *stats, size_t size);
 
 #ifdef __cplusplus

@@ -81,6 +81,12 @@ public:
 		return npr_prefetch(raw_.get(), rkey, addr, length, access);
 	}
 
+	/* What is to come: leases of the peer's memory are asked for, or given back. */
+	void advise(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice)
+	{
+		detail::check(npr_advise(raw_.get(), rkey, addr, length, advice), "npr_advise");
+	}
+
 	[[nodiscard]] npr_stats stats() const noexcept
 	{
 		npr_stats s{};
