@@ -8,7 +8,7 @@
  *
  * The memory that a READ brings is not written: it costs what the CPU does, with data in its cache.
  */
-#include "engine.hpp"
+#include "protocol/engine.hpp"
 
 #include <chrono>
 #include <cstdio>

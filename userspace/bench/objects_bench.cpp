@@ -8,7 +8,7 @@
  *	valgrind --tool=callgrind --callgrind-out-file=out --toggle-collect=measured objects_bench read 1000
  *	callgrind_annotate --threshold=100 out
  */
-#include "objects.hpp"
+#include "object/cq.hpp"
 
 #include <chrono>
 #include <cstdio>

@@ -4,7 +4,7 @@
  * and a plain pass that loads all of it, in one run. "Cold" walks through a set
  * of buffers much larger than the caches, as data does that a device has written.
  */
-#include "scan.hpp"
+#include "protocol/scan.hpp"
 
 #include <benchmark/benchmark.h>
 #include <cstring>

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The C ABI: checks, and no exception gets past here. */
-#include "objects.hpp"
+#include "object/cq.hpp"
+#include "object/srq.hpp"
+#include "seam.hpp"
 
 #include <algorithm>
 #include <cerrno>

@@ -15,7 +15,9 @@
  * to the provider: it works, but not with unpinned regions, which fail closed. One that it
  * cannot take, without memory or room, is not made, unless the program has pinned regions.
  */
-#include "objects.hpp"
+#include "object/cq.hpp"
+#include "object/srq.hpp"
+#include "seam.hpp"
 
 #include <nprdma/nprdma.h>
 

@@ -3,7 +3,7 @@
  * The credits of a CQ: by themselves, and dealt out to engines that share a CQ of which
  * no entry is to spare. Each of these has a responder of its own.
  */
-#include "credits.hpp"
+#include "protocol/credits.hpp"
 #include "sim.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /* Leases of local memory, on a kernel that is a table. */
-#include "local_leases.hpp"
+#include "world/local_leases.hpp"
 #include "sim.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "local_regions.hpp"
+#include "world/local_regions.hpp"
 
 #include <gtest/gtest.h>
 #include <thread>

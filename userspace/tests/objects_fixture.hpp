@@ -7,7 +7,8 @@
 #ifndef NPR_OBJECTS_FIXTURE_HPP
 #define NPR_OBJECTS_FIXTURE_HPP
 
-#include "objects.hpp"
+#include "object/cq.hpp"
+#include "object/srq.hpp"
 
 #include <nprdma/nprdma.hpp>
 

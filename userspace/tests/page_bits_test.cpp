@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "page_bits.hpp"
+#include "protocol/page_bits.hpp"
 
 #include <gtest/gtest.h>
 #include <random>

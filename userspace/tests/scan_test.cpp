@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "scan.hpp"
+#include "protocol/scan.hpp"
 
 #include <cstring>
 #include <gtest/gtest.h>

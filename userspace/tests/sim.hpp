@@ -27,7 +27,7 @@
 #ifndef NPR_TESTS_SIM_HPP
 #define NPR_TESTS_SIM_HPP
 
-#include "engine.hpp"
+#include "protocol/engine.hpp"
 
 #include <deque>
 #include <functional>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "uverbs_cmd.hpp"
+#include "world/uverbs_cmd.hpp"
 
 #include <array>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-#include "word_cache.hpp"
+#include "protocol/word_cache.hpp"
 
 #include <gtest/gtest.h>
 #include <map>

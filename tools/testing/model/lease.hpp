@@ -28,7 +28,7 @@
  *   an answer that it waits for (np_fault_keep), and releases that of another one, if it
  *   is no copy (np_answer_late). Answers RECALL (np_peer_recall): OK and an event; OK if
  *   it is being released; BUSY while a FAULT for a lease is under way; GONE.
- * initiator's library (userspace/lib/engine.cpp): want_lease | granted, unless the recall came
+ * initiator's library (userspace/lib/protocol/): want_lease | granted, unless the recall came
  *   first, then RELEASE | WRITEs under it | recalled, or idle (end_lease) | RELEASE when the last
  *   one has completed (lease_ended). It reads the two events of a lease in any order.
  *   Without a lease it writes the optimistic way, which is that of model.hpp; and also while

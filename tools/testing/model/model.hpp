@@ -38,7 +38,7 @@
  *   A NIC that places out of order executes the requests of a queue pair as they
  *   arrive, so a READ may overtake an earlier WRITE. No read passes a WRITE that was
  *   executed before, and a WRITE completes when it has been executed.
- * initiator (userspace/lib/engine.cpp): READ with scan or by words, fault, READ again,
+ * initiator (userspace/lib/protocol/): READ with scan or by words, fault, READ again,
  *   words, hold; WRITE on known words with a READ of the words behind it, or after its
  *   completion where a READ may overtake it, proof, repetition, hold. An operation
  *   that has to take effect exactly once is posted under

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#ifndef NPR_QP_HPP
+#define NPR_QP_HPP
+
+#include "object/context.hpp"
+#include "object/extended.hpp"
+#include "protocol/credits.hpp"
+#include "protocol/engine.hpp"
+#include "world/clock.hpp"
+#include "world/word_ring.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace npr {
+
+struct qp_params {
+	std::uint32_t depth, budget, max_sge, max_inline, cache_slots, read_words_min;
+	std::uint32_t receives = 0, receive_sge = 0; /* what the receive queue takes; 0: an SRQ */
+	bool sq_sig_all, relaxed;
+	bool local_only = false;
+	bool opaque_sinks = false;
+	bool ordered_writes = false;
+};
+
+/* One key for each piece, one for the next work request, some for npr_resolve(). */
+[[nodiscard]] inline std::size_t requests_of(std::uint32_t budget) noexcept
+{
+	return std::max<std::size_t>(budget, 16) + 16;
+}
+
+} // namespace npr
+
+struct npr_qp final : npr::backend, npr::credits::waiter {
+	/* Throws std::bad_alloc. */
+	npr_qp(npr_cq &c, ibv_qp *q, const npr::qp_params &params, std::uint16_t cookie);
+	~npr_qp() override = default;
+
+	int post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept override;
+	int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept override;
+	void release(std::uint64_t hold) noexcept override;
+	void forget(std::uint64_t region) noexcept override;
+	void resolve(std::uint32_t rkey) noexcept override;
+	[[nodiscard]] bool is_local(std::uint32_t lkey) noexcept override;
+	[[nodiscard]] bool is_plain(std::uint32_t lkey) noexcept override;
+	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
+				     npr::local_ticket &ticket) noexcept override;
+	void free_local(std::uint32_t hold) noexcept override;
+	void fail_qp() noexcept override;
+	[[nodiscard]] bool connected() noexcept override;
+	npr::nanoseconds now() noexcept override { return npr::monotonic(); }
+	npr::nanoseconds recently() noexcept override { return npr::monotonic_coarse(); }
+
+	/* One receive: 0 or a negative errno. */
+	[[nodiscard]] int post_recv(const ibv_recv_wr &wr) noexcept;
+	class prepared;
+	/* Before the QP is detached: what is posted must not use what is held. */
+	void abandon() noexcept;
+
+	npr_cq &cq;
+	ibv_qp *verbs;
+	npr::word_ring words;
+	std::uint32_t budget;
+	std::uint16_t cookie;
+	bool touched = false; /* on cq.touched */
+	bool listed = false;  /* on cq.ready */
+	bool timed = false;   /* counted in cq.timed */
+	bool slow = false;    /* its peer was, when last asked for a key; the resolver's */
+
+	/*
+	 * Local buffers that are held before the CQ's lock is taken, and that the engine takes under it: holding them
+	 * may wait for memory, and with the lock all threads that use the CQ would. What is not taken goes back.
+	 */
+	class prepared {
+	public:
+		explicit prepared(npr_qp &qp) noexcept : qp_(qp) {}
+		prepared(const prepared &) = delete;
+		prepared &operator=(const prepared &) = delete;
+		~prepared() { give_back(); }
+
+		/* Those of @wr, or of @all of its list: 0 or a negative errno. */
+		[[nodiscard]] int hold(const ibv_send_wr *wr, bool all) noexcept;
+		/* As backend::hold_local(), which says @rc, of one that is here. False: it is not. */
+		[[nodiscard]] bool take(ibv_sge &sge, bool write, std::uint32_t &hold, int &rc) noexcept;
+
+	private:
+		struct buffer {
+			ibv_sge sge, wire;
+			std::uint32_t hold;
+			int rc; /* 0, or backend::no_hold */
+			bool write;
+		};
+		void give_back() noexcept;
+
+		npr_qp &qp_;
+		std::vector<buffer> buffers_;
+		std::size_t next_ = 0; /* to be taken */
+	};
+	void use(prepared *p) noexcept { prepared_ = p; }
+	/* What the engine says is to be posted: see engine::post_hot(). */
+	[[nodiscard]] int post_hot(ibv_send_wr *wr, ibv_send_wr **bad) const noexcept { return post_send_(verbs, wr, bad); }
+
+private:
+	/* Room for what it asks the resolver, as long as it lives. */
+	class requests {
+	public:
+		requests(npr::resolver &r, std::size_t n) : resolver_(r), n_(n) { resolver_.reserve(n_); }
+		requests(const requests &) = delete;
+		requests &operator=(const requests &) = delete;
+		~requests() { resolver_.unreserve(n_); }
+
+	private:
+		npr::resolver &resolver_;
+		std::size_t n_;
+	};
+	const decltype(npr::provider::post_send) post_send_;
+	requests requests_;
+	const std::uint32_t max_sge_, receive_max_sge_;
+	prepared *prepared_ = nullptr; /* of the caller of post_send(), under the CQ's lock */
+
+public:
+	npr::engine engine;
+	/* Apart, because the preload library's applications have it longer than this object. */
+	std::unique_ptr<npr::qp_ex> ex;
+};
+
+#endif

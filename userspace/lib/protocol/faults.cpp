@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What the peer's kernel is asked for: pages, and holds of them. */
+#include "protocol/engine.hpp"
+#include "protocol/requests.hpp"
+
+#include <algorithm>
+#include <cerrno>
+
+namespace npr {
+
+/* From here until it needs no hold any more. */
+void engine::want_hold(piece &p, bool want) noexcept
+{
+	state_.holds_wanted += want;
+	state_.holds_wanted -= p.ask_hold;
+	p.ask_hold = want;
+}
+
+void engine::ask(piece &p, bool hold) noexcept
+{
+	if (hold && p.no_hold)
+		return go_without_hold(p);
+	want_hold(p, hold);
+	if (hold && stalled()) {
+		p.at = stage::barrier;
+		return proceed(p);
+	}
+	const op &o = op_at(p.op);
+	if (hold || p.done_held || (o.kind != op_kind::write && !o.opaque)) {
+		p.todo.merge_runs(max_runs(p));
+		p.ask = p.todo;
+	} else {
+		p.ask.merge_runs(p.reg->info.max_ranges);
+	}
+	p.at = stage::fault;
+	if (hold || p.done_held || o.kind != op_kind::read)
+		return send_fault(p);
+
+	region &r = *p.reg;
+	const std::uint32_t rkey = rkey_of(o.wr);
+	const page_bits::run h = p.ask.hull();
+	const std::uint64_t first = p.first_page + h.first, end = p.first_page + h.end;
+	send_fault(p);
+	/* If the region died meanwhile it may not even be there any more */
+	if (p.reg == &r && p.at == stage::fault && !trouble_.dead)
+		read_ahead(r, rkey, first, end);
+}
+
+/* A READ has missed the pages [first, end). */
+void engine::read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept
+{
+	const rdma_np_region_info &i = r.info;
+	const bool goes_on = first - r.ahead < sequential_gap;
+
+	/* It has overtaken what was asked for before, which is on its way */
+	if (end <= r.ahead && r.ahead - first <= r.window)
+		return;
+	r.ahead = end;
+	if (!goes_on) {
+		r.window = 0;
+		return;
+	}
+	r.window = std::min<std::uint32_t>(2 * std::max<std::uint32_t>(r.window, static_cast<std::uint32_t>(end - first)),
+					   RDMA_NP_MAX_PAGES);
+	const std::uint64_t pages = std::min<std::uint64_t>(r.window, region_pages(i) - end);
+	if (!pages)
+		return;
+	const std::uint64_t start = (i.base & ~(page_size - 1)) + end * page_size;
+	const auto length = std::min<std::uint64_t>(pages * page_size, i.base + (i.length - 1) - start + 1);
+	const std::int64_t asked = prefetch(rkey, start, length, false);
+	if (asked > 0) {
+		const std::uint64_t n = (static_cast<std::uint64_t>(asked) + page_size - 1) >> page_shift;
+		r.ahead = end + n;
+		stats_.read_ahead += n;
+	}
+}
+
+void engine::send_fault(piece &p) noexcept
+{
+	const rdma_np_region_info &i = p.reg->info;
+	std::array<rdma_np_range, RDMA_NP_MAX_RANGES> ranges;
+	std::size_t n = 0;
+
+	if (p.reg->gone)
+		return p.done_held ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
+	if (faults_ >= config_.max_faults)
+		return put(asking_, p);
+
+	const std::uint64_t origin = (i.base & ~(page_size - 1)) + p.first_page * page_size;
+	p.ask.for_each_run([&](page_bits::run r) {
+		const std::uint64_t start = std::max<std::uint64_t>(i.base, origin + r.first * page_size);
+		/* inclusive: the region may end where addresses do */
+		const std::uint64_t last = std::min<std::uint64_t>(i.base + (i.length - 1), origin + r.end * page_size - 1);
+		ranges[n++] = {start, last - start + 1};
+	});
+
+	rdma_np_fault_req req{};
+	req.region_id = i.region_id;
+	req.cookie = std::uint64_t{config_.cookie} << 48 | std::uint64_t{p.generation} << 16 | index(p);
+	req.flags = (op_at(p.op).kind != op_kind::read ? RDMA_NP_FAULT_WRITE : 0) | (p.ask_hold ? RDMA_NP_FAULT_HOLD : 0);
+	const int rc = world_.fault(req, {ranges.data(), n});
+	switch (rc) {
+	case 0:
+		++faults_;
+		++stats_.faults;
+		stats_.holds += p.ask_hold;
+		return;
+	case -EBUSY:
+	case -EAGAIN:
+	case -EINTR:
+	case -ENOMEM:
+		return back_off(p);
+	case -ENOENT:
+		region_dies(*p.reg);
+		return p.done_held ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
+	case -ENOTCONN:
+		return fail_op(p.op, not_connected());
+	default:
+		return fail_op(p.op, IBV_WC_GENERAL_ERR);
+	}
+}
+
+/* The peer's word for the first pages; of the others only that they were worse before. */
+void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t pages, const rdma_np_event &e) noexcept
+{
+	const std::uint32_t n = std::min({pages, e.nr_words, std::uint32_t{RDMA_NP_EVENT_WORDS}});
+
+	for (std::uint32_t k = 0; k < n; ++k)
+		cache_.set(uid, first + k, e.words[k]);
+	for (std::uint32_t k = n; k < pages; ++k)
+		cache_.forget(uid, first + k);
+}
+
+/*
+ * What was done under a hold is done, unless the hold ended before, with its region.
+ * But a word says that a page has not the right that the hold gave: either the region
+ * has died, or the owner has taken the page away, from itself and not from the hold,
+ * which a pinned region would not notice either. The peer's kernel is asked which. The
+ * hold is given back first, or that could wait for it: another page may be there now.
+ */
+void engine::doubt_hold(piece &p) noexcept
+{
+	world_.release(p.hold);
+	p.hold = 0;
+	p.done_held = true;
+	ask(p, false);
+}
+
+/* If the region lives now it lived then, and with it the hold. */
+void engine::hold_answered(piece &p, std::uint32_t status) noexcept
+{
+	switch (status) {
+	case RDMA_NP_OK:
+	case RDMA_NP_ACCESS:
+	case RDMA_NP_ADDRESS:
+	case RDMA_NP_NOMEM:
+		return end_piece(p);
+	case RDMA_NP_GONE:
+		region_dies(*p.reg);
+		if (op_at(p.op).kind != op_kind::once)
+			return rebind(p);
+		/* nobody knows whether it happened */
+		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
+	case RDMA_NP_BUSY:
+		++stats_.busy;
+		return back_off(p);
+	default:
+		return fail_op(p.op, status == RDMA_NP_QP ? not_connected() : fault_status(status));
+	}
+}
+
+void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
+{
+	bool first = true;
+
+	if (p.ask_hold && !event.hold_id)
+		return fail_op(p.op, IBV_WC_REM_INV_REQ_ERR);
+	if (event.hold_id && !p.ask_hold)
+		world_.release(event.hold_id);
+	else
+		p.hold = event.hold_id;
+	p.ask.for_each_run([&](page_bits::run r) {
+		rdma_np_event e = event;
+		if (!first)
+			e.nr_words = 0;
+		first = false;
+		event_words(p.reg->uid, p.first_page + r.first, r.end - r.first, e);
+	});
+	if (!p.refused)
+		p.pause = 0;
+	++p.faulted;
+	if (op_at(p.op).kind == op_kind::read && !op_at(p.op).opaque) {
+		p.round = 1;
+		p.at = stage::read_data;
+	} else {
+		p.at = stage::write_decide;
+	}
+	proceed(p);
+}
+
+/* The pages are wanted in time for one more round, not for good. A later round may ask for a hold again. */
+void engine::go_without_hold(piece &p) noexcept
+{
+	want_hold(p, false);
+	p.refused = true;
+	p.unproven = p.fetches = p.faulted = 0;
+	p.todo.merge_runs(max_runs(p));
+	p.ask = p.todo;
+	back_off(p);
+}
+
+void engine::back_off(piece &p) noexcept
+{
+	p.at = stage::backoff;
+	p.pause = std::clamp(2 * p.pause, min_backoff, max_backoff);
+	p.wake = world_.now() + p.pause;
+	put(pausing_, p);
+}
+
+/* A pinned region would have its pages: the pressure may pass, but nobody waits for ever. */
+bool engine::waits_for_memory(piece &p) noexcept
+{
+	const nanoseconds now = world_.now();
+
+	if (!p.ask_hold)
+		return false;
+	if (!p.short_since)
+		p.short_since = now;
+	return now - p.short_since < hold_patience;
+}
+
+void engine::on_event(const rdma_np_event &e) noexcept
+{
+	expand();
+	if (e.type == RDMA_NP_EVENT_REGION_GONE) {
+		if (region *r = find_region(e.region_id)) {
+			region_dies(*r);
+			forget_dead();
+		} else if (resolves_) {
+			/* An answer that names it may be on its way: it must not be believed. */
+			rdma_np_region_info info{};
+			info.region_id = e.region_id;
+			if (region *z = make_region(info)) {
+				z->gone = true;
+				retire(*z);
+			}
+		}
+		return;
+	}
+	if (e.type == RDMA_NP_EVENT_RECALL)
+		return recalled(e.hold_id);
+	if (e.type != RDMA_NP_EVENT_FAULT || !faults_)
+		return;
+	--faults_;
+
+	const std::uint32_t i = e.cookie & 0xffff;
+	if (i >= lease_cookie && i < prefetch_cookie)
+		return lease_answered(i - lease_cookie, e);
+	if (i >= prefetch_cookie) {
+		prefetch_slot &f = prefetches_[0xffff - i];
+		if (e.status == RDMA_NP_OK)
+			event_words(f.uid, f.page, f.pages, e);
+		f.uid = 0;
+		return;
+	}
+	piece *p = i < made_ ? &pieces_[i] : nullptr;
+	if (!p || !p->live || p->dropped || p->at != stage::fault ||
+	    p->generation != static_cast<std::uint32_t>(e.cookie >> 16)) {
+		/* for a work request that has failed meanwhile */
+		return release_unused(e.hold_id);
+	}
+	if (p->done_held)
+		return hold_answered(*p, e.status);
+	const op_kind kind = op_at(p->op).kind;
+	const bool waits = kind == op_kind::once || (kind == op_kind::write && config_.ordered_writes && !p->no_hold);
+	const bool repeatable_hold = p->ask_hold && !waits;
+	switch (e.status) {
+	case RDMA_NP_OK:
+		return fault_served(*p, e);
+	case RDMA_NP_GONE:
+		region_dies(*p->reg);
+		return rebind(*p);
+	case RDMA_NP_BUSY:
+		++stats_.busy;
+		if (repeatable_hold)
+			return go_without_hold(*p);
+		return back_off(*p);
+	case RDMA_NP_ADDRESS:
+	case RDMA_NP_NOMEM:
+		/* Nothing is mapped there, or nothing that can be pinned for long, or not now. */
+		if (e.status == RDMA_NP_NOMEM && !repeatable_hold && waits_for_memory(*p))
+			return back_off(*p);
+		if (p->ask_hold && kind != op_kind::once) {
+			/* An ordered WRITE has waited in vain. */
+			p->no_hold = e.status == RDMA_NP_ADDRESS || waits;
+			return go_without_hold(*p);
+		}
+		[[fallthrough]];
+	default:
+		return fail_op(p->op, e.status == RDMA_NP_QP ? not_connected() : fault_status(e.status));
+	}
+}
+
+/* Which rights does it ask for, and is it inside of the region? */
+int engine::prefetch_error(const region &r, std::uint64_t addr, std::uint64_t length, bool write) noexcept
+{
+	const rdma_np_region_info &i = r.info;
+
+	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
+		return -EFAULT;
+	return write && !i.write_key ? -EACCES : 0;
+}
+
+std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, bool write) noexcept
+{
+	const binding *b = find_binding(rkey);
+	std::uint64_t done = 0;
+
+	expand();
+	if (!b || b->state != binding_state::bound)
+		return -ENOENT;
+	const rdma_np_region_info &i = b->to->info;
+	if (const int error = prefetch_error(*b->to, addr, length, write))
+		return error;
+	for (unsigned k = 0; k < max_prefetches && done < length; ++k) {
+		/* work requests go first */
+		if (trouble_.dead || faults_ > config_.max_faults / 2)
+			break;
+		prefetch_slot &f = prefetches_[k];
+		if (f.uid)
+			continue;
+		const std::uint64_t start = addr + done;
+		const std::uint64_t n = std::min(length - done, i.max_pages * page_size - start % page_size);
+		const rdma_np_range range{start, n};
+		rdma_np_fault_req req{};
+		req.region_id = i.region_id;
+		req.cookie = std::uint64_t{config_.cookie} << 48 | (0xffff - k);
+		req.flags = write ? RDMA_NP_FAULT_WRITE : 0;
+		if (world_.fault(req, {&range, 1}))
+			break;
+		++faults_;
+		++stats_.faults;
+		f.uid = b->to->uid;
+		f.page = (start >> page_shift) - (i.base >> page_shift);
+		f.pages = static_cast<std::uint32_t>(((start + n - 1) >> page_shift) - (start >> page_shift) + 1);
+		done += n;
+	}
+	return static_cast<std::int64_t>(done);
+}
+
+} // namespace npr

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "world/lease_keeper.hpp"
+
+#include "world/signals_blocked.hpp"
+#include "world/uncancelled.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <ctime>
+#include <exception>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <system_error>
+#include <unistd.h>
+
+namespace npr {
+
+namespace {
+
+std::uint64_t now() noexcept
+{
+	timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(t.tv_nsec);
+}
+
+bool control(int epoll, int op, int fd, std::uint32_t events) noexcept
+{
+	epoll_event e{};
+
+	e.events = events;
+	e.data.fd = fd;
+	return !epoll_ctl(epoll, op, fd, &e);
+}
+
+[[noreturn]] void fail(const char *what)
+{
+	throw std::system_error(errno, std::generic_category(), what);
+}
+
+} // namespace
+
+lease_keeper::~lease_keeper()
+{
+	const uncancelled here;
+
+	if (thread_.joinable()) {
+		{
+			const std::lock_guard lock(mutex_);
+			stop_ = true;
+		}
+		wake();
+		thread_.join();
+	}
+	if (event_ >= 0)
+		close(event_);
+	if (epoll_ >= 0)
+		close(epoll_);
+}
+
+void lease_keeper::start()
+{
+	if (epoll_ < 0 && (epoll_ = epoll_create1(EPOLL_CLOEXEC)) < 0)
+		fail("epoll_create1");
+	if (event_ < 0 && (event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
+		fail("eventfd");
+	if (!control(epoll_, EPOLL_CTL_ADD, event_, EPOLLIN) && errno != EEXIST)
+		fail("epoll_ctl");
+	const signals_blocked here;
+	thread_ = std::thread([this] { run(); });
+}
+
+bool lease_keeper::open(client &c, event_channel &channel) noexcept
+{
+	const uncancelled here;
+
+	if (!channel.open() && channel.is_mapped()) {
+		try {
+			add(c, channel.get());
+			return true;
+		} catch (const std::exception &) {
+		}
+	}
+	channel.close();
+	return false;
+}
+
+void lease_keeper::add(client &c, int channel)
+{
+	const std::lock_guard lock(mutex_);
+	const uncancelled here;
+
+	if (!thread_.joinable())
+		start();
+	clients_.reserve(clients_.size() + 1);
+	/* Nothing is waited for there before there are leases. */
+	if (!control(epoll_, EPOLL_CTL_ADD, channel, 0))
+		fail("epoll_ctl");
+	c.channel_ = channel;
+	clients_.push_back(&c);
+}
+
+void lease_keeper::remove(client &c) noexcept
+{
+	const uncancelled here;
+	std::unique_lock lock(mutex_);
+
+	(void)control(epoll_, EPOLL_CTL_DEL, c.channel_, 0);
+	std::erase(clients_, &c);
+	left_.wait(lock, [&] { return at_ != &c; });
+}
+
+void lease_keeper::change(client &c, bool has) noexcept
+{
+	const uncancelled here;
+
+	c.watched_.store(has, std::memory_order_relaxed);
+	(void)control(epoll_, EPOLL_CTL_MOD, c.channel_, has ? std::uint32_t{EPOLLIN} : 0U);
+	if (has)
+		wake();
+}
+
+void lease_keeper::wake() noexcept
+{
+	const std::uint64_t one = 1;
+
+	(void)!write(event_, &one, sizeof(one));
+}
+
+void lease_keeper::run() noexcept
+{
+	std::array<epoll_event, 8> events;
+	std::uint64_t due = 0, count; /* when a period is over; 0: there are no leases */
+	std::unique_lock lock(mutex_);
+
+	while (!stop_) {
+		const std::uint64_t time = now();
+		const bool any = std::any_of(clients_.begin(), clients_.end(), [](const client *c) {
+			return c->watched_.load(std::memory_order_relaxed);
+		});
+		if (!any)
+			due = 0;
+		else if (!due)
+			due = time + period;
+		/* in ms, rounded up: not before it is over */
+		const int timeout = !any ? -1 : due > time ? static_cast<int>((due - time) / 1'000'000 + 1) : 0;
+
+		lock.unlock();
+		const int n = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout);
+		(void)!read(event_, &count, sizeof(count));
+		/* The device has gone, and with it what would be said. */
+		for (int i = 0; i < n; ++i)
+			if (events[static_cast<std::size_t>(i)].events & EPOLLERR)
+				(void)control(epoll_, EPOLL_CTL_DEL, events[static_cast<std::size_t>(i)].data.fd, 0);
+		const bool age = due && now() >= due;
+		if (age)
+			due = now() + period;
+		lock.lock();
+
+		/* Who is passed over because another one leaves meanwhile has his turn later. */
+		for (std::size_t i = 0; !stop_ && i < clients_.size(); ++i) {
+			client &c = *clients_[i];
+
+			if (!c.watched_.load(std::memory_order_relaxed))
+				continue;
+			at_ = &c;
+			lock.unlock();
+			c.tend(age);
+			lock.lock();
+			at_ = nullptr;
+			left_.notify_all();
+		}
+	}
+}
+
+} // namespace npr
