@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Queue pairs. */
+#include "pointers.hpp"
+#include "policy.hpp"
+#include "real.hpp"
+#include "registry.hpp"
+
+#include <nprdma/nprdma.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+using namespace npr::preload;
+
+namespace {
+
+/*
+ * What it does not take is the provider's alone. @ex: what applications already have for
+ * ibv_wr_*(), from detach(); it is taken if the QP is. 0 or an errno, if it should be.
+ */
+int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
+{
+	device *const d = find(qp->context);
+	npr_cq *const cq = find(qp->send_cq);
+
+	if (!cq || !find(qp->recv_cq) ||
+	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
+		return 0;
+	npr_qp_attr attr{};
+	if (ordered())
+		attr.flags = NPR_QP_ORDERED_WRITES;
+	npr_qp *const lib = npr_attach_qp(cq, qp, &attr);
+	if (!lib)
+		return errno;
+	if (!d->qps.set(qp->handle, qp, lib)) {
+		(void)npr_detach_qp(lib);
+		return ENOMEM;
+	}
+	if (ex) {
+		lib->ex = std::move(ex);
+		lib->ex->move_to(lib);
+	}
+	return 0;
+}
+
+/* @qp, or null and errno. */
+ibv_qp *attach_new(ibv_qp *qp)
+{
+	std::unique_ptr<npr::qp_ex> none;
+	const int error = attach(qp, none);
+
+	if (!error || may_be_left(qp->context, "QP", qp->qp_num, error))
+		return qp;
+	(void)verbs().ibv_destroy_qp(qp);
+	errno = error;
+	return nullptr;
+}
+
+/* What applications have for ibv_wr_*() is left, and posts nothing. */
+std::unique_ptr<npr::qp_ex> detach(ibv_qp *qp)
+{
+	npr_qp *const lib = find(qp);
+
+	if (!lib)
+		return take(all().orphans, qp);
+	find(qp->context)->qps.remove(qp->handle, lib);
+	auto ex = std::move(lib->ex);
+	ex->move_to(nullptr);
+	(void)npr_detach_qp(lib);
+	return ex;
+}
+
+/*
+ * The completions of a QP, ours or not, that a detach has taken out of its CQs and nobody has
+ * polled. Those in the CQs are gone with the QP, or with RESET, so these have to be.
+ */
+class completions {
+public:
+	explicit completions(const ibv_qp *qp)
+	    : cqs_{find(qp->send_cq), find(qp->recv_cq)}, qp_num_(qp->qp_num)
+	{
+	}
+
+	void forget() const noexcept
+	{
+		for (npr_cq *const cq : cqs_)
+			if (cq)
+				cq->forget(qp_num_);
+	}
+
+private:
+	std::array<npr_cq *, 2> cqs_;
+	std::uint32_t qp_num_;
+};
+
+/* Attached, or was until that failed. */
+bool is_ours(ibv_qp *qp)
+{
+	if (find(qp))
+		return true;
+	const std::lock_guard lock(all().mutex);
+	return all().orphans.contains(qp);
+}
+
+/* After detach(), which left @ex. 0 or an errno. */
+int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
+{
+	const int error = attach(qp, ex);
+
+	if (!ex)
+		return error;
+	const std::lock_guard lock(all().mutex);
+	try {
+		all().orphans[qp] = std::move(ex);
+	} catch (const std::bad_alloc &) {
+		/* lost is better than gone while it is in use */
+		(void)ex.release();
+	}
+	return error;
+}
+
+/*
+ * @create(cap) makes a QP, with twice as many entries of the send queue as were asked for if the
+ * device has them, as the library needs two for a WRITE.
+ */
+template <class F>
+ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
+{
+	const ibv_qp_cap asked = cap;
+
+	cap.max_send_wr = 2 * std::min(asked.max_send_wr, std::numeric_limits<std::uint32_t>::max() / 2);
+	if (ibv_qp *const qp = create())
+		return qp;
+	cap = asked;
+	return create();
+}
+
+/* What npr::qp_ex has functions for. Calls through the pointers of others would end in the void. */
+constexpr std::uint64_t send_ops = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+	IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+	IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
+	IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+} // namespace
+
+ibv_qp *npr::preload::create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
+{
+	const device &d = *find(context);
+
+	if (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UC && attr->qp_type != IBV_QPT_UD)
+		return d.create_qp_ex(context, attr);
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && attr->send_ops_flags & ~send_ops) {
+		errno = EOPNOTSUPP;
+		return nullptr;
+	}
+	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
+	return qp ? attach_new(qp) : qp;
+}
+
+NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
+{
+	if (!find(pd->context))
+		return verbs().ibv_create_qp(pd, attr);
+	ibv_qp *const qp = create_larger(attr->cap, [&] { return verbs().ibv_create_qp(pd, attr); });
+	return qp ? attach_new(qp) : qp;
+}
+
+NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
+{
+	const completions unseen(qp);
+	/* Before: what is under way ends by means of the QP. */
+	auto ex = detach(qp);
+	const int rc = verbs().ibv_destroy_qp(qp);
+
+	if (!rc)
+		unseen.forget();
+	/* It is still there, which is what the caller is told. */
+	if (rc && ex)
+		(void)attach_again(qp, std::move(ex));
+	return rc;
+}
+
+NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
+{
+	const bool to_reset = mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET;
+	const bool reset = to_reset && is_ours(qp);
+
+	std::unique_ptr<npr::qp_ex> ex;
+	if (reset)
+		ex = detach(qp);
+
+	ibv_qp_attr a = *attr;
+	if (qp->qp_type == IBV_QPT_RC && find(qp)) {
+		/* WRITEs and atomics are proven by a READ: peers need to, and we. */
+		if (mask & IBV_QP_ACCESS_FLAGS && a.qp_access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
+			a.qp_access_flags |= IBV_ACCESS_REMOTE_READ;
+		if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+			a.max_dest_rd_atomic = std::max<std::uint8_t>(a.max_dest_rd_atomic, 1);
+		if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+			a.max_rd_atomic = std::max<std::uint8_t>(a.max_rd_atomic, 1);
+	}
+	const int rc = verbs().ibv_modify_qp(qp, &a, mask);
+	if (to_reset && !rc)
+		completions(qp).forget();
+	if (!reset)
+		return rc;
+	if (const int error = attach_again(qp, std::move(ex)); error && !rc)
+		return may_be_left(qp->context, "QP", qp->qp_num, error) ? 0 : error;
+	return rc;
+}
+
+/* What a READ brings may come in two tries, and what a WRITE brings is the peer's library to order. */
+NPR_EXPORT int ibv_query_qp_data_in_order(ibv_qp *qp, ibv_wr_opcode op, std::uint32_t flags)
+{
+	const auto real = verbs().ibv_query_qp_data_in_order;
+
+	return find(qp) || !real ? 0 : real(qp, op, flags);
+}
+
+NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
+{
+	npr_qp *const lib = find(qp);
+
+	return lib ? npr_qp_to_qp_ex(lib) : verbs().ibv_qp_to_qp_ex(qp);
+}
