@@ -8,7 +8,7 @@
 using namespace npr;
 
 npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p)
-    : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), resolver(*kernel),
+    : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)),
       regions(npr::local_regions::of(v)), leases(*kernel, keeper)
 {
 	if (const int rc = kernel->query(caps))

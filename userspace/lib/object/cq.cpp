@@ -721,10 +721,8 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 		qp.engine.resolve_begins();
 	}
 	for (;;) {
-		rc = ctx.kernel->resolve(*qp.verbs, channel.get(), rkey, info);
-		if (!rc)
-			rc = qp.words.make();
-		if (!passes(rc) || too_late(*ctx.kernel, qp, begun, rc))
+		rc = qp.ask(rkey, info);
+		if (!passes(rc) || too_late(qp, begun, rc))
 			break;
 		/* the clock decides when to ask again, not a count */
 		const timespec t{0, static_cast<long>(pause)};

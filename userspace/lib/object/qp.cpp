@@ -90,6 +90,23 @@ void npr_qp::resolve(std::uint32_t rkey) noexcept
 	cq.ctx.resolver.submit(*this, rkey);
 }
 
+int npr_qp::ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept
+{
+	const int rc = cq.ctx.kernel->resolve(*verbs, cq.channel.get(), rkey, info);
+
+	return rc ? rc : words.make();
+}
+
+nanoseconds npr_qp::tries_for() noexcept
+{
+	return cq.ctx.kernel->tries_for(*verbs);
+}
+
+void npr_qp::answered(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
+{
+	cq.resolved(*this, rkey, error, info);
+}
+
 bool npr_qp::is_local(std::uint32_t lkey) noexcept
 {
 	return cq.ctx.is_local(lkey);

@@ -33,7 +33,7 @@ struct qp_params {
 
 } // namespace npr
 
-struct npr_qp final : npr::backend, npr::credits::waiter {
+struct npr_qp final : npr::backend, npr::credits::waiter, npr::resolver::client {
 	/* Throws std::bad_alloc. */
 	npr_qp(npr_cq &c, ibv_qp *q, const npr::qp_params &params, std::uint16_t cookie);
 	~npr_qp() override = default;
@@ -43,6 +43,9 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(std::uint32_t rkey) noexcept override;
+	[[nodiscard]] int ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept override;
+	[[nodiscard]] npr::nanoseconds tries_for() noexcept override;
+	void answered(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept override;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) noexcept override;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) noexcept override;
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
@@ -67,7 +70,6 @@ struct npr_qp final : npr::backend, npr::credits::waiter {
 	bool touched = false; /* on cq.touched */
 	bool listed = false;  /* on cq.ready */
 	bool timed = false;   /* counted in cq.timed */
-	bool slow = false;    /* its peer was, when last asked for a key; the resolver's */
 
 	/*
 	 * Local buffers that are held before the CQ's lock is taken, and that the engine takes under it: holding them

@@ -71,13 +71,13 @@
 #define NPR_ENGINE_HPP
 
 #include "protocol/credits.hpp"
-#include "protocol/local_lease.hpp"
 #include "protocol/opcodes.hpp"
 #include "protocol/page_bits.hpp"
 #include "protocol/remote_leases.hpp"
 #include "protocol/scan.hpp"
 #include "protocol/untouched.hpp"
 #include "protocol/word_cache.hpp"
+#include "world/local_lease.hpp" /* all that it sees of world/: a count that costs no call */
 
 #include <nprdma/nprdma.h>
 #include <rdma/nprdma.h>

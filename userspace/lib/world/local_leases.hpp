@@ -25,7 +25,7 @@
 #include "world/event_channel.hpp"
 #include "world/kernel.hpp"
 #include "world/lease_keeper.hpp"
-#include "protocol/local_lease.hpp"
+#include "world/local_lease.hpp"
 #include "sparse_array.hpp"
 
 #include <array>

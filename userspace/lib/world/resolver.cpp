@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "world/resolver.hpp"
-#include "object/cq.hpp"
 #include "world/clock.hpp"
 #include "world/signals_blocked.hpp"
 
@@ -16,13 +15,13 @@ bool passes(int error) noexcept
 	       error == -ECONNREFUSED;
 }
 
-bool too_late(kernel &k, npr_qp &qp, nanoseconds begun, int &error) noexcept
+bool too_late(resolver::client &who, nanoseconds begun, int &error) noexcept
 {
 	const nanoseconds waited = monotonic() - begun;
 
 	/* A queue pair that is not connected drops packets: the HCA would wait as long. */
 	if (error == -ECONNREFUSED)
-		return waited > std::min<nanoseconds>(k.tries_for(*qp.verbs), resolve_patience);
+		return waited > std::min(who.tries_for(), resolve_patience);
 	if (waited <= resolve_patience)
 		return false;
 	if (error != -ENOMEM)
@@ -64,28 +63,28 @@ void resolver::unreserve(std::size_t requests) noexcept
 	reserved_ -= requests;
 }
 
-void resolver::submit(npr_qp &qp, std::uint32_t rkey) noexcept
+void resolver::submit(client &who, std::uint32_t rkey) noexcept
 {
 	{
 		const std::lock_guard lock(mutex_);
-		jobs_.push_back({&qp, rkey, monotonic(), resolve_pause, 0});
+		jobs_.push_back({&who, rkey, monotonic(), resolve_pause, 0});
 	}
 	wake_.notify_one();
 }
 
-void resolver::cancel(const npr_qp &qp) noexcept
+void resolver::cancel(const client &who) noexcept
 {
 	std::unique_lock lock(mutex_);
 
-	std::erase_if(jobs_, [&](const job &j) { return j.qp == &qp; });
-	idle_.wait(lock, [&] { return !running(qp); });
+	std::erase_if(jobs_, [&](const job &j) { return j.who == &who; });
+	idle_.wait(lock, [&] { return !running(who); });
 	/* the one that ran may have been put back */
-	std::erase_if(jobs_, [&](const job &j) { return j.qp == &qp; });
+	std::erase_if(jobs_, [&](const job &j) { return j.who == &who; });
 }
 
-bool resolver::running(const npr_qp &qp) const noexcept
+bool resolver::running(const client &who) const noexcept
 {
-	return std::find(running_.begin(), running_.end(), &qp) != running_.end();
+	return std::find(running_.begin(), running_.end(), &who) != running_.end();
 }
 
 /* What is to be asked next, now or when it is due: of what is due, fresh ones first. */
@@ -96,14 +95,14 @@ std::vector<resolver::job>::iterator resolver::pick(nanoseconds now) noexcept
 
 		if (due != (b.due <= now))
 			return due;
-		if (due && a.qp->slow != b.qp->slow)
-			return b.qp->slow;
+		if (due && a.who->slow_ != b.who->slow_)
+			return b.who->slow_;
 		return a.due < b.due;
 	};
 	auto best = jobs_.end();
 
 	for (auto j = jobs_.begin(); j != jobs_.end(); ++j) {
-		if (running(*j->qp) || (j->qp->slow && slow_ == max_slow))
+		if (running(*j->who) || (j->who->slow_ && slow_ == max_slow))
 			continue;
 		if (best == jobs_.end() || before(*j, *best))
 			best = j;
@@ -152,8 +151,8 @@ void resolver::run(std::size_t self) noexcept
 		/* patience with the peer, not with those who come first here */
 		if (!j.begun)
 			j.begun = now;
-		running_[self] = j.qp;
-		const bool slow = j.qp->slow;
+		running_[self] = j.who;
+		const bool slow = j.who->slow_;
 		slow_ += slow;
 		if (!--spare_ && started_ < max_threads)
 			start_spare(lock);
@@ -163,14 +162,12 @@ void resolver::run(std::size_t self) noexcept
 
 		rdma_np_region_info info;
 		const nanoseconds asked = monotonic();
-		int rc = kernel_.resolve(*j.qp->verbs, j.qp->cq.channel.get(), j.rkey, info);
-		if (!rc)
-			rc = j.qp->words.make();
+		int rc = j.who->ask(j.rkey, info);
 		const nanoseconds after = monotonic();
 		const bool again = passes(rc);
-		const bool late = again && too_late(kernel_, *j.qp, j.begun, rc);
+		const bool late = again && too_late(*j.who, j.begun, rc);
 		if (!again || late)
-			j.qp->cq.resolved(*j.qp, j.rkey, rc, info);
+			j.who->answered(j.rkey, rc, info);
 
 		lock.lock();
 		if (again && !late) {
@@ -178,7 +175,7 @@ void resolver::run(std::size_t self) noexcept
 			j.pause = std::min(2 * j.pause, max_resolve_pause);
 			jobs_.push_back(j);
 		}
-		j.qp->slow = after - asked > slow_answer;
+		j.who->slow_ = after - asked > slow_answer;
 		running_[self] = nullptr;
 		slow_ -= slow;
 		++spare_;

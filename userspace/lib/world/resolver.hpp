@@ -29,20 +29,38 @@ public:
 	/* More than one message was lost, or the peer takes its time. */
 	static constexpr nanoseconds slow_answer = 200'000'000;
 
-	explicit resolver(kernel &k) noexcept : kernel_(k) {}
+	/* Who asks: a queue pair. */
+	class client {
+	public:
+		/* RESOLVE, which blocks, and all else that has to be there for it: 0 or a negative errno. */
+		[[nodiscard]] virtual int ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept = 0;
+		/* How long, in ns, the HCA tries to reach the peer. */
+		[[nodiscard]] virtual nanoseconds tries_for() noexcept = 0;
+		/* In a thread of the resolver's, when it is not asked again. */
+		virtual void answered(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept = 0;
+
+	protected:
+		~client() = default;
+
+	private:
+		friend resolver;
+		bool slow_ = false; /* its peer was, when last asked for a key */
+	};
+
+	resolver() noexcept = default;
 	~resolver();
 
 	/* Makes room for the requests of one more QP; starts the first thread. Throws. */
 	void reserve(std::size_t requests);
 	/* That QP has none any more: the next one may have its room. */
 	void unreserve(std::size_t requests) noexcept;
-	void submit(npr_qp &qp, std::uint32_t rkey) noexcept;
-	/* No request of @qp is waiting or running when this returns. */
-	void cancel(const npr_qp &qp) noexcept;
+	void submit(client &who, std::uint32_t rkey) noexcept;
+	/* No request of @who is waiting or running when this returns. */
+	void cancel(const client &who) noexcept;
 
 private:
 	struct job {
-		npr_qp *qp;
+		client *who;
 		std::uint32_t rkey;
 		nanoseconds due, pause;
 		nanoseconds begun; /* asked first; 0: not yet */
@@ -51,9 +69,8 @@ private:
 	void run(std::size_t self) noexcept;
 	void start_spare(std::unique_lock<std::mutex> &lock) noexcept;
 	[[nodiscard]] std::vector<job>::iterator pick(nanoseconds now) noexcept;
-	[[nodiscard]] bool running(const npr_qp &qp) const noexcept;
+	[[nodiscard]] bool running(const client &who) const noexcept;
 
-	kernel &kernel_;
 	std::mutex mutex_;
 	std::condition_variable wake_, idle_;
 	std::vector<job> jobs_;
@@ -62,7 +79,7 @@ private:
 	std::size_t spare_ = 0;   /* of these not in the kernel, or about to begin */
 	std::size_t slow_ = 0;    /* of these at work for QPs that were slow */
 	bool stop_ = false;
-	std::array<const npr_qp *, max_threads> running_{}; /* by thread */
+	std::array<const client *, max_threads> running_{}; /* by thread */
 	std::array<std::thread, max_threads> threads_;
 };
 
@@ -77,7 +94,7 @@ inline constexpr nanoseconds max_resolve_pause = 20'000'000;
  */
 [[nodiscard]] bool passes(int error) noexcept;
 /* Asked since @begun, and failed of @error: is that enough? Then it is called what @error becomes. */
-[[nodiscard]] bool too_late(kernel &k, npr_qp &qp, nanoseconds begun, int &error) noexcept;
+[[nodiscard]] bool too_late(resolver::client &who, nanoseconds begun, int &error) noexcept;
 
 } // namespace npr
 
