@@ -171,15 +171,15 @@ npr_stats engine::stats() const noexcept
 {
 	npr_stats all = stats_;
 
-	for (unsigned n = 0; n < std::size(leased_); ++n) {
+	for (unsigned n = 0; n < std::size(done_); ++n) {
 		if (n == IBV_WR_RDMA_READ) {
-			all.reads += leased_[n].requests;
-			all.bytes_read += leased_[n].bytes;
+			all.reads += done_[n].requests;
+			all.bytes_read += done_[n].bytes;
 		} else if (all_traits[n] & trait::atomic) {
-			all.atomics += leased_[n].requests;
+			all.atomics += done_[n].requests;
 		} else {
-			all.writes += leased_[n].requests;
-			all.bytes_written += leased_[n].bytes;
+			all.writes += done_[n].requests;
+			all.bytes_written += done_[n].bytes;
 		}
 	}
 	return all;
@@ -432,15 +432,7 @@ void engine::finish(op &o) noexcept
 	}
 	if (o.kind != op_kind::leased)
 		--live(o);
-	if (o.wr.opcode == IBV_WR_RDMA_READ) {
-		++stats_.reads;
-		stats_.bytes_read += o.length;
-	} else if (is_atomic(o.wr.opcode)) {
-		++stats_.atomics;
-	} else {
-		++stats_.writes;
-		stats_.bytes_written += o.length;
-	}
+	count(o.wr.opcode, o.length);
 }
 
 /* The number of those under way whose order is kept as that of @o. */

@@ -503,6 +503,12 @@ private:
 	[[nodiscard, gnu::noinline]] bool hold_all(ibv_send_wr &w, std::uint32_t &held, std::uint32_t &hold) noexcept;
 	[[nodiscard, gnu::noinline]] bool look_for_lease(const ibv_send_wr &wr, std::uint32_t length, binding &b) const noexcept;
 	[[nodiscard, gnu::noinline]] bool move_quick(const ibv_send_wr &wr, binding &b, bool last) noexcept;
+	/* A request of a region is done. */
+	[[gnu::always_inline]] void count(ibv_wr_opcode opcode, std::uint32_t length) noexcept
+	{
+		++done_[opcode].requests;
+		done_[opcode].bytes += length;
+	}
 	/* That of the oldest entry, which is the oldest request's, has succeeded, and it is brief. */
 	[[nodiscard, gnu::always_inline]] quick_end end_brief(ibv_wc &wc) noexcept
 	{
@@ -511,12 +517,10 @@ private:
 		/* Mostly there is one hold, under the lease of the ticket. */
 		if (b.held && (b.held != 1 || b.hold != ticket_.token() || !ticket_.give())) [[unlikely]]
 			free_buffers(b);
-		if (b.lease == none) {
+		if (b.lease == none)
 			++stats_.passed;
-		} else {
-			++leased_[b.opcode].requests;
-			leased_[b.opcode].bytes += b.length;
-		}
+		else
+			count(b.opcode, b.length);
 		credits_.give(1);
 		++sq_head_;
 		++head_;
@@ -746,10 +750,10 @@ private:
 	backend &world_;
 	credits &credits_;
 	std::uint32_t wanted_ = 0;
-	npr_stats stats_{}; /* but for leased_ */
+	npr_stats stats_{}; /* but for done_ */
 	struct {
 		std::uint64_t requests = 0, bytes = 0;
-	} leased_[32]; /* by opcode: those that were brief */
+	} done_[32]; /* requests of regions, by opcode */
 	/*
 	 * The hot path. While it is open nothing waits, nothing is in trouble, and each request has exactly one entry of the
 	 * send queue: so one number says whether there is room. It opens with a request that was posted as it is; see expand().
