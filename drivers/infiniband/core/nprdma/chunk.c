@@ -81,17 +81,18 @@ static bool np_range_stays_readable(const struct mmu_notifier_range *range,
  * those who have them must not go on for that. Readers may, where only writing ends.
  */
 static void np_chunk_recall(struct np_chunk *chunk, unsigned long start,
-			    unsigned long last, bool readable)
+			    unsigned long last, bool write)
 {
+	struct rb_root_cached *leased = &chunk->leased[write];
+	struct interval_tree_node *range;
 	struct np_pin *pin;
 
 	lockdep_assert_held(&chunk->lock);
-	list_for_each_entry(pin, &chunk->leased, chunk_node) {
-		if (pin->va > last ||
-		    pin->va + ((unsigned long)pin->npages << PAGE_SHIFT) <= start)
-			continue;
-		if (!readable || pin->hold->write)
-			np_lease_recall(pin->hold, NP_RECALL_CHANGE);
+	while ((range = interval_tree_iter_first(leased, start, last))) {
+		pin = container_of(range, struct np_pin, range);
+		interval_tree_remove(range, leased);
+		RB_CLEAR_NODE(&range->rb);
+		np_lease_recall(pin->hold, NP_RECALL_CHANGE);
 	}
 }
 
@@ -115,7 +116,9 @@ static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 	mmu_interval_set_seq(notifier, cur_seq);
 	out = np_chunk_absent(chunk, start, last, readable ? NP_ABSENT_WRITE :
 							     NP_ABSENT_UNHELD);
-	np_chunk_recall(chunk, start, last, readable);
+	np_chunk_recall(chunk, start, last, true);
+	if (!readable)
+		np_chunk_recall(chunk, start, last, false);
 	mutex_unlock(&chunk->lock);
 
 	if (out) {
@@ -137,6 +140,7 @@ static struct np_chunk *np_chunk_alloc(struct np_region *region,
 	unsigned long va = region->read.va + (index << NP_CHUNK_SHIFT);
 	unsigned long start, end;
 	struct np_chunk *chunk;
+	unsigned int i;
 	int ret;
 
 	chunk = kzalloc(sizeof(*chunk), GFP_KERNEL_ACCOUNT);
@@ -144,7 +148,8 @@ static struct np_chunk *np_chunk_alloc(struct np_region *region,
 		return ERR_PTR(-ENOMEM);
 	chunk->region = region;
 	chunk->va = va;
-	INIT_LIST_HEAD(&chunk->leased);
+	for (i = 0; i < ARRAY_SIZE(chunk->leased); i++)
+		chunk->leased[i] = RB_ROOT_CACHED;
 	mutex_init(&chunk->lock);
 	/* Reclaim calls the notifier: whoever allocates under the lock is told */
 	fs_reclaim_acquire(GFP_KERNEL);

@@ -83,7 +83,9 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
 	pin->hold = hold;
 	pin->leased = hold->recall;
 	if (pin->leased) {
-		list_add(&pin->chunk_node, &chunk->leased);
+		pin->range.start = pin->va;
+		pin->range.last = pin->va + ((unsigned long)pin->npages << PAGE_SHIFT) - 1;
+		interval_tree_insert(&pin->range, &chunk->leased[hold->write]);
 		atomic64_add(pin->npages, &region->count.leased);
 	}
 	spin_lock(&region->hold_lock);
@@ -115,7 +117,8 @@ void np_pin_release(struct np_pin *pin, bool write)
 
 	mutex_lock(&chunk->lock);
 	if (pin->leased) {
-		list_del(&pin->chunk_node);
+		if (!RB_EMPTY_NODE(&pin->range.rb))
+			interval_tree_remove(&pin->range, &chunk->leased[write]);
 		atomic64_sub(pin->npages, &chunk->region->count.leased);
 	}
 	iommu_inval_init(&inval);

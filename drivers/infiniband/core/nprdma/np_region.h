@@ -33,6 +33,7 @@
 #define NP_REGION_H
 
 #include <linux/completion.h>
+#include <linux/interval_tree.h>
 #include <linux/iommu.h>
 #include <linux/mmu_notifier.h>
 #include <linux/refcount.h>
@@ -219,7 +220,9 @@ struct np_slot {
  * @lock: see above
  * @va: of the first slot
  * @closed: the region is gone; nothing becomes resident any more
- * @leased: struct np_pin of its pages on leases, under @lock
+ * @leased: struct np_pin of its pages on leases, by address, under @lock: those of leases to
+ *	read, and of leases to write. A change of memory takes out what it covers, because a
+ *	lease is recalled once: so it costs as much as what it ends, however many there are
  * @slots: those behind the region's end are never used
  */
 struct np_chunk {
@@ -228,7 +231,7 @@ struct np_chunk {
 	struct mutex lock;
 	unsigned long va;
 	bool closed;
-	struct list_head leased;
+	struct rb_root_cached leased[2];
 	struct np_slot slots[NP_CHUNK_SLOTS];
 };
 
@@ -391,7 +394,7 @@ struct np_hold {
 /**
  * struct np_pin - pinned pages of one slot, on one hold
  * @node: in np_hold.pins
- * @chunk_node: in np_chunk.leased, if @leased
+ * @range: in np_chunk.leased, if @leased and no change has recalled it; its va, last inclusive
  * @leased: @hold is a lease; it may be freed before the pin is, see np_holds_unpin()
  * @hold: hold
  * @chunk: of the slot
@@ -401,7 +404,7 @@ struct np_hold {
  */
 struct np_pin {
 	struct list_head node;
-	struct list_head chunk_node;
+	struct interval_tree_node range;
 	bool leased;
 	struct np_hold *hold;
 	struct np_chunk *chunk;

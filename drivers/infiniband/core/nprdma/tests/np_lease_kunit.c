@@ -92,6 +92,67 @@ static void np_lease_to_read_stays_where_only_writing_ends(struct kunit *test)
 	np_local_release(sink.local);
 }
 
+#define NP_TEST_MANY	10000
+
+static void np_test_ignored(struct np_recall *recall)
+{
+}
+
+/* The shortest of some: others may run in between */
+static u64 np_test_time_of_change(struct np_test *t, unsigned int page)
+{
+	u64 start, least = U64_MAX;
+	unsigned int i;
+
+	for (i = 0; i < 50; i++) {
+		start = ktime_get_ns();
+		np_test_invalidate(t, page, 1);
+		least = min(least, ktime_get_ns() - start);
+	}
+	return least;
+}
+
+/* The owner waits for it, and peers can have as many leases as they like */
+static void np_change_looks_at_no_other_leases(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_recall recall = { .fn = np_test_ignored };
+	struct np_test *t = test->priv;
+	struct np_stats stats;
+	struct np_hold **holds;
+	unsigned int i, made;
+	u64 none, many;
+
+	holds = kunit_kcalloc(test, NP_TEST_MANY, sizeof(*holds), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, holds);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 8, 0), 0);
+	none = np_test_time_of_change(t, 4);
+	for (made = 0; made < NP_TEST_MANY; made++) {
+		holds[made] = np_hold_alloc(region, 0, &recall);
+		if (!holds[made])
+			break;
+		if (np_region_fault(region, region->base, PAGE_SIZE, 0, holds[made], NULL, 0)) {
+			np_hold_release(holds[made]);
+			break;
+		}
+	}
+	KUNIT_EXPECT_EQ(test, made, NP_TEST_MANY);
+	many = np_test_time_of_change(t, 4);
+	kunit_info(test, "a change: %llu ns without leases, %llu ns beside %u of them", none,
+		   many, made);
+	KUNIT_EXPECT_LT(test, many, 4 * none + 10 * NSEC_PER_USEC);
+
+	/* Nor at those that it has recalled before */
+	np_test_invalidate(t, 0, 1);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.recalls_change, made);
+	many = np_test_time_of_change(t, 0);
+	kunit_info(test, "a change: %llu ns with as many that were recalled", many);
+	KUNIT_EXPECT_LT(test, many, 4 * none + 10 * NSEC_PER_USEC);
+	for (i = 0; i < made; i++)
+		np_hold_release(holds[i]);
+}
+
 /* Of a hold that is none nobody asks anything */
 static void np_hold_is_no_lease(struct kunit *test)
 {
@@ -343,6 +404,7 @@ static void np_lease_outlives_its_region(struct kunit *test)
 static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_lease_is_recalled_when_its_memory_changes),
 	KUNIT_CASE(np_lease_to_read_stays_where_only_writing_ends),
+	KUNIT_CASE(np_change_looks_at_no_other_leases),
 	KUNIT_CASE(np_hold_is_no_lease),
 	KUNIT_CASE(np_lease_is_recalled_when_memory_is_short),
 	KUNIT_CASE(np_leases_are_bounded),
