@@ -12,6 +12,8 @@
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
+#include <linux/rbtree.h>
+#include <linux/refcount.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
@@ -28,13 +30,15 @@ MODULE_PARM_DESC(nprdma_lease_percent,
 
 /**
  * struct np_budget - leased pages of an address space, or of a memory cgroup
- * @ref: of its regions, and of budgets below it; the last one is dropped under np_budgets
+ * @node: in np_budgets
+ * @ref: of its regions, and of budgets below it; the last one is dropped under np_budgets_lock
  * @of: the address space or the cgroup, by which it is found
  * @memcg: reference; NULL: an address space, whose regions keep it
  * @parent: reference: of its cgroup, or of the cgroup above; NULL: the host
  * @pages: pages
  */
 struct np_budget {
+	struct rb_node node;
 	refcount_t ref;
 	unsigned long of;
 	struct mem_cgroup *memcg;
@@ -42,8 +46,13 @@ struct np_budget {
 	atomic_long_t pages;
 };
 
-static DEFINE_MUTEX(np_budgets_lock);
-static DEFINE_XARRAY(np_budgets);	/* by np_budget.of, under np_budgets_lock */
+/*
+ * Registration and the end of a region take this lock, in whatever cgroup, so nothing is
+ * allocated under it: then one that is short of memory would stop all, and those whose end gives
+ * memory back.
+ */
+static DEFINE_SPINLOCK(np_budgets_lock);
+static struct rb_root np_budgets = RB_ROOT;	/* by np_budget.of, under np_budgets_lock */
 static atomic_long_t np_leased;		/* pages, of the host */
 static unsigned long np_leases_from;	/* jiffies: there are none until then; 0: there are */
 
@@ -90,117 +99,150 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 }
 #endif
 
-/* Not by recursion: cgroups may be nested as deep as somebody likes */
-static void np_budget_unref(struct np_budget *budget)
+static struct np_budget *to_np_budget(const struct rb_node *node)
 {
-	struct np_budget *parent;
-
-	lockdep_assert_held(&np_budgets_lock);
-	for (; budget && refcount_dec_and_test(&budget->ref); budget = parent) {
-		WARN_ON(atomic_long_read(&budget->pages));
-		parent = budget->parent;
-		xa_erase(&np_budgets, budget->of);
-		if (budget->memcg)
-			mem_cgroup_put(budget->memcg);
-		kfree(budget);
-	}
+	return rb_entry(node, struct np_budget, node);
 }
 
-/* Takes over the references to @memcg and @parent, also if there is no memory */
-static struct np_budget *np_budget_make(unsigned long of, struct mem_cgroup *memcg,
-					struct np_budget *parent)
+static int np_budget_cmp(const void *of, const struct rb_node *node)
 {
-	struct np_budget *budget;
+	unsigned long its = to_np_budget(node)->of;
 
-	lockdep_assert_held(&np_budgets_lock);
-	budget = kzalloc(sizeof(*budget), GFP_KERNEL_ACCOUNT);
+	return *(const unsigned long *)of < its ? -1 : *(const unsigned long *)of > its;
+}
+
+static int np_budget_cmp_node(struct rb_node *budget, const struct rb_node *node)
+{
+	return np_budget_cmp(&to_np_budget(budget)->of, node);
+}
+
+static void np_budget_free(struct np_budget *budget)
+{
+	if (budget->memcg)
+		mem_cgroup_put(budget->memcg);
+	kfree(budget);
+}
+
+/* Takes over the reference to @memcg, if there is memory; np_budget_add() follows */
+static struct np_budget *np_budget_alloc(unsigned long of, struct mem_cgroup *memcg)
+{
+	struct np_budget *budget = kzalloc(sizeof(*budget), GFP_KERNEL_ACCOUNT);
+
 	if (!budget)
-		goto drop;
+		return NULL;
 	refcount_set(&budget->ref, 1);
 	budget->of = of;
 	budget->memcg = memcg;
-	budget->parent = parent;
-	if (!xa_err(xa_store(&np_budgets, of, budget, GFP_KERNEL_ACCOUNT)))
-		return budget;
-	kfree(budget);
-drop:
-	if (memcg)
-		mem_cgroup_put(memcg);
-	np_budget_unref(parent);
-	return NULL;
+	return budget;
 }
 
 static struct np_budget *np_budget_find(unsigned long of)
 {
-	struct np_budget *budget = xa_load(&np_budgets, of);
+	struct np_budget *budget;
+	struct rb_node *node;
 
-	lockdep_assert_held(&np_budgets_lock);
-	if (budget)
-		refcount_inc(&budget->ref);
+	guard(spinlock)(&np_budgets_lock);
+	node = rb_find(&of, &np_budgets, np_budget_cmp);
+	if (!node)
+		return NULL;
+	budget = to_np_budget(node);
+	refcount_inc(&budget->ref);
 	return budget;
 }
 
 /*
- * Takes over the reference to the cgroup. Sets *@budget to the cgroup's budget, NULL for the
- * host; false: there was no memory for it, or for one above it.
+ * Takes over the reference to @parent. Returns @budget, or what somebody else has added
+ * meanwhile: then @budget is freed.
  */
-static bool np_budget_of_memcg(struct mem_cgroup *memcg, struct np_budget **budget)
+static struct np_budget *np_budget_add(struct np_budget *budget, struct np_budget *parent)
 {
-	struct np_budget **at = budget, *made;
-	struct mem_cgroup *above;
+	struct np_budget *other = NULL;
+	struct rb_node *node;
 
-	*budget = NULL;
-	for (; memcg; memcg = above) {
-		*at = np_budget_find((unsigned long)memcg);
-		if (*at) {
-			mem_cgroup_put(memcg);
-			return true;
-		}
-		above = np_memcg_above(memcg);
-		made = np_budget_make((unsigned long)memcg, memcg, NULL);
-		if (!made) {
-			if (above)
-				mem_cgroup_put(above);
-			np_budget_unref(*budget);
-			return false;
-		}
-		*at = made;
-		at = &made->parent;
+	budget->parent = parent;
+	spin_lock(&np_budgets_lock);
+	node = rb_find_add(&budget->node, &np_budgets, np_budget_cmp_node);
+	if (node) {
+		other = to_np_budget(node);
+		refcount_inc(&other->ref);
 	}
-	return true;
+	spin_unlock(&np_budgets_lock);
+	if (!other)
+		return budget;
+	np_budget_free(budget);
+	np_budget_put(parent);
+	return other;
 }
 
 /**
  * np_budget_get() - where leases of an address space's memory count
  * @mm: address space, which the caller keeps until np_budget_put()
  *
+ * What is missing is allocated from the bottom up, and added from the top down, so that
+ * each has its parent before anybody finds it. Nothing is locked meanwhile: a cgroup that is
+ * short of memory keeps nobody else waiting.
+ *
  * Context: process context.
  * Return: its budget, or NULL: no memory.
  */
 struct np_budget *np_budget_get(struct mm_struct *mm)
 {
-	struct np_budget *budget, *parent;
+	struct np_budget *budget, *made, *next;
+	struct mem_cgroup *memcg;
 
-	guard(mutex)(&np_budgets_lock);
 	budget = np_budget_find((unsigned long)mm);
 	if (budget)
 		return budget;
-	if (!np_budget_of_memcg(np_memcg_of(mm), &parent))
+	/* Those that were made, the last one first, by np_budget.parent */
+	made = np_budget_alloc((unsigned long)mm, NULL);
+	if (!made)
 		return NULL;
-	return np_budget_make((unsigned long)mm, NULL, parent);
+	for (memcg = np_memcg_of(mm); memcg; memcg = np_memcg_above(memcg)) {
+		budget = np_budget_find((unsigned long)memcg);
+		next = budget ? NULL : np_budget_alloc((unsigned long)memcg, memcg);
+		if (!next) {
+			mem_cgroup_put(memcg);
+			break;
+		}
+		next->parent = made;
+		made = next;
+	}
+	if (memcg && !budget)
+		goto free;
+	for (; made; made = next) {
+		next = made->parent;
+		budget = np_budget_add(made, budget);
+	}
+	return budget;
+
+free:
+	for (; made; made = next) {
+		next = made->parent;
+		np_budget_free(made);
+	}
+	return NULL;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_budget_get);
 
 /**
  * np_budget_put() - drop a reference
- * @budget: budget
+ * @budget: budget; NULL: the host, which has none
  *
- * Context: process context.
+ * Not by recursion: cgroups may be nested as deep as somebody likes.
+ *
+ * Context: any but interrupts; may be called in reclaim.
  */
 void np_budget_put(struct np_budget *budget)
 {
-	guard(mutex)(&np_budgets_lock);
-	np_budget_unref(budget);
+	struct np_budget *parent;
+
+	for (; budget && refcount_dec_and_lock(&budget->ref, &np_budgets_lock); budget = parent) {
+		rb_erase(&budget->node, &np_budgets);
+		spin_unlock(&np_budgets_lock);
+		WARN_ON(atomic_long_read(&budget->pages));
+		parent = budget->parent;
+		np_budget_free(budget);
+	}
 }
 EXPORT_SYMBOL_IF_KUNIT(np_budget_put);
 

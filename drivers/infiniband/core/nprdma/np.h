@@ -24,7 +24,7 @@
  *
  *   ib_qp_np.modify		while the device modifies a QP
  *   np_device.lock		the PD of public keys, scratch pages
- *   np_host_lock, np_spaces_lock, np_budgets_lock	alone
+ *   np_host_lock, np_spaces_lock	alone
  *   np_peer.ctl		RESOLVE, FORGET and ungranting of one peer
  *     np_hca.owners_lock
  *     np_region.lock		keys, grants, "gone"; held across calls of the driver, and of
@@ -56,6 +56,7 @@
  *   np_owner.lock
  *   np_port.lock		interrupts are off
  *   np_ud.lock
+ *   np_budgets_lock
  */
 #ifndef NP_H
 #define NP_H

@@ -4,6 +4,7 @@
  */
 #include <kunit/test.h>
 #include <linux/delay.h>
+#include <linux/sched/mm.h>
 #include <linux/shrinker.h>
 
 #include "np_region_fixture.h"
@@ -222,6 +223,20 @@ static unsigned long np_test_most(void)
 	return totalram_pages() / 100 * np_lease_percent;
 }
 
+/* What counts for leases of a region of another process */
+static struct np_region *np_test_neighbour(struct kunit *test)
+{
+	struct np_region *neighbour;
+
+	neighbour = kunit_kzalloc(test, sizeof(*neighbour), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, neighbour);
+	neighbour->mm = kunit_kzalloc(test, sizeof(*neighbour->mm), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, neighbour->mm);
+	neighbour->budget = np_budget_get(neighbour->mm);
+	KUNIT_ASSERT_NOT_NULL(test, neighbour->budget);
+	return neighbour;
+}
+
 /* Who gets none is told at once, is charged nothing, and finds room later */
 static void np_leases_are_bounded(struct kunit *test)
 {
@@ -232,14 +247,7 @@ static void np_leases_are_bounded(struct kunit *test)
 	struct np_stats stats;
 	unsigned long all;
 
-	/* Of another process */
-	neighbour = kunit_kzalloc(test, sizeof(*neighbour), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, neighbour);
-	neighbour->mm = kunit_kzalloc(test, sizeof(*neighbour->mm), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, neighbour->mm);
-	neighbour->budget = np_budget_get(neighbour->mm);
-	KUNIT_ASSERT_NOT_NULL(test, neighbour->budget);
-
+	neighbour = np_test_neighbour(test);
 	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
 	all = np_test_most() - np_leased_pages();
 	KUNIT_ASSERT_EQ(test, np_lease_reserve(neighbour, all, 0), 0);
@@ -261,6 +269,23 @@ static void np_leases_are_bounded(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_test_lease(region, &other, 4, 4, 0), 0);
 	np_local_release(other.local);
 	np_budget_put(neighbour->budget);
+}
+
+/*
+ * Who ends one may be what somebody waits for who is in reclaim, and in another cgroup: with
+ * lockdep the kernel says whether both need the same lock
+ */
+static void np_budget_may_end_while_memory_is_short(struct kunit *test)
+{
+	struct np_region *neighbour = np_test_neighbour(test);
+	struct np_budget *again;
+
+	again = np_budget_get(neighbour->mm);
+	KUNIT_EXPECT_PTR_EQ(test, again, neighbour->budget);
+	fs_reclaim_acquire(GFP_KERNEL);
+	np_budget_put(again);
+	np_budget_put(neighbour->budget);
+	fs_reclaim_release(GFP_KERNEL);
 }
 
 /* Who has much, or wants more than there can be, makes nobody give back anything */
@@ -408,6 +433,7 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_hold_is_no_lease),
 	KUNIT_CASE(np_lease_is_recalled_when_memory_is_short),
 	KUNIT_CASE(np_leases_are_bounded),
+	KUNIT_CASE(np_budget_may_end_while_memory_is_short),
 	KUNIT_CASE(np_greed_recalls_no_lease),
 	KUNIT_CASE(np_room_is_made_by_few_leases),
 	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
