@@ -8,6 +8,12 @@
  * can be reclaimed as ever.
  *
  * Pages count where the region's owner was when he registered it.
+ *
+ * A peer's lease that is not given back in time ends with its key. A process's lease of its own
+ * memory cannot be ended like that, because its requests would fail, and it may be right to keep
+ * it: a receive is posted for as long as nobody sends. So one that is overdue is what a hold of
+ * one's own is: it counts in RLIMIT_MEMLOCK, and leaves to others what may be leased. For its own
+ * process it counts as before, so who ignores recalls gets no more leases than who obeys.
  */
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
@@ -36,6 +42,7 @@ MODULE_PARM_DESC(nprdma_lease_percent,
  * @memcg: reference; NULL: an address space, whose regions keep it
  * @parent: reference: of its cgroup, or of the cgroup above; NULL: the host
  * @pages: pages
+ * @overdue: of an address space: pages of its process's own leases that are overdue
  */
 struct np_budget {
 	struct rb_node node;
@@ -44,6 +51,7 @@ struct np_budget {
 	struct mem_cgroup *memcg;
 	struct np_budget *parent;
 	atomic_long_t pages;
+	atomic_long_t overdue;
 };
 
 /*
@@ -53,6 +61,8 @@ struct np_budget {
  */
 static DEFINE_SPINLOCK(np_budgets_lock);
 static struct rb_root np_budgets = RB_ROOT;	/* by np_budget.of, under np_budgets_lock */
+static DEFINE_SPINLOCK(np_recalled_lock);
+static LIST_HEAD(np_recalled);		/* struct np_own_lease, the oldest recall first */
 static atomic_long_t np_leased;		/* pages, of the host */
 static unsigned long np_leases_from;	/* jiffies: there are none until then; 0: there are */
 
@@ -239,7 +249,7 @@ void np_budget_put(struct np_budget *budget)
 	for (; budget && refcount_dec_and_lock(&budget->ref, &np_budgets_lock); budget = parent) {
 		rb_erase(&budget->node, &np_budgets);
 		spin_unlock(&np_budgets_lock);
-		WARN_ON(atomic_long_read(&budget->pages));
+		WARN_ON(atomic_long_read(&budget->pages) || atomic_long_read(&budget->overdue));
 		parent = budget->parent;
 		np_budget_free(budget);
 	}
@@ -254,8 +264,8 @@ static void np_budget_drop(struct np_budget *budget, struct np_budget *end,
 		atomic_long_sub(pages, &budget->pages);
 }
 
-/* True: they count in the budget and in all above it */
-static bool np_budget_count(struct np_budget *budget, unsigned long pages)
+/* True: they count in the budget and in all above it. @beside: see np_lease_try() */
+static bool np_budget_count(struct np_budget *budget, unsigned long pages, unsigned long beside)
 {
 	struct np_budget *at;
 
@@ -263,7 +273,7 @@ static bool np_budget_count(struct np_budget *budget, unsigned long pages)
 		unsigned long most = at->memcg ?
 			np_budget_share(np_memcg_limit(at->memcg)) : ULONG_MAX;
 
-		if (atomic_long_add_return(pages, &at->pages) > most) {
+		if (atomic_long_add_return(pages, &at->pages) > most - min(beside, most)) {
 			np_budget_drop(budget, at->parent, pages);
 			return false;
 		}
@@ -271,19 +281,12 @@ static bool np_budget_count(struct np_budget *budget, unsigned long pages)
 	return true;
 }
 
-/**
- * np_lease_reserve() - may so many pages be leased?
- * @region: region of which
- * @pages: pages
- * @own: how many who asks has already, if that is not the owner
- *
- * Each may have as much as he leaves to the others of the host. If somebody who has little
- * gets nothing, the oldest leases are recalled, whoever has them: there is room soon.
- *
- * Context: process context.
- * Return: 0, then np_lease_unreserve() follows; -EBUSY.
+/*
+ * @beside: pages of who asks that count for nobody else. -EAGAIN: there is no room, and who asks
+ * may have some made
  */
-int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own)
+static int np_lease_try(struct np_region *region, unsigned long pages, unsigned long own,
+			unsigned long beside)
 {
 	unsigned long most = np_budget_share(totalram_pages());
 	unsigned long from = READ_ONCE(np_leases_from);
@@ -296,14 +299,63 @@ int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned lon
 	own = max_t(unsigned long, own, atomic_long_read(&region->budget->pages));
 	if (pages > most || own > most)
 		return -EBUSY;
-	if (!np_budget_count(region->budget, pages))
+	if (!np_budget_count(region->budget, pages, beside))
 		return -EBUSY;
 	if (atomic_long_add_return(pages, &np_leased) <= most - own)
 		return 0;
 	np_lease_unreserve(region, pages);
-	if (own + pages <= most / NP_BUDGET_FEW)
-		np_leases_make_room(pages);
+	return own + pages <= most / NP_BUDGET_FEW ? -EAGAIN : -EBUSY;
+}
+
+/* True: some were found overdue, and count for their own process alone from now on */
+static bool np_leases_are_overdue(void)
+{
+	unsigned long time = msecs_to_jiffies(np_recall_time());
+	struct np_own_lease *own, *next;
+	bool found = false;
+
+	guard(spinlock)(&np_recalled_lock);
+	list_for_each_entry_safe(own, next, &np_recalled, node) {
+		if (time_before(jiffies, own->recalled + time))
+			break;
+		list_del_init(&own->node);
+		own->overdue = true;
+		atomic_long_add(own->pages, &own->region->budget->overdue);
+		np_lease_unreserve(own->region, own->pages);
+		found = true;
+	}
+	return found;
+}
+
+static int np_lease_reserve_beside(struct np_region *region, unsigned long pages,
+				   unsigned long own, unsigned long beside)
+{
+	int ret = np_lease_try(region, pages, own, beside);
+
+	/* Nobody else is hurt by what is overdue, so nobody else looks for it */
+	if (ret && np_leases_are_overdue())
+		ret = np_lease_try(region, pages, own, beside);
+	if (ret != -EAGAIN)
+		return ret;
+	np_leases_make_room(pages);
 	return -EBUSY;
+}
+
+/**
+ * np_lease_reserve() - may so many pages be leased to a peer?
+ * @region: region of which
+ * @pages: pages
+ * @own: how many the peer has already
+ *
+ * Each may have as much as he leaves to the others of the host. If somebody who has little
+ * gets nothing, the oldest leases are recalled, whoever has them: there is room soon.
+ *
+ * Context: process context.
+ * Return: 0, then np_lease_unreserve() follows; -EBUSY.
+ */
+int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own)
+{
+	return np_lease_reserve_beside(region, pages, own, 0);
 }
 EXPORT_SYMBOL_GPL(np_lease_reserve);
 
@@ -318,6 +370,59 @@ void np_lease_unreserve(struct np_region *region, unsigned long pages)
 	atomic_long_sub(pages, &np_leased);
 }
 EXPORT_SYMBOL_GPL(np_lease_unreserve);
+
+/**
+ * np_own_lease_reserve() - may a process lease so many pages of its own?
+ * @own: set
+ * @region: of the process; it stays until np_own_lease_unreserve()
+ * @pages: pages
+ *
+ * As np_lease_reserve().
+ *
+ * Context: process context.
+ * Return: 0, then np_own_lease_unreserve() follows; -EBUSY.
+ */
+int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages)
+{
+	unsigned long beside = atomic_long_read(&region->budget->overdue);
+	unsigned long has = atomic_long_read(&region->budget->pages) + beside;
+
+	INIT_LIST_HEAD(&own->node);
+	own->region = region;
+	own->pages = pages;
+	own->overdue = false;
+	return np_lease_reserve_beside(region, pages, has, beside);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_own_lease_reserve);
+
+/**
+ * np_own_lease_recalled() - from now on the time runs after which it is overdue
+ * @own: of np_own_lease_reserve(); once
+ *
+ * Context: any but interrupts.
+ */
+void np_own_lease_recalled(struct np_own_lease *own)
+{
+	guard(spinlock)(&np_recalled_lock);
+	own->recalled = jiffies;
+	list_add_tail(&own->node, &np_recalled);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_own_lease_recalled);
+
+/**
+ * np_own_lease_unreserve() - pages are not leased any more
+ * @own: of np_own_lease_reserve(); it is not recalled any more
+ */
+void np_own_lease_unreserve(struct np_own_lease *own)
+{
+	scoped_guard(spinlock, &np_recalled_lock)
+		list_del_init(&own->node);
+	if (own->overdue)
+		atomic_long_sub(own->pages, &own->region->budget->overdue);
+	else
+		np_lease_unreserve(own->region, own->pages);
+}
+EXPORT_SYMBOL_IF_KUNIT(np_own_lease_unreserve);
 
 /**
  * np_leases_pause() - nobody gets a lease for a while

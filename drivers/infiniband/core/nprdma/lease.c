@@ -27,9 +27,9 @@ VISIBLE_IF_KUNIT unsigned int np_recall_ms = 1000;
 EXPORT_SYMBOL_IF_KUNIT(np_recall_ms);
 module_param_named(nprdma_recall_ms, np_recall_ms, uint, 0644);
 MODULE_PARM_DESC(nprdma_recall_ms,
-		 "Time that peers have to give leases back of a region that is deregistered, in ms");
+		 "Time that peers have to give leases back of a region that is deregistered, and processes those of their own memory before they count for themselves alone, in ms");
 
-/* However long the parameter is, who deregisters waits no longer */
+/* However long the parameter is, nobody waits longer */
 #define NP_RECALL_MAX_MS	60000
 /* Most leases that one who gets none makes others give back */
 #define NP_ROOM_LEASES		16
@@ -50,6 +50,16 @@ static struct list_lru np_leases;
 /* Leases that were recalled and have not ended yet; and pages of those that have */
 static atomic_long_t np_leases_wanted;
 static atomic_long_t np_leases_returned;
+
+/**
+ * np_recall_time() - how long is a lease waited for that was recalled
+ *
+ * Return: ms.
+ */
+unsigned int np_recall_time(void)
+{
+	return min(READ_ONCE(np_recall_ms), NP_RECALL_MAX_MS);
+}
 
 /* Under a lock without which the hold cannot be released. Once, whoever comes first */
 static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
@@ -185,8 +195,7 @@ static bool np_leases_have_keys(struct np_region *region)
 void np_leases_end(struct np_region *region)
 {
 	/* Nor does one that ends: its regions would wait one after the other */
-	unsigned int ms = current->flags & PF_EXITING ? 0 :
-			  min(READ_ONCE(np_recall_ms), NP_RECALL_MAX_MS);
+	unsigned int ms = current->flags & PF_EXITING ? 0 : np_recall_time();
 	struct np_hold *hold;
 
 	spin_lock(&region->hold_lock);

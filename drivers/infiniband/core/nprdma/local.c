@@ -24,13 +24,17 @@
  * @hold: the hold; its reference keeps @region
  * @region: region
  * @pages: charged to the region's mm
- * @lease: they are leased, too
+ * @lease: the process hears of it when it is recalled; NULL: it is no lease
+ * @recall: of @hold, if it is a lease
+ * @own: what it counts then
  */
 struct np_local {
 	struct np_hold *hold;
 	struct np_region *region;
 	unsigned long pages;
-	bool lease;
+	struct np_recall *lease;
+	struct np_recall recall;
+	struct np_own_lease own;
 };
 
 static int np_local_charge(struct np_local *local, unsigned long pages)
@@ -41,7 +45,7 @@ static int np_local_charge(struct np_local *local, unsigned long pages)
 
 	if (atomic64_add_return(pages, &mm->pinned_vm) <= limit ||
 	    capable(CAP_IPC_LOCK))
-		ret = local->lease ? np_lease_reserve(local->region, pages, 0) : 0;
+		ret = local->lease ? np_own_lease_reserve(&local->own, local->region, pages) : 0;
 	if (ret)
 		atomic64_sub(pages, &mm->pinned_vm);
 	else
@@ -53,7 +57,15 @@ static void np_local_uncharge(struct np_local *local)
 {
 	atomic64_sub(local->pages, &local->region->mm->pinned_vm);
 	if (local->lease)
-		np_lease_unreserve(local->region, local->pages);
+		np_own_lease_unreserve(&local->own);
+}
+
+static void np_local_recalled(struct np_recall *recall)
+{
+	struct np_local *local = container_of(recall, struct np_local, recall);
+
+	np_own_lease_recalled(&local->own);
+	local->lease->fn(local->lease);
 }
 
 /**
@@ -93,12 +105,13 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 		return ERR_PTR(-ENOMEM);
 	local->region = region;
 	local->lease = recall;
+	local->recall.fn = np_local_recalled;
 	ret = np_local_charge(local, DIV_ROUND_UP(offset_in_page(addr) + len,
 						  PAGE_SIZE));
 	if (ret)
 		goto free;
 	ret = -ENOMEM;
-	local->hold = np_hold_alloc(region, flags, recall);
+	local->hold = np_hold_alloc(region, flags, recall ? &local->recall : NULL);
 	if (!local->hold)
 		goto uncharge;
 	ret = np_region_fault(region, addr, len, flags | NP_FAULT_LOCAL,

@@ -513,8 +513,27 @@ void np_aging_exit(void);
 #if IS_ENABLED(CONFIG_KUNIT)
 extern unsigned int np_lease_percent;
 #endif
+/**
+ * struct np_own_lease - what a process's lease of its own memory counts
+ * @node: in np_recalled, from its recall until it is overdue, or ends
+ * @region: region
+ * @pages: pages
+ * @recalled: when it was, in jiffies
+ * @overdue: its pages are in np_budget.overdue of the process, and count for nobody else
+ */
+struct np_own_lease {
+	struct list_head node;
+	struct np_region *region;
+	unsigned long pages;
+	unsigned long recalled;
+	bool overdue;
+};
+
 struct np_budget *np_budget_get(struct mm_struct *mm);
 void np_budget_put(struct np_budget *budget);
+int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages);
+void np_own_lease_recalled(struct np_own_lease *own);
+void np_own_lease_unreserve(struct np_own_lease *own);
 unsigned long np_leased_pages(void);
 void np_leases_pause(unsigned int ms);
 
@@ -524,6 +543,7 @@ extern unsigned int np_recall_ms;
 extern struct shrinker *np_lease_shrinker;
 int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
 #endif
+unsigned int np_recall_time(void);
 void np_leases_make_room(unsigned long pages);
 void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
 void np_lease_returned(const struct np_hold *hold);

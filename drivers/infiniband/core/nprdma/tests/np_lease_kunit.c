@@ -288,6 +288,77 @@ static void np_budget_may_end_while_memory_is_short(struct kunit *test)
 	fs_reclaim_release(GFP_KERNEL);
 }
 
+/* Its process is stopped, say, or does not care: others get leases all the same */
+static void np_recall_that_is_ignored_costs_others_nothing(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_region *first = np_test_neighbour(test);
+	struct np_region *second = np_test_neighbour(test);
+	unsigned int recall_ms = np_recall_ms;
+	struct np_test_lease lease;
+	unsigned long all;
+	bool got;
+
+	WRITE_ONCE(np_recall_ms, 60000);
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	all = np_test_most() - np_leased_pages();
+	KUNIT_ASSERT_EQ(test, np_lease_reserve(first, all, 0), 0);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(second, 4, 0), -EBUSY);
+	KUNIT_EXPECT_EQ(test, lease.recalled, 1);
+	/* He has some time */
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(second, 4, 0), -EBUSY);
+	WRITE_ONCE(np_recall_ms, 10);
+	msleep(30);
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(second, 5, 0), -EBUSY);
+	got = !np_lease_reserve(second, 4, 0);
+	KUNIT_EXPECT_TRUE(test, got);
+	WRITE_ONCE(np_recall_ms, recall_ms);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), all + 4);
+	/* It counts no more when it is given back in the end */
+	np_local_release(lease.local);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), all + 4);
+	if (got)
+		np_lease_unreserve(second, 4);
+	np_lease_unreserve(first, all);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), 0);
+	np_budget_put(second->budget);
+	np_budget_put(first->budget);
+}
+
+/* Who ignores recalls gets no more leases than who has these and was not asked for them */
+static void np_recall_that_is_ignored_counts_for_its_process(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_region *other = np_test_neighbour(test);
+	unsigned long most = np_test_most(), rest = most - most / 2;
+	unsigned int recall_ms = np_recall_ms;
+	struct np_own_lease kept, next;
+
+	KUNIT_ASSERT_EQ(test, np_own_lease_reserve(&kept, region, most / 2 + 1), 0);
+	np_own_lease_recalled(&kept);
+	WRITE_ONCE(np_recall_ms, 10);
+	msleep(30);
+	/* Nobody wants it */
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(other, 1, 0), 0);
+	np_lease_unreserve(other, 1);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), most / 2 + 1);
+	KUNIT_ASSERT_EQ(test, np_lease_reserve(other, most, 0), 0);
+	np_lease_unreserve(other, most);
+	WRITE_ONCE(np_recall_ms, recall_ms);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), 0);
+
+	KUNIT_EXPECT_EQ(test, np_own_lease_reserve(&next, region, rest), -EBUSY);
+	/* Peers of that process have not ignored anything */
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(region, rest, 0), 0);
+	np_lease_unreserve(region, rest);
+	np_own_lease_unreserve(&kept);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), 0);
+	KUNIT_ASSERT_EQ(test, np_own_lease_reserve(&next, region, rest), 0);
+	np_own_lease_unreserve(&next);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), 0);
+	np_budget_put(other->budget);
+}
+
 /* Who has much, or wants more than there can be, makes nobody give back anything */
 static void np_greed_recalls_no_lease(struct kunit *test)
 {
@@ -434,6 +505,8 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_lease_is_recalled_when_memory_is_short),
 	KUNIT_CASE(np_leases_are_bounded),
 	KUNIT_CASE(np_budget_may_end_while_memory_is_short),
+	KUNIT_CASE(np_recall_that_is_ignored_costs_others_nothing),
+	KUNIT_CASE(np_recall_that_is_ignored_counts_for_its_process),
 	KUNIT_CASE(np_greed_recalls_no_lease),
 	KUNIT_CASE(np_room_is_made_by_few_leases),
 	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
