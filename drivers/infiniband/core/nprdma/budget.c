@@ -20,6 +20,7 @@
 #include <linux/moduleparam.h>
 #include <linux/rbtree.h>
 #include <linux/refcount.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
@@ -43,6 +44,11 @@ MODULE_PARM_DESC(nprdma_lease_percent,
  * @parent: reference: of its cgroup, or of the cgroup above; NULL: the host
  * @pages: pages
  * @overdue: of an address space: pages of its process's own leases that are overdue
+ * @wanted: leases that were recalled, and have not ended
+ * @own_wanted: of an address space: those of them that its process has
+ * @wanted_at: when the last one was recalled, in jiffies
+ * @returned: pages of leases that were recalled and have ended
+ * @from: jiffies: there are no leases until then; 0: there are
  */
 struct np_budget {
 	struct rb_node node;
@@ -52,6 +58,11 @@ struct np_budget {
 	struct np_budget *parent;
 	atomic_long_t pages;
 	atomic_long_t overdue;
+	atomic_long_t wanted;
+	atomic_long_t own_wanted;
+	unsigned long wanted_at;
+	atomic_long_t returned;
+	unsigned long from;
 };
 
 /*
@@ -64,7 +75,7 @@ static struct rb_root np_budgets = RB_ROOT;	/* by np_budget.of, under np_budgets
 static DEFINE_SPINLOCK(np_recalled_lock);
 static LIST_HEAD(np_recalled);		/* struct np_own_lease, the oldest recall first */
 static atomic_long_t np_leased;		/* pages, of the host */
-static unsigned long np_leases_from;	/* jiffies: there are none until then; 0: there are */
+static unsigned long np_leases_from;	/* as np_budget.from, of the host */
 
 static unsigned long np_budget_share(unsigned long pages)
 {
@@ -92,6 +103,17 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 {
 	return min(READ_ONCE(memcg->memory.max), READ_ONCE(memcg->memory.high));
 }
+
+/* So full, or one above it, that somebody may be killed for it */
+static bool np_memcg_is_full(struct mem_cgroup *memcg)
+{
+	for (; memcg; memcg = parent_mem_cgroup(memcg)) {
+		if (page_counter_read(&memcg->memory) + MEMCG_CHARGE_BATCH >
+		    READ_ONCE(memcg->memory.max))
+			return true;
+	}
+	return false;
+}
 #else
 static struct mem_cgroup *np_memcg_of(struct mm_struct *mm)
 {
@@ -107,7 +129,30 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 {
 	return ULONG_MAX;
 }
+
+static bool np_memcg_is_full(struct mem_cgroup *memcg)
+{
+	return false;
+}
 #endif
+
+static void np_pause(unsigned long *from, unsigned int ms)
+{
+	WRITE_ONCE(*from, ms ? jiffies + msecs_to_jiffies(ms) ?: 1 : 0);
+}
+
+static bool np_is_paused(unsigned long *from)
+{
+	unsigned long until = READ_ONCE(*from);
+
+	if (!until)
+		return false;
+	if (time_before(jiffies, until))
+		return true;
+	/* It is over for good: jiffies come again where they have 32 bits */
+	cmpxchg(from, until, 0);
+	return false;
+}
 
 static struct np_budget *to_np_budget(const struct rb_node *node)
 {
@@ -249,7 +294,8 @@ void np_budget_put(struct np_budget *budget)
 	for (; budget && refcount_dec_and_lock(&budget->ref, &np_budgets_lock); budget = parent) {
 		rb_erase(&budget->node, &np_budgets);
 		spin_unlock(&np_budgets_lock);
-		WARN_ON(atomic_long_read(&budget->pages) || atomic_long_read(&budget->overdue));
+		WARN_ON(atomic_long_read(&budget->pages) || atomic_long_read(&budget->overdue) ||
+			atomic_long_read(&budget->wanted));
 		parent = budget->parent;
 		np_budget_free(budget);
 	}
@@ -273,6 +319,10 @@ static bool np_budget_count(struct np_budget *budget, unsigned long pages, unsig
 		unsigned long most = at->memcg ?
 			np_budget_share(np_memcg_limit(at->memcg)) : ULONG_MAX;
 
+		if (np_is_paused(&at->from)) {
+			np_budget_drop(budget, at, pages);
+			return false;
+		}
 		if (atomic_long_add_return(pages, &at->pages) > most - min(beside, most)) {
 			np_budget_drop(budget, at->parent, pages);
 			return false;
@@ -289,13 +339,9 @@ static int np_lease_try(struct np_region *region, unsigned long pages, unsigned 
 			unsigned long beside)
 {
 	unsigned long most = np_budget_share(totalram_pages());
-	unsigned long from = READ_ONCE(np_leases_from);
 
-	if (from && time_before(jiffies, from))
+	if (np_is_paused(&np_leases_from))
 		return -EBUSY;
-	/* It is over for good: jiffies come again where they have 32 bits */
-	if (from)
-		cmpxchg(&np_leases_from, from, 0);
 	own = max_t(unsigned long, own, atomic_long_read(&region->budget->pages));
 	if (pages > most || own > most)
 		return -EBUSY;
@@ -390,6 +436,7 @@ int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, uns
 	INIT_LIST_HEAD(&own->node);
 	own->region = region;
 	own->pages = pages;
+	own->wanted = false;
 	own->overdue = false;
 	return np_lease_reserve_beside(region, pages, has, beside);
 }
@@ -403,7 +450,9 @@ EXPORT_SYMBOL_IF_KUNIT(np_own_lease_reserve);
  */
 void np_own_lease_recalled(struct np_own_lease *own)
 {
+	atomic_long_inc(&own->region->budget->own_wanted);
 	guard(spinlock)(&np_recalled_lock);
+	own->wanted = true;
 	own->recalled = jiffies;
 	list_add_tail(&own->node, &np_recalled);
 }
@@ -417,6 +466,8 @@ void np_own_lease_unreserve(struct np_own_lease *own)
 {
 	scoped_guard(spinlock, &np_recalled_lock)
 		list_del_init(&own->node);
+	if (own->wanted)
+		atomic_long_dec(&own->region->budget->own_wanted);
 	if (own->overdue)
 		atomic_long_sub(own->pages, &own->region->budget->overdue);
 	else
@@ -430,9 +481,110 @@ EXPORT_SYMBOL_IF_KUNIT(np_own_lease_unreserve);
  */
 void np_leases_pause(unsigned int ms)
 {
-	WRITE_ONCE(np_leases_from, ms ? jiffies + msecs_to_jiffies(ms) ?: 1 : 0);
+	np_pause(&np_leases_from, ms);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_leases_pause);
+
+/**
+ * np_budget_want() - a lease is recalled
+ * @budget: of its region
+ *
+ * Context: any but interrupts.
+ */
+void np_budget_want(struct np_budget *budget)
+{
+	for (; budget; budget = budget->parent) {
+		WRITE_ONCE(budget->wanted_at, jiffies);
+		atomic_long_inc(&budget->wanted);
+	}
+}
+
+/**
+ * np_budget_return() - a lease that was recalled has ended
+ * @budget: of its region
+ * @pages: pages that are not pinned any more
+ *
+ * Context: any but interrupts.
+ */
+void np_budget_return(struct np_budget *budget, unsigned long pages)
+{
+	for (; budget; budget = budget->parent) {
+		atomic_long_add(pages, &budget->returned);
+		atomic_long_dec(&budget->wanted);
+	}
+}
+
+/* May leases come back soon, besides so many? */
+static bool np_budget_awaits(struct np_budget *budget, long own)
+{
+	return atomic_long_read(&budget->wanted) > own &&
+	       time_before(jiffies, READ_ONCE(budget->wanted_at) + msecs_to_jiffies(NP_OOM_MS));
+}
+
+/**
+ * np_memcg_awaits_leases() - may leases of a cgroup's memory come back soon?
+ * @memcg: cgroup, and those below it; NULL: none
+ *
+ * Context: any but interrupts; may be called in reclaim.
+ * Return: true if some were recalled, a moment ago.
+ */
+bool np_memcg_awaits_leases(struct mem_cgroup *memcg)
+{
+	struct np_budget *budget = memcg ? np_budget_find((unsigned long)memcg) : NULL;
+	bool awaits = budget && np_budget_awaits(budget, 0);
+
+	np_budget_put(budget);
+	return awaits;
+}
+
+/* Leases of @budget that nobody but the caller can give back */
+static long np_budget_own(struct np_budget *budget)
+{
+	struct np_budget *own, *at;
+	long wanted = 0;
+
+	if (!current->mm || atomic_read(&current->mm->mm_users) > 1)
+		return 0;
+	own = np_budget_find((unsigned long)current->mm);
+	for (at = own; at && at != budget; at = at->parent)
+		;
+	if (at)
+		wanted = atomic_long_read(&own->own_wanted);
+	np_budget_put(own);
+	return wanted;
+}
+
+/**
+ * np_memcg_await_leases() - wait for leases of a cgroup's memory
+ * @memcg: cgroup, and those below it
+ *
+ * If a cgroup is so full that somebody in it may be killed, this waits until NP_OOM_MS after
+ * the last recall, and nobody gets leases there for a while. So one who reclaims waits no longer
+ * than that, however often he comes here, and however many cgroups he looks at.
+ *
+ * Context: reclaim that may wait; the caller may have any lock that is held across reclaim.
+ * Return: pages that have come back meanwhile.
+ */
+unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
+{
+	struct np_budget *budget = np_budget_find((unsigned long)memcg);
+	unsigned long before, back = 0;
+	long own;
+
+	if (!budget)
+		return 0;
+	own = np_budget_own(budget);
+	if (!np_budget_awaits(budget, own) || !np_memcg_is_full(memcg))
+		goto put;
+	before = atomic_long_read(&budget->returned);
+	np_pause(&budget->from, NP_OOM_PAUSE_MS);
+	while (np_budget_awaits(budget, own) && !fatal_signal_pending(current))
+		schedule_timeout_killable(1);
+	back = atomic_long_read(&budget->returned) - before;
+put:
+	np_budget_put(budget);
+	return back;
+}
 
 /**
  * np_leased_pages() - how much is leased of the host

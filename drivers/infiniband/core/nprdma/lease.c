@@ -10,7 +10,22 @@
  * Reclaim skips pinned pages and calls no notifier for them. It calls shrinkers, for each
  * cgroup those that have something of it. So leases are what a shrinker shrinks, the
  * oldest first; it counts each as a slot of pages, and only says that it wants it back.
- * Before the kernel kills somebody for memory, all are recalled.
+ * Before the kernel kills somebody for memory, all are recalled, and it waits for them, because
+ * without leases he would live.
+ *
+ * It kills for a cgroup that is full as well, and then calls nobody first. But it gives up
+ * only after reclaim has failed many times, down to priority 0. So when all leases of a
+ * cgroup are recalled and some have not come back yet, the shrinker says that there is one
+ * object. Of so few the kernel scans one when the priority is 1 or 0, and scanning it is
+ * waiting. The wait is bounded: see np_memcg_await_leases().
+ *
+ * Whoever reclaims may have locks, so the wait may be for one who waits for these: it is in
+ * vain then, and ends all the same. It takes no lock and keeps none. These do not wait:
+ * - who may not, according to his GFP flags; and who would rather fail, and lets nobody be
+ *   killed for it;
+ * - kernel threads: kswapd waits for no cgroup, and workers serve what is waited for;
+ * - who is dying, as he needs no more memory;
+ * - a process without other threads, for its own leases: nobody else gives them back.
  */
 #include <linux/list_lru.h>
 #include <linux/mm.h>
@@ -33,12 +48,6 @@ MODULE_PARM_DESC(nprdma_recall_ms,
 #define NP_RECALL_MAX_MS	60000
 /* Most leases that one who gets none makes others give back */
 #define NP_ROOM_LEASES		16
-/*
- * What has not come back by then is not waited for before somebody is killed; and whoever asks
- * for leases again and again does not keep the kernel from killing
- */
-#define NP_OOM_MS		200
-#define NP_OOM_PAUSE_MS		5000
 /* Leases that are recalled under one lock */
 #define NP_RECALL_BATCH		64
 
@@ -67,6 +76,7 @@ static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
 	if (xchg(&hold->recalled, true))
 		return;
 	atomic_long_inc(&np_leases_wanted);
+	np_budget_want(hold->region->budget);
 	atomic64_inc(&hold->region->count.recalls[why]);
 	hold->recall->fn(hold->recall);
 }
@@ -82,8 +92,9 @@ void np_lease_recall(struct np_hold *hold, enum np_recall_why why)
 {
 	if (!hold->recall)
 		return;
-	list_lru_del_obj(&np_leases, &hold->lru);
+	/* In this order, so that at each time it is seen as one or the other */
 	np_lease_tell(hold, why);
+	list_lru_del_obj(&np_leases, &hold->lru);
 }
 
 /**
@@ -107,15 +118,16 @@ void np_lease_returned(const struct np_hold *hold)
 	if (!READ_ONCE(hold->recalled))
 		return;
 	atomic_long_add(hold->pages, &np_leases_returned);
+	np_budget_return(hold->region->budget, hold->pages);
 	atomic_long_dec(&np_leases_wanted);
 }
 
 static enum lru_status np_lease_isolate(struct list_head *item, struct list_lru_one *list,
 					spinlock_t *lock, void *why)
 {
-	list_lru_isolate(list, item);
 	np_lease_tell(container_of(item, struct np_hold, lru),
 		      *(enum np_recall_why *)why);
+	list_lru_isolate(list, item);
 	return LRU_REMOVED;
 }
 
@@ -123,7 +135,19 @@ static unsigned long np_lease_count(struct shrinker *shrinker, struct shrink_con
 {
 	unsigned long nr = list_lru_shrink_count(&np_leases, sc);
 
-	return nr ? nr * NP_SLOT_PAGES : SHRINK_EMPTY;
+	if (nr)
+		return nr * NP_SLOT_PAGES;
+	return np_memcg_awaits_leases(sc->memcg) ? 1 : SHRINK_EMPTY;
+}
+
+/* In reclaim: see the top of this file */
+static bool np_may_wait(const struct shrink_control *sc)
+{
+	const gfp_t needed = __GFP_DIRECT_RECLAIM | __GFP_IO | __GFP_FS;
+
+	return sc->memcg && (sc->gfp_mask & needed) == needed &&
+	       !(sc->gfp_mask & (__GFP_NORETRY | __GFP_RETRY_MAYFAIL)) &&
+	       !(current->flags & (PF_KTHREAD | PF_EXITING)) && !fatal_signal_pending(current);
 }
 
 static unsigned long np_lease_scan(struct shrinker *shrinker, struct shrink_control *sc)
@@ -131,6 +155,8 @@ static unsigned long np_lease_scan(struct shrinker *shrinker, struct shrink_cont
 	enum np_recall_why why = NP_RECALL_MEMORY;
 	unsigned long nr = DIV_ROUND_UP(sc->nr_to_scan, NP_SLOT_PAGES);
 
+	if (!list_lru_shrink_count(&np_leases, sc))
+		return np_may_wait(sc) ? np_memcg_await_leases(sc->memcg) : SHRINK_STOP;
 	return list_lru_walk_one(&np_leases, sc->nid, sc->memcg, np_lease_isolate,
 				 &why, &nr) * NP_SLOT_PAGES;
 }

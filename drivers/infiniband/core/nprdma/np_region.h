@@ -518,6 +518,7 @@ extern unsigned int np_lease_percent;
  * @node: in np_recalled, from its recall until it is overdue, or ends
  * @region: region
  * @pages: pages
+ * @wanted: it was recalled
  * @recalled: when it was, in jiffies
  * @overdue: its pages are in np_budget.overdue of the process, and count for nobody else
  */
@@ -525,15 +526,27 @@ struct np_own_lease {
 	struct list_head node;
 	struct np_region *region;
 	unsigned long pages;
+	bool wanted;
 	unsigned long recalled;
 	bool overdue;
 };
+
+/*
+ * What has not come back by then is not waited for before somebody is killed for memory; and
+ * whoever asks for leases again and again does not keep the kernel from killing
+ */
+#define NP_OOM_MS		200
+#define NP_OOM_PAUSE_MS		5000
 
 struct np_budget *np_budget_get(struct mm_struct *mm);
 void np_budget_put(struct np_budget *budget);
 int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages);
 void np_own_lease_recalled(struct np_own_lease *own);
 void np_own_lease_unreserve(struct np_own_lease *own);
+void np_budget_want(struct np_budget *budget);
+void np_budget_return(struct np_budget *budget, unsigned long pages);
+bool np_memcg_awaits_leases(struct mem_cgroup *memcg);
+unsigned long np_memcg_await_leases(struct mem_cgroup *memcg);
 unsigned long np_leased_pages(void);
 void np_leases_pause(unsigned int ms);
 

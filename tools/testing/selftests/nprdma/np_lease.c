@@ -4,8 +4,10 @@
  * hears that it is wanted back, what happens if it is not given back, and how much may be leased.
  */
 #include <poll.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "np_harness.h"
@@ -252,6 +254,107 @@ TEST_F(lease, memory_that_is_leased_is_not_missed)
 	self->nr = 0;
 	ASSERT_EQ(0, lease_all(self));
 	EXPECT_EQ(3, self->nr);
+}
+
+#define GROUP_MAX	(32UL << 20)
+#define GIVE_BACK_MS	60
+
+/* Another thread of the process, which takes its time, or never gives back. */
+static void *give_back_late(void *arg)
+{
+	FIXTURE_DATA(lease) *self = arg;
+	struct pollfd recalled = { .fd = self->channel, .events = POLLIN };
+	uintptr_t given = 0;
+
+	while (given < self->nr) {
+		int nr = poll(&recalled, 1, NP_WAIT_MS);
+
+		if (nr != 1)
+			break;
+		poll(NULL, 0, GIVE_BACK_MS);
+		nr = obey(self);
+		if (nr < 0)
+			break;
+		given += nr;
+	}
+	return (void *)given;
+}
+
+static void *give_back_never(void *arg)
+{
+	pause();
+	return arg;
+}
+
+static long group_usage(void)
+{
+	char text[32];
+	long ret = np_read_text(NP_GROUP "/memory.current", text, sizeof(text));
+
+	return ret < 0 ? ret : atol(text);
+}
+
+/* What is not leased can neither be reclaimed: @left bytes are left. */
+static int fill_group(size_t left)
+{
+	while (group_usage() >= 0 && group_usage() + (long)left < (long)GROUP_MAX) {
+		uint8_t *locked = np_map(SLOT / 8);
+
+		if (!locked || mlock(locked, SLOT / 8))
+			return -errno;
+	}
+	return group_usage() < 0 ? -EIO : 0;
+}
+
+/*
+ * I10: without leases there is enough that can be reclaimed, so nobody is killed. The kernel asks
+ * nobody before it kills for a group, and has tried everything long before the leases are back.
+ */
+TEST_F(lease, full_group_waits_for_its_leases)
+{
+	uint8_t *more = np_map(2 * SLOT);
+	pthread_t keeper;
+	void *given;
+
+	ASSERT_NE(NULL, more);
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, lease_open(self, 4 * SLOT));
+	ASSERT_EQ(0, lease_all(self));
+	ASSERT_EQ(3, self->nr);
+	ASSERT_EQ(0, fill_group(SLOT));
+	ASSERT_EQ(0, pthread_create(&keeper, NULL, give_back_late, self));
+	ASSERT_EQ(0, mlock(more, 2 * SLOT));
+	ASSERT_EQ(0, pthread_join(keeper, &given));
+	EXPECT_EQ(3, (uintptr_t)given);
+}
+
+static int fill_and_keep(FIXTURE_DATA(lease) *self)
+{
+	uint8_t *more = np_map(8 * SLOT);
+	pthread_t keeper;
+
+	if (!more || np_group_enter("32M", "max") || lease_open(self, 4 * SLOT) ||
+	    lease_all(self) || self->nr != 3 || fill_group(SLOT))
+		return 1;
+	if (pthread_create(&keeper, NULL, give_back_never, NULL))
+		return 2;
+	return mlock(more, 8 * SLOT) ? 3 : 4;
+}
+
+/* Whoever does not give back does not keep the kernel from killing. */
+TEST_F(lease, full_group_waits_for_a_moment_only)
+{
+	uint64_t start = np_now_ms();
+	int status;
+	pid_t pid;
+
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid)
+		_exit(fill_and_keep(self));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	EXPECT_GT(NP_WAIT_MS, np_now_ms() - start);
 }
 
 /* --- of a peer's memory ------------------------------------------------------------- */
