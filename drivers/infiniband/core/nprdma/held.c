@@ -204,7 +204,8 @@ static void np_held_want_again(struct np_held *held)
 /* Under the peer's lock: leases of some age are asked back when it is time. */
 static void np_held_renew_in(struct np_peer *peer, unsigned long delay)
 {
-	if (queue_delayed_work(np_wq, &peer->renew, delay))
+	delay = min(delay, msecs_to_jiffies(NP_RENEW_MS));
+	if (queue_delayed_work(np_wq, &peer->renew, delay + 1))
 		kref_get(&peer->ref);
 }
 
@@ -215,13 +216,14 @@ static void np_held_renew_in(struct np_peer *peer, unsigned long delay)
 static void np_held_renew(struct work_struct *work)
 {
 	struct np_peer *peer = container_of(to_delayed_work(work), struct np_peer, renew);
+	unsigned long age = msecs_to_jiffies(READ_ONCE(np_lease_ms));
 	struct np_held *held;
 
 	spin_lock(&peer->lock);
 	/* It is empty if the peer is dead; in the order in which they were granted */
 	list_for_each_entry(held, &peer->leases, entry) {
-		if (time_before(jiffies, held->expires)) {
-			np_held_renew_in(peer, held->expires - jiffies + 1);
+		if (time_before(jiffies, held->granted_at + age)) {
+			np_held_renew_in(peer, held->granted_at + age - jiffies);
 			break;
 		}
 		np_hold_recall(held->hold);
@@ -356,8 +358,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_held_shrink);
  */
 bool np_held_add(struct np_peer *peer, struct np_held *held)
 {
-	unsigned long delay = msecs_to_jiffies(held->lease ? READ_ONCE(np_lease_ms) :
-							     READ_ONCE(np_hold_ms));
+	unsigned long delay = msecs_to_jiffies(READ_ONCE(np_hold_ms));
 	bool tell = false;
 
 	spin_lock(&peer->lock);
@@ -369,10 +370,11 @@ bool np_held_add(struct np_peer *peer, struct np_held *held)
 	trace_np_hold_grant(peer->hca->ibdev, peer->qpn, held->id,
 			    held->pages);
 	held->granted = true;
-	held->expires = jiffies + delay;
+	held->granted_at = jiffies;
+	held->expires = held->granted_at + delay;
 	if (held->lease) {
 		list_add_tail(&held->entry, &peer->leases);
-		np_held_renew_in(peer, delay + 1);
+		np_held_renew_in(peer, msecs_to_jiffies(READ_ONCE(np_lease_ms)));
 		/* It was recalled before it was granted; the peer answers BUSY until it knows it */
 		tell = held->wanted && np_held_want(peer, held);
 		if (tell)

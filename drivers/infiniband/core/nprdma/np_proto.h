@@ -81,6 +81,8 @@
 #define NP_MAX_KEPT		256
 /* A RECALL that was not answered, or answered BUSY, is sent again after */
 #define NP_RECALL_AGAIN_MS	20
+/* How old leases are is looked at so often, because the parameter that bounds it may change */
+#define NP_RENEW_MS		2000
 /* Of the holds, leases that it may have when it asks for one more. */
 #define NP_MAX_LEASES		192
 /*
@@ -405,7 +407,8 @@ void np_ask_leave(struct np_peer *peer);
  * @owner: of the region; reference
  * @id: cannot be guessed, and is looked up in its own peer only
  * @pages: what it counts in the bounds
- * @expires: jiffies: in np_peer.leases it is recalled then, in np_peer.holds it ends
+ * @granted_at: jiffies: in np_peer.leases it is recalled np_lease_ms later
+ * @expires: jiffies: in np_peer.holds it ends then
  * @lease: reference to its region; NULL: it is none. What follows is about leases
  * @granted: it is in a list of the peer's; under its lock
  * @wanted: it is to be given back; under the peer's lock
@@ -424,6 +427,7 @@ struct np_held {
 	struct np_owner *owner;
 	u64 id;
 	unsigned int pages;
+	unsigned long granted_at;
 	unsigned long expires;
 	struct np_region *lease;
 	bool granted;

@@ -477,6 +477,27 @@ static void np_lease_of_some_age_is_recalled(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, peer->fake.peer.dead);
 }
 
+/* Whoever lowers the parameter means the leases that there are */
+static void np_lease_obeys_a_lower_age(struct kunit *test)
+{
+	unsigned int lease_ms = np_lease_ms;
+	struct np_test *t = test->priv;
+	struct np_test_peer *peer;
+	struct np_region *region;
+	u64 id;
+
+	WRITE_ONCE(np_lease_ms, 600000);
+	peer = np_test_lessee(test, &region, &id);
+	KUNIT_EXPECT_EQ(test, 0, wait_for_completion_timeout(&peer->told, HZ / 10));
+	WRITE_ONCE(np_lease_ms, 100);
+	np_test_is_told(test, peer, id);
+	WRITE_ONCE(np_lease_ms, lease_ms);
+	np_test_answers(peer, RDMA_NP_OK);
+	np_test_release(test, peer, id, 0, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+}
+
 /* Answered at once, as it was before */
 static void np_test_repeat(struct np_test_peer *peer, struct np_msg *msg)
 {
@@ -598,6 +619,7 @@ static struct kunit_case np_recall_cases[] = {
 	KUNIT_CASE(np_lease_kept_for_too_long_ends_with_its_key),
 	KUNIT_CASE(np_recalled_lease_has_a_time_limit),
 	KUNIT_CASE(np_lease_of_some_age_is_recalled),
+	KUNIT_CASE(np_lease_obeys_a_lower_age),
 	{}
 };
 
