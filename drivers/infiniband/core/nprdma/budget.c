@@ -47,7 +47,7 @@ MODULE_PARM_DESC(nprdma_lease_percent,
  * @wanted: leases that were recalled, and have not ended
  * @own_wanted: of an address space: those of them that its process has
  * @wanted_at: when the last one was recalled, in jiffies
- * @returned: pages of leases that were recalled and have ended
+ * @returned: pages of leases that were recalled, which nobody pins any more
  * @from: jiffies: there are no leases until then; 0: there are
  */
 struct np_budget {
@@ -500,17 +500,18 @@ void np_budget_want(struct np_budget *budget)
 }
 
 /**
- * np_budget_return() - a lease that was recalled has ended
- * @budget: of its region
- * @pages: pages that are not pinned any more
+ * np_budget_return() - leases that were recalled have ended
+ * @budget: of their region
+ * @leases: how many
+ * @pages: that they pinned, and nobody pins any more
  *
  * Context: any but interrupts.
  */
-void np_budget_return(struct np_budget *budget, unsigned long pages)
+void np_budget_return(struct np_budget *budget, unsigned int leases, unsigned long pages)
 {
 	for (; budget; budget = budget->parent) {
 		atomic_long_add(pages, &budget->returned);
-		atomic_long_dec(&budget->wanted);
+		atomic_long_sub(leases, &budget->wanted);
 	}
 }
 

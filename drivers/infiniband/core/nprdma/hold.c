@@ -104,16 +104,17 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
  * The leaves first, then the pages. Stale leaves were kept for the sake of holds.
  *
  * Context: process context.
+ * Return: how many pages no hold of the region pins any more.
  */
-void np_pin_release(struct np_pin *pin, bool write)
+unsigned int np_pin_release(struct np_pin *pin, bool write)
 {
 	struct np_chunk *chunk = pin->chunk;
 	struct np_slot *slot = np_chunk_slot(chunk, pin->va);
 	unsigned int first = (pin->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
 	struct np_slot_holds *holds = slot->holds;
 	struct iommu_inval inval;
+	unsigned int i, freed = 0;
 	bool dropped = false;
-	unsigned int i;
 
 	mutex_lock(&chunk->lock);
 	if (pin->leased) {
@@ -130,6 +131,7 @@ void np_pin_release(struct np_pin *pin, bool write)
 		}
 		if (--holds->count[i])
 			continue;
+		freed++;
 		slot->held--;
 		atomic64_dec(&chunk->region->count.held);
 		if (__test_and_clear_bit(i, holds->stale_read)) {
@@ -144,6 +146,7 @@ void np_pin_release(struct np_pin *pin, bool write)
 
 	unpin_user_pages_dirty_lock(pin->pages, pin->npages, write);
 	kvfree(pin);
+	return freed;
 }
 
 /**
@@ -189,6 +192,7 @@ void np_hold_release(struct np_hold *hold)
 	struct np_region *region = hold->region;
 	bool entered = np_region_enter(region);
 	struct np_pin *pin, *next;
+	unsigned long freed = 0;
 	LIST_HEAD(pins);
 
 	WARN_ON(hold->key);
@@ -200,11 +204,11 @@ void np_hold_release(struct np_hold *hold)
 
 	/* If there are any, their slots are there */
 	list_for_each_entry_safe(pin, next, &pins, node) {
-		np_pin_release(pin, hold->write);
+		freed += np_pin_release(pin, hold->write);
 	}
 	if (entered)
 		np_region_leave(region);
-	np_lease_returned(hold);
+	np_lease_returned(hold, freed);
 	np_lease_free(hold);
 	np_region_put(region);
 }
@@ -233,17 +237,25 @@ EXPORT_SYMBOL_GPL(np_hold_pages);
 void np_holds_unpin(struct np_region *region)
 {
 	struct np_pin *pin, *next;
+	unsigned long freed = 0;
 	struct np_hold *hold;
 	LIST_HEAD(pins);
 	LIST_HEAD(dirty_pins);
+	bool leased;
 
 	spin_lock(&region->hold_lock);
 	list_for_each_entry(hold, &region->holds, node)
 		list_splice_init(&hold->pins,
 				 hold->write ? &dirty_pins : &pins);
 	spin_unlock(&region->hold_lock);
-	list_for_each_entry_safe(pin, next, &dirty_pins, node)
-		np_pin_release(pin, true);
-	list_for_each_entry_safe(pin, next, &pins, node)
-		np_pin_release(pin, false);
+	/* All leases were recalled before */
+	list_for_each_entry_safe(pin, next, &dirty_pins, node) {
+		leased = pin->leased;
+		freed += np_pin_release(pin, true) * leased;
+	}
+	list_for_each_entry_safe(pin, next, &pins, node) {
+		leased = pin->leased;
+		freed += np_pin_release(pin, false) * leased;
+	}
+	np_leases_freed(region, freed);
 }

@@ -110,15 +110,30 @@ void np_hold_recall(struct np_hold *hold)
 EXPORT_SYMBOL_GPL(np_hold_recall);
 
 /**
+ * np_leases_freed() - leases that were recalled pin no page any more
+ * @region: of which they are
+ * @pages: that no hold of the region pins any more
+ *
+ * A page may be on several leases, and can be reclaimed when the last one has ended.
+ */
+void np_leases_freed(struct np_region *region, unsigned long pages)
+{
+	atomic_long_add(pages, &np_leases_returned);
+	np_budget_return(region->budget, 0, pages);
+}
+
+/**
  * np_lease_returned() - a hold has ended
  * @hold: hold; its pages are not pinned by it any more
+ * @pages: see np_leases_freed()
  */
-void np_lease_returned(const struct np_hold *hold)
+void np_lease_returned(const struct np_hold *hold, unsigned long pages)
 {
 	if (!READ_ONCE(hold->recalled))
 		return;
-	atomic_long_add(hold->pages, &np_leases_returned);
-	np_budget_return(hold->region->budget, hold->pages);
+	/* Who waits for the last one sees its pages */
+	np_leases_freed(hold->region, pages);
+	np_budget_return(hold->region->budget, 1, 0);
 	atomic_long_dec(&np_leases_wanted);
 }
 

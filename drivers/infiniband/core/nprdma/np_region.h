@@ -544,7 +544,7 @@ int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, uns
 void np_own_lease_recalled(struct np_own_lease *own);
 void np_own_lease_unreserve(struct np_own_lease *own);
 void np_budget_want(struct np_budget *budget);
-void np_budget_return(struct np_budget *budget, unsigned long pages);
+void np_budget_return(struct np_budget *budget, unsigned int leases, unsigned long pages);
 bool np_memcg_awaits_leases(struct mem_cgroup *memcg);
 unsigned long np_memcg_await_leases(struct mem_cgroup *memcg);
 unsigned long np_leased_pages(void);
@@ -559,7 +559,8 @@ int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
 unsigned int np_recall_time(void);
 void np_leases_make_room(unsigned long pages);
 void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
-void np_lease_returned(const struct np_hold *hold);
+void np_leases_freed(struct np_region *region, unsigned long pages);
+void np_lease_returned(const struct np_hold *hold, unsigned long pages);
 void np_leases_end(struct np_region *region);
 struct np_hold *np_lease_alloc(struct np_recall *recall);
 void np_lease_begin(struct np_hold *hold);
@@ -655,7 +656,7 @@ static inline bool np_region_enter(struct np_region *region)
 int np_pin_pages(struct np_region *region, struct mm_struct *mm, struct np_pin *pin,
 		 unsigned int flags);
 void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pin);
-void np_pin_release(struct np_pin *pin, bool write);
+unsigned int np_pin_release(struct np_pin *pin, bool write);
 void np_holds_unpin(struct np_region *region);
 
 /* fault.c */

@@ -437,6 +437,31 @@ static void np_leases_are_recalled_before_a_kill(struct kunit *test)
 	np_local_release(lease.local);
 }
 
+/* However many have it; and one that somebody else holds does not come back */
+static void np_page_comes_back_once(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease lease[2];
+	unsigned long freed = 0;
+	struct np_hold *hold;
+	unsigned int i;
+
+	hold = np_test_hold(test, region, 3, 1, 0);
+	for (i = 0; i < ARRAY_SIZE(lease); i++) {
+		KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease[i], 0, 4, 0), 0);
+		INIT_WORK_ONSTACK(&lease[i].work, np_test_obeys);
+		lease[i].recall.fn = np_test_recalled_at_once;
+	}
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	for (i = 0; i < ARRAY_SIZE(lease); i++) {
+		flush_work(&lease[i].work);
+		destroy_work_on_stack(&lease[i].work);
+	}
+	KUNIT_EXPECT_EQ(test, freed, 3);
+	np_hold_release(hold);
+	np_leases_pause(0);
+}
+
 static void np_test_obeys_late(struct work_struct *work)
 {
 	msleep(50);
@@ -510,6 +535,7 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_greed_recalls_no_lease),
 	KUNIT_CASE(np_room_is_made_by_few_leases),
 	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
+	KUNIT_CASE(np_page_comes_back_once),
 	KUNIT_CASE(np_lease_that_reclaim_wants_is_waited_for),
 	KUNIT_CASE(np_reservations_save_nobody),
 	KUNIT_CASE(np_lease_outlives_its_region),
