@@ -310,11 +310,16 @@ static void np_budget_drop(struct np_budget *budget, struct np_budget *end,
 		atomic_long_sub(pages, &budget->pages);
 }
 
-/* True: they count in the budget and in all above it. @beside: see np_lease_try() */
-static bool np_budget_count(struct np_budget *budget, unsigned long pages, unsigned long beside)
+/*
+ * True: they count in the budget and in all above it. Else *@full is the one that has no room;
+ * NULL: there are no leases now. @beside: see np_lease_try()
+ */
+static bool np_budget_count(struct np_budget *budget, unsigned long pages, unsigned long beside,
+			    struct np_budget **full)
 {
 	struct np_budget *at;
 
+	*full = NULL;
 	for (at = budget; at; at = at->parent) {
 		unsigned long most = at->memcg ?
 			np_budget_share(np_memcg_limit(at->memcg)) : ULONG_MAX;
@@ -325,6 +330,7 @@ static bool np_budget_count(struct np_budget *budget, unsigned long pages, unsig
 		}
 		if (atomic_long_add_return(pages, &at->pages) > most - min(beside, most)) {
 			np_budget_drop(budget, at->parent, pages);
+			*full = at;
 			return false;
 		}
 	}
@@ -333,10 +339,10 @@ static bool np_budget_count(struct np_budget *budget, unsigned long pages, unsig
 
 /*
  * @beside: pages of who asks that count for nobody else. -EAGAIN: there is no room, and who asks
- * may have some made
+ * may have some made, in *@full; NULL: in the host
  */
 static int np_lease_try(struct np_region *region, unsigned long pages, unsigned long own,
-			unsigned long beside)
+			unsigned long beside, struct np_budget **full)
 {
 	unsigned long most = np_budget_share(totalram_pages());
 
@@ -345,8 +351,10 @@ static int np_lease_try(struct np_region *region, unsigned long pages, unsigned 
 	own = max_t(unsigned long, own, atomic_long_read(&region->budget->pages));
 	if (pages > most || own > most)
 		return -EBUSY;
-	if (!np_budget_count(region->budget, pages, beside))
-		return -EBUSY;
+	if (!np_budget_count(region->budget, pages, beside, full)) {
+		most = *full ? np_budget_share(np_memcg_limit((*full)->memcg)) : 0;
+		return own + pages <= most / NP_BUDGET_FEW ? -EAGAIN : -EBUSY;
+	}
 	if (atomic_long_add_return(pages, &np_leased) <= most - own)
 		return 0;
 	np_lease_unreserve(region, pages);
@@ -376,14 +384,15 @@ static bool np_leases_are_overdue(void)
 static int np_lease_reserve_beside(struct np_region *region, unsigned long pages,
 				   unsigned long own, unsigned long beside)
 {
-	int ret = np_lease_try(region, pages, own, beside);
+	struct np_budget *full = NULL;
+	int ret = np_lease_try(region, pages, own, beside, &full);
 
 	/* Nobody else is hurt by what is overdue, so nobody else looks for it */
 	if (ret && np_leases_are_overdue())
-		ret = np_lease_try(region, pages, own, beside);
+		ret = np_lease_try(region, pages, own, beside, &full);
 	if (ret != -EAGAIN)
 		return ret;
-	np_leases_make_room(pages);
+	np_leases_make_room(pages, full ? full->memcg : NULL);
 	return -EBUSY;
 }
 
@@ -394,7 +403,8 @@ static int np_lease_reserve_beside(struct np_region *region, unsigned long pages
  * @own: how many the peer has already
  *
  * Each may have as much as he leaves to the others of the host. If somebody who has little
- * gets nothing, the oldest leases are recalled, whoever has them: there is room soon.
+ * gets nothing, the oldest leases are recalled, of the host or of the cgroup that has no room,
+ * whoever has them: there is room soon.
  *
  * Context: process context.
  * Return: 0, then np_lease_unreserve() follows; -EBUSY.

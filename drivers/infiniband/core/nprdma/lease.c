@@ -179,15 +179,22 @@ static unsigned long np_lease_scan(struct shrinker *shrinker, struct shrink_cont
 /**
  * np_leases_make_room() - the oldest leases are recalled, whoever has them
  * @pages: for so many pages
+ * @memcg: of this cgroup, but not of those below it, which recall their own; NULL: of the host
  *
  * Context: process context.
  */
-void np_leases_make_room(unsigned long pages)
+void np_leases_make_room(unsigned long pages, struct mem_cgroup *memcg)
 {
+	unsigned long nr = min_t(unsigned long, pages / NP_SLOT_PAGES + 1, NP_ROOM_LEASES);
 	enum np_recall_why why = NP_RECALL_BUDGET;
+	int nid;
 
-	list_lru_walk(&np_leases, np_lease_isolate, &why,
-		      min_t(unsigned long, pages / NP_SLOT_PAGES + 1, NP_ROOM_LEASES));
+	if (!memcg) {
+		list_lru_walk(&np_leases, np_lease_isolate, &why, nr);
+		return;
+	}
+	for_each_online_node(nid)
+		list_lru_walk_one(&np_leases, nid, memcg, np_lease_isolate, &why, &nr);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
 

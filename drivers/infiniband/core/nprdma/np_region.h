@@ -557,7 +557,7 @@ extern struct shrinker *np_lease_shrinker;
 int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
 #endif
 unsigned int np_recall_time(void);
-void np_leases_make_room(unsigned long pages);
+void np_leases_make_room(unsigned long pages, struct mem_cgroup *memcg);
 void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
 void np_leases_freed(struct np_region *region, unsigned long pages);
 void np_lease_returned(const struct np_hold *hold, unsigned long pages);

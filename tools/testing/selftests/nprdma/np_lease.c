@@ -186,6 +186,49 @@ TEST_F(lease, leases_are_a_share_of_what_a_group_may_have)
 	EXPECT_EQ(-EBUSY, lease_slot(self, 8));
 }
 
+#define FEW	(16 * PAGE)
+
+/* In another process of the group, which has none yet: 0, or what it is told in the end. */
+static int lease_few(void)
+{
+	FIXTURE_DATA(lease) other = {};
+	struct rdma_np_hold_info info;
+	int64_t ret = lease_open(&other, SLOT);
+
+	if (ret)
+		return (int)ret;
+	np_wait_until((ret = np_lease(other.mr, (uintptr_t)other.data, FEW, 0, other.channel, 0,
+				      &info)) != -EBUSY);
+	return ret < 0 ? (int)ret : 0;
+}
+
+/* It is stopped, say: whoever has little gets some all the same, and the rest is as it was. */
+TEST_F(lease, process_that_ignores_recalls_keeps_nobody_out)
+{
+	struct rdma_np_hold_info info;
+	int64_t ret;
+	int status;
+	pid_t pid;
+
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, lease_open(self, 32UL << 20));
+	ASSERT_EQ(0, lease_all(self));
+	do {
+		ret = np_lease(self->mr, (uintptr_t)self->data + 4 * SLOT, FEW, 0, self->channel,
+			       self->nr, &info);
+	} while (ret >= 0);
+	ASSERT_EQ(-EBUSY, ret);
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid)
+		_exit(-lease_few());
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+	EXPECT_LE(1, *self->posted);
+	/* Who ignores them has had his share. */
+	EXPECT_EQ(-EBUSY, lease_slot(self, self->nr));
+}
+
 #define DEEP	256U
 
 static int enter_deep(void)

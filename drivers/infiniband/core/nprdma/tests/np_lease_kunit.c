@@ -390,7 +390,7 @@ static void np_room_is_made_by_few_leases(struct kunit *test)
 	KUNIT_ASSERT_NOT_NULL(test, lease);
 	for (i = 0; i < 20; i++)
 		KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease[i], i, 1, 0), 0);
-	np_leases_make_room(ULONG_MAX);
+	np_leases_make_room(ULONG_MAX, NULL);
 	for (i = 0; i < 20; i++) {
 		nr += lease[i].recalled;
 		np_local_release(lease[i].local);
