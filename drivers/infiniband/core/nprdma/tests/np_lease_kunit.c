@@ -4,6 +4,7 @@
  */
 #include <kunit/test.h>
 #include <linux/delay.h>
+#include <linux/memcontrol.h>
 #include <linux/sched/mm.h>
 #include <linux/shrinker.h>
 
@@ -216,6 +217,40 @@ static void np_lease_is_recalled_when_memory_is_short(struct kunit *test)
 		KUNIT_EXPECT_EQ(test, lease[i].recalled, 1);
 		np_local_release(lease[i].local);
 	}
+}
+
+/*
+ * Reclaim for a cgroup sees that there is something to wait for, as long as there is, and a
+ * moment only. The test is a kernel thread, and does not wait.
+ */
+static void np_recall_is_seen_by_reclaim_of_its_cgroup(struct kunit *test)
+{
+	struct shrink_control sc = { .gfp_mask = GFP_KERNEL, .nr_to_scan = 1, .nr_scanned = 1 };
+	struct np_region *region = np_test_region(test, 8);
+	struct shrinker *shrinker = np_lease_shrinker;
+	struct np_test *t = test->priv;
+	struct np_test_lease lease;
+	struct mem_cgroup *memcg;
+
+	if (!IS_ENABLED(CONFIG_MEMCG))
+		kunit_skip(test, "there are no memory cgroups");
+	memcg = get_mem_cgroup_from_mm(current->mm);
+	sc.nid = first_online_node;
+	sc.memcg = memcg;
+	KUNIT_EXPECT_EQ(test, shrinker->count_objects(shrinker, &sc), SHRINK_EMPTY);
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	np_test_invalidate(t, 0, 1);
+	KUNIT_EXPECT_EQ(test, shrinker->count_objects(shrinker, &sc), 1);
+	KUNIT_EXPECT_EQ(test, shrinker->scan_objects(shrinker, &sc), SHRINK_STOP);
+	np_local_release(lease.local);
+	KUNIT_EXPECT_EQ(test, shrinker->count_objects(shrinker, &sc), SHRINK_EMPTY);
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	np_test_invalidate(t, 0, 1);
+	msleep(300);
+	KUNIT_EXPECT_EQ(test, shrinker->count_objects(shrinker, &sc), SHRINK_EMPTY);
+	np_local_release(lease.local);
+	mem_cgroup_put(memcg);
 }
 
 static unsigned long np_test_most(void)
@@ -528,6 +563,7 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_change_looks_at_no_other_leases),
 	KUNIT_CASE(np_hold_is_no_lease),
 	KUNIT_CASE(np_lease_is_recalled_when_memory_is_short),
+	KUNIT_CASE(np_recall_is_seen_by_reclaim_of_its_cgroup),
 	KUNIT_CASE(np_leases_are_bounded),
 	KUNIT_CASE(np_budget_may_end_while_memory_is_short),
 	KUNIT_CASE(np_recall_that_is_ignored_costs_others_nothing),
