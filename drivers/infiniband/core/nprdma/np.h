@@ -41,6 +41,7 @@
  *				lockdep is told so in np_chunk_alloc().
  *         np_region.hold_lock	lists of holds
  *         leases (lease.c)	held across np_recall.fn
+ *           np_recalled_lock
  *           np_channel.lock
  *       np_region.window_sem	shared by who splits leaves; alone by who unmaps windows
  *       np_regions_lock	which regions a device has
@@ -56,7 +57,7 @@
  *   np_owner.lock
  *   np_port.lock		interrupts are off
  *   np_ud.lock
- *   np_budgets_lock
+ *   np_budgets_lock		also taken in reclaim
  */
 #ifndef NP_H
 #define NP_H
