@@ -58,6 +58,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_lease_shrinker);
 static struct list_lru np_leases;
 /* Leases that were recalled and have not ended yet; and pages of those that have */
 static atomic_long_t np_leases_wanted;
+static unsigned long np_leases_wanted_at;	/* jiffies: the last recall */
 static atomic_long_t np_leases_returned;
 
 /**
@@ -75,6 +76,7 @@ static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
 {
 	if (xchg(&hold->recalled, true))
 		return;
+	WRITE_ONCE(np_leases_wanted_at, jiffies);
 	atomic_long_inc(&np_leases_wanted);
 	np_budget_want(hold->region->budget);
 	atomic64_inc(&hold->region->count.recalls[why]);
@@ -201,17 +203,19 @@ EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
 /*
  * Before the kernel kills somebody for memory: all leases are recalled, and those that come
  * back at once may be what he dies for. Reclaim has recalled some before. The same is not tried
- * again at once, so there are no leases for a while.
+ * again at once, so there are no leases for a while; and who has had his time, as a process that
+ * is stopped, is not waited for each time that somebody is killed.
  */
 VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed)
 {
-	unsigned long deadline = jiffies + msecs_to_jiffies(NP_OOM_MS);
 	unsigned long before = atomic_long_read(&np_leases_returned);
 	enum np_recall_why why = NP_RECALL_MEMORY;
+	unsigned long deadline;
 
 	np_leases_pause(NP_OOM_PAUSE_MS);
 	while (list_lru_walk(&np_leases, np_lease_isolate, &why, NP_RECALL_BATCH))
 		cond_resched();
+	deadline = READ_ONCE(np_leases_wanted_at) + msecs_to_jiffies(NP_OOM_MS);
 	while (atomic_long_read(&np_leases_wanted) && time_before(jiffies, deadline))
 		schedule_timeout_uninterruptible(1);
 	*(unsigned long *)freed += atomic_long_read(&np_leases_returned) - before;

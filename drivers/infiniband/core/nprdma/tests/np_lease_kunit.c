@@ -451,6 +451,7 @@ static void np_leases_are_recalled_before_a_kill(struct kunit *test)
 	struct np_region *region = np_test_region(test, 8);
 	struct np_test_lease lease, stays;
 	unsigned long freed = 0;
+	u64 start;
 
 	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
 	KUNIT_ASSERT_EQ(test, np_test_lease(region, &stays, 4, 1, 0), 0);
@@ -464,7 +465,10 @@ static void np_leases_are_recalled_before_a_kill(struct kunit *test)
 
 	/* Whoever leases again and again does not keep it from killing */
 	KUNIT_EXPECT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), -EBUSY);
+	/* Nor does who has had his time */
+	start = ktime_get_ns();
 	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_LT(test, ktime_get_ns() - start, 100 * NSEC_PER_MSEC);
 	KUNIT_EXPECT_EQ(test, freed, 4);
 	np_local_release(stays.local);
 	np_leases_pause(0);
