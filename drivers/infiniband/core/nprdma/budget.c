@@ -571,7 +571,8 @@ static long np_budget_own(struct np_budget *budget)
  *
  * If a cgroup is so full that somebody in it may be killed, this waits until NP_OOM_MS after
  * the last recall, and nobody gets leases there for a while. So one who reclaims waits no longer
- * than that, however often he comes here, and however many cgroups he looks at.
+ * than that, however often he comes here, and however many cgroups he looks at. Whoever has many
+ * leases below the cgroup, which are recalled one after the other, does not make it last longer.
  *
  * Context: reclaim that may wait; the caller may have any lock that is held across reclaim.
  * Return: pages that have come back meanwhile.
@@ -579,6 +580,7 @@ static long np_budget_own(struct np_budget *budget)
 unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
 {
 	struct np_budget *budget = np_budget_find((unsigned long)memcg);
+	unsigned long end = jiffies + msecs_to_jiffies(NP_OOM_MS);
 	unsigned long before, back = 0;
 	long own;
 
@@ -589,7 +591,8 @@ unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
 		goto put;
 	before = atomic_long_read(&budget->returned);
 	np_pause(&budget->from, NP_OOM_PAUSE_MS);
-	while (np_budget_awaits(budget, own) && !fatal_signal_pending(current))
+	while (np_budget_awaits(budget, own) && time_before(jiffies, end) &&
+	       !fatal_signal_pending(current))
 		schedule_timeout_killable(1);
 	back = atomic_long_read(&budget->returned) - before;
 put:
