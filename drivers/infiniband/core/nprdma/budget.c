@@ -76,6 +76,8 @@ static DEFINE_SPINLOCK(np_recalled_lock);
 static LIST_HEAD(np_recalled);		/* struct np_own_lease, the oldest recall first */
 static atomic_long_t np_leased;		/* pages, of the host */
 static unsigned long np_leases_from;	/* as np_budget.from, of the host */
+/* As np_budget.from, of those who reclaim from outside; these get leases */
+static unsigned long np_outside_from;
 
 static unsigned long np_budget_share(unsigned long pages)
 {
@@ -104,15 +106,21 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 	return min(READ_ONCE(memcg->memory.max), READ_ONCE(memcg->memory.high));
 }
 
-/* So full, or one above it, that somebody may be killed for it */
+/* With a reference: what the caller needs memory for, and may make somebody be killed for */
+static struct mem_cgroup *np_memcg_charged(void)
+{
+	return get_mem_cgroup_from_mm(NULL);
+}
+
 static bool np_memcg_is_full(struct mem_cgroup *memcg)
 {
-	for (; memcg; memcg = parent_mem_cgroup(memcg)) {
-		if (page_counter_read(&memcg->memory) + MEMCG_CHARGE_BATCH >
-		    READ_ONCE(memcg->memory.max))
-			return true;
-	}
-	return false;
+	return page_counter_read(&memcg->memory) + MEMCG_CHARGE_BATCH >
+	       READ_ONCE(memcg->memory.max);
+}
+
+static bool np_memcg_has_too_much(struct mem_cgroup *memcg)
+{
+	return page_counter_read(&memcg->memory) > READ_ONCE(memcg->memory.max);
 }
 #else
 static struct mem_cgroup *np_memcg_of(struct mm_struct *mm)
@@ -130,7 +138,17 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 	return ULONG_MAX;
 }
 
+static struct mem_cgroup *np_memcg_charged(void)
+{
+	return NULL;
+}
+
 static bool np_memcg_is_full(struct mem_cgroup *memcg)
+{
+	return false;
+}
+
+static bool np_memcg_has_too_much(struct mem_cgroup *memcg)
 {
 	return false;
 }
@@ -152,6 +170,19 @@ static bool np_is_paused(unsigned long *from)
 	/* It is over for good: jiffies come again where they have 32 bits */
 	cmpxchg(from, until, 0);
 	return false;
+}
+
+/*
+ * Until when somebody waits who comes now. A pause begins with a time to wait. Whoever finds none
+ * begins one; whoever finds one waits for what is left of that time, and makes neither longer.
+ */
+static unsigned long np_pause_to_wait(unsigned long *from)
+{
+	unsigned long until, next = jiffies + msecs_to_jiffies(NP_OOM_PAUSE_MS) ?: 1;
+
+	np_is_paused(from);
+	until = cmpxchg(from, 0, next) ?: next;
+	return until - msecs_to_jiffies(NP_OOM_PAUSE_MS - NP_OOM_MS);
 }
 
 static struct np_budget *to_np_budget(const struct rb_node *node)
@@ -565,36 +596,68 @@ static long np_budget_own(struct np_budget *budget)
 	return wanted;
 }
 
+/*
+ * The next one, from @budget upwards, whose cgroup is full, so that the caller may make the kernel
+ * kill somebody in it: he charges it, or one below it. What others have filled is not his business.
+ * But who lowers a limit kills for a cgroup that he need not be in: *@outside. Such a cgroup has
+ * more than it may have.
+ */
+static struct np_budget *np_budget_full(struct np_budget *budget, bool *outside)
+{
+	struct mem_cgroup *charged = np_memcg_charged();
+	struct np_budget *lowered = NULL;
+
+	for (; budget; budget = budget->parent) {
+		if (!mem_cgroup_is_descendant(charged, budget->memcg)) {
+			if (!lowered && np_memcg_has_too_much(budget->memcg))
+				lowered = budget;
+		} else if (np_memcg_is_full(budget->memcg)) {
+			break;
+		}
+	}
+	mem_cgroup_put(charged);
+	*outside = !budget;
+	return budget ?: lowered;
+}
+
 /**
  * np_memcg_await_leases() - wait for leases of a cgroup's memory
- * @memcg: cgroup, and those below it
+ * @memcg: cgroup that reclaim looks at
  *
- * If a cgroup is so full that somebody in it may be killed, this waits until NP_OOM_MS after
- * the last recall, and nobody gets leases there for a while. So one who reclaims waits no longer
- * than that, however often he comes here, and however many cgroups he looks at. Whoever has many
- * leases below the cgroup, which are recalled one after the other, does not make it last longer.
+ * If it, or one above it, is so full that the caller may make somebody be killed, this waits for
+ * NP_OOM_MS, and nobody gets leases of the full one for NP_OOM_PAUSE_MS. All who come meanwhile wait
+ * for the same time: so one who reclaims waits no longer, however often he comes here, however
+ * many cgroups below the full one he looks at, and however many leases others have there, which
+ * are recalled one after the other. Those who reclaim from outside have one such time
+ * together, for all cgroups.
  *
  * Context: reclaim that may wait; the caller may have any lock that is held across reclaim.
  * Return: pages that have come back meanwhile.
  */
 unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
 {
-	struct np_budget *budget = np_budget_find((unsigned long)memcg);
-	unsigned long end = jiffies + msecs_to_jiffies(NP_OOM_MS);
-	unsigned long before, back = 0;
+	struct np_budget *budget = np_budget_find((unsigned long)memcg), *full;
+	unsigned long before, end, outside_end, back = 0;
+	bool outside;
 	long own;
 
-	if (!budget)
-		return 0;
-	own = np_budget_own(budget);
-	if (!np_budget_awaits(budget, own) || !np_memcg_is_full(memcg))
+	full = np_budget_full(budget, &outside);
+	if (!full)
 		goto put;
-	before = atomic_long_read(&budget->returned);
-	np_pause(&budget->from, NP_OOM_PAUSE_MS);
-	while (np_budget_awaits(budget, own) && time_before(jiffies, end) &&
+	own = np_budget_own(full);
+	if (!np_budget_awaits(full, own))
+		goto put;
+	before = atomic_long_read(&full->returned);
+	end = np_pause_to_wait(&full->from);
+	if (outside) {
+		outside_end = np_pause_to_wait(&np_outside_from);
+		if (time_before(outside_end, end))
+			end = outside_end;
+	}
+	while (np_budget_awaits(full, own) && time_before(jiffies, end) &&
 	       !fatal_signal_pending(current))
 		schedule_timeout_killable(1);
-	back = atomic_long_read(&budget->returned) - before;
+	back = atomic_long_read(&full->returned) - before;
 put:
 	np_budget_put(budget);
 	return back;

@@ -21,6 +21,8 @@
  *
  * Whoever reclaims may have locks, so the wait may be for one who waits for these: it is in
  * vain then, and ends all the same. It takes no lock and keeps none. These do not wait:
+ * - who charges no full cgroup that the leases are of: nobody is killed for him;
+ * - who only drops caches: those who need memory have PF_MEMALLOC;
  * - who may not, according to his GFP flags; and who would rather fail, and lets nobody be
  *   killed for it;
  * - kernel threads: kswapd waits for no cgroup, and workers serve what is waited for;
@@ -162,7 +164,7 @@ static bool np_may_wait(const struct shrink_control *sc)
 {
 	const gfp_t needed = __GFP_DIRECT_RECLAIM | __GFP_IO | __GFP_FS;
 
-	return sc->memcg && (sc->gfp_mask & needed) == needed &&
+	return sc->memcg && current->flags & PF_MEMALLOC && (sc->gfp_mask & needed) == needed &&
 	       !(sc->gfp_mask & (__GFP_NORETRY | __GFP_RETRY_MAYFAIL)) &&
 	       !(current->flags & (PF_KTHREAD | PF_EXITING)) && !fatal_signal_pending(current);
 }
