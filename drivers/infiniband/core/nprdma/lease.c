@@ -23,8 +23,8 @@
  * vain then, and ends all the same. It takes no lock and keeps none. These do not wait:
  * - who charges no full cgroup that the leases are of: nobody is killed for him;
  * - who only drops caches: those who need memory have PF_MEMALLOC;
- * - who may not, according to his GFP flags; and who would rather fail, and lets nobody be
- *   killed for it;
+ * - who may not sleep; and who would rather fail, and lets nobody be killed for it. The wait
+ *   enters no file system and does no I/O, and for a cgroup somebody is killed without GFP_FS, too;
  * - kernel threads: kswapd waits for no cgroup, and workers serve what is waited for;
  * - who is dying, as he needs no more memory;
  * - a process without other threads, for its own leases: nobody else gives them back.
@@ -160,14 +160,14 @@ static unsigned long np_lease_count(struct shrinker *shrinker, struct shrink_con
 }
 
 /* In reclaim: see the top of this file */
-static bool np_may_wait(const struct shrink_control *sc)
+VISIBLE_IF_KUNIT bool np_may_wait(const struct shrink_control *sc)
 {
-	const gfp_t needed = __GFP_DIRECT_RECLAIM | __GFP_IO | __GFP_FS;
-
-	return sc->memcg && current->flags & PF_MEMALLOC && (sc->gfp_mask & needed) == needed &&
+	return sc->memcg && current->flags & PF_MEMALLOC &&
+	       gfpflags_allow_blocking(sc->gfp_mask) &&
 	       !(sc->gfp_mask & (__GFP_NORETRY | __GFP_RETRY_MAYFAIL)) &&
 	       !(current->flags & (PF_KTHREAD | PF_EXITING)) && !fatal_signal_pending(current);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_may_wait);
 
 static unsigned long np_lease_scan(struct shrinker *shrinker, struct shrink_control *sc)
 {

@@ -47,6 +47,7 @@
 
 struct hmm_range;
 struct np_promises;
+struct shrink_control;
 
 #define NP_SLOT_SHIFT		21
 #define NP_SLOT_SIZE		BIT(NP_SLOT_SHIFT)
@@ -554,6 +555,7 @@ void np_leases_pause(unsigned int ms);
 #if IS_ENABLED(CONFIG_KUNIT)
 extern unsigned int np_recall_ms;
 extern struct shrinker *np_lease_shrinker;
+bool np_may_wait(const struct shrink_control *sc);
 int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
 #endif
 unsigned int np_recall_time(void);
