@@ -47,6 +47,7 @@ MODULE_PARM_DESC(nprdma_lease_percent,
  * @wanted: leases that were recalled, and have not ended
  * @own_wanted: of an address space: those of them that its process has
  * @wanted_at: when the last one was recalled, in jiffies
+ * @scanned: reclaim has looked at the cgroup since then, and found nothing left to recall
  * @returned: pages of leases that were recalled, which nobody pins any more
  * @from: jiffies: there are no leases until then; 0: there are
  */
@@ -61,6 +62,7 @@ struct np_budget {
 	atomic_long_t wanted;
 	atomic_long_t own_wanted;
 	unsigned long wanted_at;
+	bool scanned;
 	atomic_long_t returned;
 	unsigned long from;
 };
@@ -536,6 +538,7 @@ void np_budget_want(struct np_budget *budget)
 {
 	for (; budget; budget = budget->parent) {
 		WRITE_ONCE(budget->wanted_at, jiffies);
+		WRITE_ONCE(budget->scanned, false);
 		atomic_long_inc(&budget->wanted);
 	}
 }
@@ -631,6 +634,10 @@ static struct np_budget *np_budget_full(struct np_budget *budget, bool *outside)
  * are recalled one after the other. Those who reclaim from outside have one such time
  * together, for all cgroups.
  *
+ * The first call after a recall only says that more may follow: reclaim may have had something
+ * left to do from when there were leases that it could recall, and may have got nowhere near an
+ * end. It has that for each node, so there may be one call too many for each other node.
+ *
  * Context: reclaim that may wait; the caller may have any lock that is held across reclaim.
  * Return: pages that have come back meanwhile.
  */
@@ -641,6 +648,12 @@ unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
 	bool outside;
 	long own;
 
+	if (!budget)
+		return 0;
+	if (!READ_ONCE(budget->scanned)) {
+		WRITE_ONCE(budget->scanned, true);
+		goto put;
+	}
 	full = np_budget_full(budget, &outside);
 	if (!full)
 		goto put;

@@ -16,8 +16,11 @@
  * It kills for a cgroup that is full as well, and then calls nobody first. But it gives up
  * only after reclaim has failed many times, down to priority 0. So when all leases of a
  * cgroup are recalled and some have not come back yet, the shrinker says that there is one
- * object. Of so few the kernel scans one when the priority is 1 or 0, and scanning it is
- * waiting. The wait is bounded: see np_memcg_await_leases().
+ * object, and scanning it is waiting. Of one object the kernel scans something at priority 0; at
+ * priority 1, if it has left some undone before; and at any priority, if it has left very many
+ * undone, while there were leases to recall. It leaves no more than twice what there is
+ * now, so only the first scan may come when there is no need, and does not count. If reclaim
+ * really fails, there are at least 16. The wait is bounded: see np_memcg_await_leases().
  *
  * Whoever reclaims may have locks, so the wait may be for one who waits for these: it is in
  * vain then, and ends all the same. It takes no lock and keeps none. These do not wait:
