@@ -627,8 +627,9 @@ static struct np_budget *np_budget_full(struct np_budget *budget, bool *outside)
  * np_memcg_await_leases() - wait for leases of a cgroup's memory
  * @memcg: cgroup that reclaim looks at
  *
- * If it, or one above it, is so full that the caller may make somebody be killed, this waits for
- * NP_OOM_MS, and nobody gets leases of the full one for NP_OOM_PAUSE_MS. All who come meanwhile wait
+ * If it, or one above it, is so full that the caller may make somebody be killed, this waits until
+ * something has come back, but no longer than NP_OOM_MS, and nobody gets leases of the full one for
+ * NP_OOM_PAUSE_MS. What has come back may be enough; else reclaim comes again. All who come meanwhile wait
  * for the same time: so one who reclaims waits no longer, however often he comes here, however
  * many cgroups below the full one he looks at, and however many leases others have there, which
  * are recalled one after the other. Those who reclaim from outside have one such time
@@ -668,7 +669,7 @@ unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
 			end = outside_end;
 	}
 	while (np_budget_awaits(full, own) && time_before(jiffies, end) &&
-	       !fatal_signal_pending(current))
+	       atomic_long_read(&full->returned) == before && !fatal_signal_pending(current))
 		schedule_timeout_killable(1);
 	back = atomic_long_read(&full->returned) - before;
 put:

@@ -207,9 +207,10 @@ EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
 
 /*
  * Before the kernel kills somebody for memory: all leases are recalled, and those that come
- * back at once may be what he dies for. Reclaim has recalled some before. The same is not tried
- * again at once, so there are no leases for a while; and who has had his time, as a process that
- * is stopped, is not waited for each time that somebody is killed.
+ * back at once may be what he dies for. Reclaim has recalled some before. The first that come
+ * back may be enough, and some may never come: so then the kernel tries again, and if it was not
+ * enough this is called again. There are no leases for a while; and who has had his time, as
+ * a process that is stopped, is not waited for each time that somebody is killed.
  */
 VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed)
 {
@@ -221,7 +222,8 @@ VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unuse
 	while (list_lru_walk(&np_leases, np_lease_isolate, &why, NP_RECALL_BATCH))
 		cond_resched();
 	deadline = READ_ONCE(np_leases_wanted_at) + msecs_to_jiffies(NP_OOM_MS);
-	while (atomic_long_read(&np_leases_wanted) && time_before(jiffies, deadline))
+	while (atomic_long_read(&np_leases_wanted) && time_before(jiffies, deadline) &&
+	       atomic_long_read(&np_leases_returned) == before)
 		schedule_timeout_uninterruptible(1);
 	*(unsigned long *)freed += atomic_long_read(&np_leases_returned) - before;
 	return NOTIFY_OK;
