@@ -114,6 +114,16 @@ static struct mem_cgroup *np_memcg_charged(void)
 	return get_mem_cgroup_from_mm(NULL);
 }
 
+/**
+ * np_charges_somebody() - is this done on behalf of a cgroup?
+ *
+ * Return: true if another cgroup than the caller's own pays for what is allocated now.
+ */
+bool np_charges_somebody(void)
+{
+	return current->active_memcg;
+}
+
 static bool np_memcg_is_full(struct mem_cgroup *memcg)
 {
 	return page_counter_read(&memcg->memory) + MEMCG_CHARGE_BATCH >
@@ -143,6 +153,11 @@ static unsigned long np_memcg_limit(struct mem_cgroup *memcg)
 static struct mem_cgroup *np_memcg_charged(void)
 {
 	return NULL;
+}
+
+bool np_charges_somebody(void)
+{
+	return false;
 }
 
 static bool np_memcg_is_full(struct mem_cgroup *memcg)

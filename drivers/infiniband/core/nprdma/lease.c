@@ -28,7 +28,10 @@
  * - who only drops caches: those who need memory have PF_MEMALLOC;
  * - who may not sleep; and who would rather fail, and lets nobody be killed for it. The wait
  *   enters no file system and does no I/O, and for a cgroup somebody is killed without GFP_FS, too;
- * - kernel threads: kswapd waits for no cgroup, and workers serve what is waited for;
+ * - kernel threads that charge nobody: kswapd, and the workers that give leases back. A worker
+ *   that brings in an owner's memory for a peer charges the owner's cgroup, and somebody may be
+ *   killed for it, so it waits; it has no lock then that who gives back needs. One that makes
+ *   a peer's keys has np_region.lock, which the end of a peer's lease takes;
  * - who is dying, as he needs no more memory;
  * - a process without other threads, for its own leases: nobody else gives them back.
  */
@@ -168,7 +171,8 @@ VISIBLE_IF_KUNIT bool np_may_wait(const struct shrink_control *sc)
 	return sc->memcg && current->flags & PF_MEMALLOC &&
 	       gfpflags_allow_blocking(sc->gfp_mask) &&
 	       !(sc->gfp_mask & (__GFP_NORETRY | __GFP_RETRY_MAYFAIL)) &&
-	       !(current->flags & (PF_KTHREAD | PF_EXITING)) && !fatal_signal_pending(current);
+	       (!(current->flags & PF_KTHREAD) || np_charges_somebody()) &&
+	       !(current->flags & PF_EXITING) && !fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_may_wait);
 

@@ -546,6 +546,7 @@ void np_own_lease_recalled(struct np_own_lease *own);
 void np_own_lease_unreserve(struct np_own_lease *own);
 void np_budget_want(struct np_budget *budget);
 void np_budget_return(struct np_budget *budget, unsigned int leases, unsigned long pages);
+bool np_charges_somebody(void);
 bool np_memcg_awaits_leases(struct mem_cgroup *memcg);
 unsigned long np_memcg_await_leases(struct mem_cgroup *memcg);
 unsigned long np_leased_pages(void);

@@ -253,6 +253,55 @@ static void np_recall_is_seen_by_reclaim_of_its_cgroup(struct kunit *test)
 	mem_cgroup_put(memcg);
 }
 
+/* Unless they charge somebody, as the workers do that serve peers */
+static void np_kernel_threads_do_not_wait(struct kunit *test)
+{
+	struct shrink_control sc = { .gfp_mask = GFP_KERNEL };
+	struct mem_cgroup *other;
+	unsigned int reclaims;
+
+	if (!IS_ENABLED(CONFIG_MEMCG))
+		kunit_skip(test, "there are no memory cgroups");
+	sc.memcg = get_mem_cgroup_from_mm(current->mm);
+	reclaims = memalloc_noreclaim_save();
+	KUNIT_EXPECT_FALSE(test, np_may_wait(&sc));
+	other = set_active_memcg(sc.memcg);
+	KUNIT_EXPECT_TRUE(test, np_may_wait(&sc));
+	memalloc_noreclaim_restore(reclaims);
+	/* Who drops caches needs no memory */
+	KUNIT_EXPECT_FALSE(test, np_may_wait(&sc));
+	set_active_memcg(other);
+	mem_cgroup_put(sc.memcg);
+}
+
+/* A cgroup's charge that fails is not waited for; one that file systems make is */
+static void np_who_would_rather_fail_does_not_wait(struct kunit *test)
+{
+	static const gfp_t waits[] = { GFP_KERNEL, GFP_NOFS, GFP_NOIO, GFP_HIGHUSER_MOVABLE };
+	static const gfp_t fails[] = { GFP_NOWAIT, GFP_ATOMIC, GFP_KERNEL | __GFP_NORETRY,
+				       GFP_KERNEL | __GFP_RETRY_MAYFAIL };
+	struct shrink_control sc = {};
+	struct mem_cgroup *other;
+	unsigned int reclaims, i;
+
+	if (!IS_ENABLED(CONFIG_MEMCG))
+		kunit_skip(test, "there are no memory cgroups");
+	sc.memcg = get_mem_cgroup_from_mm(current->mm);
+	other = set_active_memcg(sc.memcg);
+	reclaims = memalloc_noreclaim_save();
+	for (i = 0; i < ARRAY_SIZE(waits); i++) {
+		sc.gfp_mask = waits[i];
+		KUNIT_EXPECT_TRUE_MSG(test, np_may_wait(&sc), "%u", i);
+	}
+	for (i = 0; i < ARRAY_SIZE(fails); i++) {
+		sc.gfp_mask = fails[i];
+		KUNIT_EXPECT_FALSE_MSG(test, np_may_wait(&sc), "%u", i);
+	}
+	memalloc_noreclaim_restore(reclaims);
+	set_active_memcg(other);
+	mem_cgroup_put(sc.memcg);
+}
+
 static unsigned long np_test_most(void)
 {
 	return totalram_pages() / 100 * np_lease_percent;
@@ -596,6 +645,8 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_hold_is_no_lease),
 	KUNIT_CASE(np_lease_is_recalled_when_memory_is_short),
 	KUNIT_CASE(np_recall_is_seen_by_reclaim_of_its_cgroup),
+	KUNIT_CASE(np_kernel_threads_do_not_wait),
+	KUNIT_CASE(np_who_would_rather_fail_does_not_wait),
 	KUNIT_CASE(np_leases_are_bounded),
 	KUNIT_CASE(np_budget_may_end_while_memory_is_short),
 	KUNIT_CASE(np_recall_that_is_ignored_costs_others_nothing),
