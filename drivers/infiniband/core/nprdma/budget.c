@@ -350,6 +350,21 @@ void np_budget_put(struct np_budget *budget)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_budget_put);
 
+/**
+ * np_budget_is_below() - does one count in another?
+ * @budget: budget
+ * @above: its own, or one above it; NULL: the host, which is above all
+ *
+ * Context: any.
+ * Return: true if it does.
+ */
+bool np_budget_is_below(const struct np_budget *budget, const struct np_budget *above)
+{
+	while (budget && budget != above)
+		budget = budget->parent;
+	return budget == above;
+}
+
 /* Up to, and without, @end */
 static void np_budget_drop(struct np_budget *budget, struct np_budget *end,
 			   unsigned long pages)
@@ -440,7 +455,7 @@ static int np_lease_reserve_beside(struct np_region *region, unsigned long pages
 		ret = np_lease_try(region, pages, own, beside, &full);
 	if (ret != -EAGAIN)
 		return ret;
-	np_leases_make_room(pages, full ? full->memcg : NULL);
+	np_leases_make_room(pages, full);
 	return -EBUSY;
 }
 
@@ -451,8 +466,8 @@ static int np_lease_reserve_beside(struct np_region *region, unsigned long pages
  * @own: how many the peer has already
  *
  * Each may have as much as he leaves to the others of the host. If somebody who has little
- * gets nothing, the oldest leases are recalled, of the host or of the cgroup that has no room,
- * whoever has them: there is room soon.
+ * gets nothing, the oldest leases are recalled, of the host or of the cgroup that has no room and
+ * those below it, whoever has them: there is room soon.
  *
  * Context: process context.
  * Return: 0, then np_lease_unreserve() follows; -EBUSY.
@@ -600,15 +615,13 @@ bool np_memcg_awaits_leases(struct mem_cgroup *memcg)
 /* Leases of @budget that nobody but the caller can give back */
 static long np_budget_own(struct np_budget *budget)
 {
-	struct np_budget *own, *at;
+	struct np_budget *own;
 	long wanted = 0;
 
 	if (!current->mm || atomic_read(&current->mm->mm_users) > 1)
 		return 0;
 	own = np_budget_find((unsigned long)current->mm);
-	for (at = own; at && at != budget; at = at->parent)
-		;
-	if (at)
+	if (own && np_budget_is_below(own, budget))
 		wanted = atomic_long_read(&own->own_wanted);
 	np_budget_put(own);
 	return wanted;
@@ -644,10 +657,10 @@ static struct np_budget *np_budget_full(struct np_budget *budget, bool *outside)
  *
  * If it, or one above it, is so full that the caller may make somebody be killed, this waits until
  * something has come back, but no longer than NP_OOM_MS, and nobody gets leases of the full one for
- * NP_OOM_PAUSE_MS. What has come back may be enough; else reclaim comes again. All who come meanwhile wait
- * for the same time: so one who reclaims waits no longer, however often he comes here, however
- * many cgroups below the full one he looks at, and however many leases others have there, which
- * are recalled one after the other. Those who reclaim from outside have one such time
+ * NP_OOM_PAUSE_MS. What has come back may be enough; else reclaim comes again. All who come
+ * meanwhile wait for the same time: so one who reclaims waits no longer, however often he comes
+ * here, however many cgroups below the full one he looks at, and however many leases others have
+ * there, which are recalled one after the other. Those who reclaim from outside have one such time
  * together, for all cgroups.
  *
  * The first call after a recall only says that more may follow: reclaim may have had something

@@ -188,24 +188,46 @@ static unsigned long np_lease_scan(struct shrinker *shrinker, struct shrink_cont
 }
 
 /**
+ * struct np_room - leases that are recalled, so that others find room
+ * @full: of this budget, and those below it; NULL: the host's
+ * @nr: so many more
+ */
+struct np_room {
+	struct np_budget *full;
+	unsigned long nr;
+};
+
+static enum lru_status np_lease_isolate_below(struct list_head *item, struct list_lru_one *list,
+					      spinlock_t *lock, void *arg)
+{
+	struct np_hold *hold = container_of(item, struct np_hold, lru);
+	enum np_recall_why why = NP_RECALL_BUDGET;
+	struct np_room *room = arg;
+
+	/* Each cgroup has a list, so what holds for the first one of it holds for all */
+	if (!room->nr || !np_budget_is_below(hold->region->budget, room->full))
+		return LRU_STOP;
+	room->nr--;
+	return np_lease_isolate(item, list, lock, &why);
+}
+
+/**
  * np_leases_make_room() - the oldest leases are recalled, whoever has them
  * @pages: for so many pages
- * @memcg: of this cgroup, but not of those below it, which recall their own; NULL: of the host
+ * @full: of this cgroup, and of those below it, where processes are; NULL: of the host
+ *
+ * The oldest of a cgroup: of several the first that there is.
  *
  * Context: process context.
  */
-void np_leases_make_room(unsigned long pages, struct mem_cgroup *memcg)
+void np_leases_make_room(unsigned long pages, struct np_budget *full)
 {
-	unsigned long nr = min_t(unsigned long, pages / NP_SLOT_PAGES + 1, NP_ROOM_LEASES);
-	enum np_recall_why why = NP_RECALL_BUDGET;
-	int nid;
+	struct np_room room = {
+		.full = full,
+		.nr = min_t(unsigned long, pages / NP_SLOT_PAGES + 1, NP_ROOM_LEASES),
+	};
 
-	if (!memcg) {
-		list_lru_walk(&np_leases, np_lease_isolate, &why, nr);
-		return;
-	}
-	for_each_online_node(nid)
-		list_lru_walk_one(&np_leases, nid, memcg, np_lease_isolate, &why, &nr);
+	list_lru_walk(&np_leases, np_lease_isolate_below, &room, ULONG_MAX);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
 

@@ -541,6 +541,7 @@ struct np_own_lease {
 
 struct np_budget *np_budget_get(struct mm_struct *mm);
 void np_budget_put(struct np_budget *budget);
+bool np_budget_is_below(const struct np_budget *budget, const struct np_budget *above);
 int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages);
 void np_own_lease_recalled(struct np_own_lease *own);
 void np_own_lease_unreserve(struct np_own_lease *own);
@@ -560,7 +561,7 @@ bool np_may_wait(const struct shrink_control *sc);
 int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed);
 #endif
 unsigned int np_recall_time(void);
-void np_leases_make_room(unsigned long pages, struct mem_cgroup *memcg);
+void np_leases_make_room(unsigned long pages, struct np_budget *full);
 void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
 void np_leases_freed(struct np_region *region, unsigned long pages);
 void np_lease_returned(const struct np_hold *hold, unsigned long pages);
