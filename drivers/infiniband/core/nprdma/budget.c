@@ -351,6 +351,17 @@ void np_budget_put(struct np_budget *budget)
 EXPORT_SYMBOL_IF_KUNIT(np_budget_put);
 
 /**
+ * np_budget_memcg() - where leases of an address space count
+ * @budget: of np_budget_get(), which keeps it
+ *
+ * Return: its cgroup; or NULL: there are none.
+ */
+struct mem_cgroup *np_budget_memcg(const struct np_budget *budget)
+{
+	return budget->parent ? budget->parent->memcg : NULL;
+}
+
+/**
  * np_budget_is_below() - does one count in another?
  * @budget: budget
  * @above: its own, or one above it; NULL: the host, which is above all

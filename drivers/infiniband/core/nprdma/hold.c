@@ -163,12 +163,11 @@ struct np_hold *np_hold_alloc(struct np_region *region, unsigned int flags,
 {
 	struct np_hold *hold;
 
-	hold = np_lease_alloc(recall);
+	hold = np_lease_alloc(region, recall);
 	if (!hold)
 		return NULL;
 	hold->write = flags & RDMA_NP_FAULT_WRITE;
 	INIT_LIST_HEAD(&hold->pins);
-	hold->region = region;
 	np_region_get(region);
 	/* Who recalls it for the region's sake takes it off what this adds it to */
 	np_lease_begin(hold);

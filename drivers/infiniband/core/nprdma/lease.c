@@ -39,6 +39,7 @@
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
 #include <linux/oom.h>
+#include <linux/sched/mm.h>
 #include <linux/shrinker.h>
 #include <linux/slab.h>
 #include <linux/wait.h>
@@ -293,20 +294,30 @@ void np_leases_end(struct np_region *region)
 
 /**
  * np_lease_alloc() - memory for a hold
+ * @region: of which
  * @recall: it will be a lease, whose holder this asks; NULL: it will not
+ *
+ * Reclaim finds a lease in the cgroup that pays for it. That is the one where it counts: its owner
+ * may have moved since he registered the region.
  *
  * Context: process context.
  * Return: zeroed; or NULL.
  */
-struct np_hold *np_lease_alloc(struct np_recall *recall)
+struct np_hold *np_lease_alloc(struct np_region *region, struct np_recall *recall)
 {
+	struct mem_cgroup *other = NULL;
 	struct np_hold *hold;
 
+	if (recall)
+		other = set_active_memcg(np_budget_memcg(region->budget));
 	hold = kmem_cache_alloc_lru(np_hold_cache, &np_leases,
 				    GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	if (recall)
+		set_active_memcg(other);
 	if (!hold)
 		return NULL;
 	INIT_LIST_HEAD(&hold->lru);
+	hold->region = region;
 	hold->recall = recall;
 	return hold;
 }

@@ -541,6 +541,7 @@ struct np_own_lease {
 
 struct np_budget *np_budget_get(struct mm_struct *mm);
 void np_budget_put(struct np_budget *budget);
+struct mem_cgroup *np_budget_memcg(const struct np_budget *budget);
 bool np_budget_is_below(const struct np_budget *budget, const struct np_budget *above);
 int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages);
 void np_own_lease_recalled(struct np_own_lease *own);
@@ -566,7 +567,7 @@ void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
 void np_leases_freed(struct np_region *region, unsigned long pages);
 void np_lease_returned(const struct np_hold *hold, unsigned long pages);
 void np_leases_end(struct np_region *region);
-struct np_hold *np_lease_alloc(struct np_recall *recall);
+struct np_hold *np_lease_alloc(struct np_region *region, struct np_recall *recall);
 void np_lease_begin(struct np_hold *hold);
 void np_lease_end(struct np_hold *hold);
 void np_lease_free(struct np_hold *hold);
