@@ -34,6 +34,8 @@ MODULE_PARM_DESC(nprdma_lease_percent,
 
 /* Who has no more than this part of what may be leased makes others give back theirs */
 #define NP_BUDGET_FEW	64
+/* Leases that are found overdue under one lock */
+#define NP_OVERDUE_BATCH	64
 
 /**
  * struct np_budget - leased pages of an address space, or of a memory cgroup
@@ -435,24 +437,37 @@ static int np_lease_try(struct np_region *region, unsigned long pages, unsigned 
 	return own + pages <= most / NP_BUDGET_FEW ? -EAGAIN : -EBUSY;
 }
 
-/* True: some were found overdue, and count for their own process alone from now on */
-static bool np_leases_are_overdue(void)
+/* How many were found overdue, of which no more are looked for under one lock: recalls need it */
+static unsigned int np_leases_find_overdue(void)
 {
 	unsigned long time = msecs_to_jiffies(np_recall_time());
-	struct np_own_lease *own, *next;
-	bool found = false;
+	struct np_own_lease *own;
+	unsigned int found;
 
 	guard(spinlock)(&np_recalled_lock);
-	list_for_each_entry_safe(own, next, &np_recalled, node) {
-		if (time_before(jiffies, own->recalled + time))
+	for (found = 0; found < NP_OVERDUE_BATCH; found++) {
+		own = list_first_entry_or_null(&np_recalled, struct np_own_lease, node);
+		if (!own || time_before(jiffies, own->recalled + time))
 			break;
 		list_del_init(&own->node);
 		own->overdue = true;
 		atomic_long_add(own->pages, &own->region->budget->overdue);
 		np_lease_unreserve(own->region, own->pages);
-		found = true;
 	}
 	return found;
+}
+
+/* True: some were found overdue, and count for their own process alone from now on */
+static bool np_leases_are_overdue(void)
+{
+	unsigned int found, all = 0;
+
+	do {
+		found = np_leases_find_overdue();
+		all += found;
+		cond_resched();
+	} while (found == NP_OVERDUE_BATCH);
+	return all;
 }
 
 static int np_lease_reserve_beside(struct np_region *region, unsigned long pages,
@@ -514,9 +529,13 @@ EXPORT_SYMBOL_GPL(np_lease_unreserve);
  */
 int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages)
 {
-	unsigned long beside = atomic_long_read(&region->budget->overdue);
-	unsigned long has = atomic_long_read(&region->budget->pages) + beside;
+	unsigned long beside, has;
 
+	/* None that becomes overdue meanwhile is left out */
+	scoped_guard(spinlock, &np_recalled_lock) {
+		beside = atomic_long_read(&region->budget->overdue);
+		has = atomic_long_read(&region->budget->pages) + beside;
+	}
 	INIT_LIST_HEAD(&own->node);
 	own->region = region;
 	own->pages = pages;
