@@ -51,7 +51,7 @@ MODULE_PARM_DESC(nprdma_lease_percent,
  * @wanted_at: when the last one was recalled, in jiffies
  * @scanned: reclaim has looked at the cgroup since then, and found nothing left to recall
  * @returned: pages of leases that were recalled, which nobody pins any more
- * @from: jiffies: there are no leases until then; 0: there are
+ * @from: jiffies: there are no leases until then
  */
 struct np_budget {
 	struct rb_node node;
@@ -173,22 +173,15 @@ static bool np_memcg_has_too_much(struct mem_cgroup *memcg)
 }
 #endif
 
+/* jiffies have 64 bits here, and do not come again */
 static void np_pause(unsigned long *from, unsigned int ms)
 {
-	WRITE_ONCE(*from, ms ? jiffies + msecs_to_jiffies(ms) ?: 1 : 0);
+	WRITE_ONCE(*from, jiffies + msecs_to_jiffies(ms));
 }
 
-static bool np_is_paused(unsigned long *from)
+static bool np_is_paused(const unsigned long *from)
 {
-	unsigned long until = READ_ONCE(*from);
-
-	if (!until)
-		return false;
-	if (time_before(jiffies, until))
-		return true;
-	/* It is over for good: jiffies come again where they have 32 bits */
-	cmpxchg(from, until, 0);
-	return false;
+	return time_before(jiffies, READ_ONCE(*from));
 }
 
 /*
@@ -197,10 +190,11 @@ static bool np_is_paused(unsigned long *from)
  */
 static unsigned long np_pause_to_wait(unsigned long *from)
 {
-	unsigned long until, next = jiffies + msecs_to_jiffies(NP_OOM_PAUSE_MS) ?: 1;
+	unsigned long next = jiffies + msecs_to_jiffies(NP_OOM_PAUSE_MS);
+	unsigned long until = READ_ONCE(*from);
 
-	np_is_paused(from);
-	until = cmpxchg(from, 0, next) ?: next;
+	if (!time_before(jiffies, until) && try_cmpxchg(from, &until, next))
+		until = next;
 	return until - msecs_to_jiffies(NP_OOM_PAUSE_MS - NP_OOM_MS);
 }
 
