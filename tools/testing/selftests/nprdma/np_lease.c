@@ -3,6 +3,7 @@
  * Leases of the process's own memory, and of a peer's: what they are good for, how who has one
  * hears that it is wanted back, what happens if it is not given back, and how much may be leased.
  */
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -371,7 +372,7 @@ TEST_F(lease, full_group_waits_for_its_leases)
 	EXPECT_EQ(3, (uintptr_t)given);
 }
 
-static int fill_and_keep(FIXTURE_DATA(lease) *self)
+static int fill_and_keep(FIXTURE_DATA(lease) *self, uint64_t *start)
 {
 	uint8_t *more = np_map(8 * SLOT);
 	pthread_t keeper;
@@ -381,23 +382,309 @@ static int fill_and_keep(FIXTURE_DATA(lease) *self)
 		return 1;
 	if (pthread_create(&keeper, NULL, give_back_never, NULL))
 		return 2;
+	*start = np_now_ms();
 	return mlock(more, 8 * SLOT) ? 3 : 4;
 }
+
+#define MOMENT_MS	2000U		/* ten times as long as it should wait */
 
 /* Whoever does not give back does not keep the kernel from killing. */
 TEST_F(lease, full_group_waits_for_a_moment_only)
 {
-	uint64_t start = np_now_ms();
+	uint64_t *start = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+			       0);
 	int status;
 	pid_t pid;
 
+	ASSERT_NE(MAP_FAILED, start);
 	pid = np_fork();
 	ASSERT_LE(0, pid);
 	if (!pid)
-		_exit(fill_and_keep(self));
+		_exit(fill_and_keep(self, start));
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-	EXPECT_GT(NP_WAIT_MS, np_now_ms() - start);
+	EXPECT_GT(MOMENT_MS, np_now_ms() - *start);
+}
+
+/* A group below which others are, with processes of their own: here, and in a child. */
+static int enter_groups_below(void)
+{
+	int ret = np_group_enter("32M", "max");
+
+	if (!ret)
+		ret = np_write_text("/sys/fs/cgroup/cgroup.procs", "0");
+	if (!ret)
+		ret = np_write_text(NP_GROUP "/cgroup.subtree_control", "+memory");
+	if (!ret && (mkdir(NP_GROUP_OURS, 0755) || mkdir(NP_GROUP_THEIRS, 0755)))
+		ret = -errno;
+	return ret;
+}
+
+/* In a child: all leases of the group. */
+static bool lease_all_below(FIXTURE_DATA(lease) *self)
+{
+	return !np_write_text(NP_GROUP_THEIRS "/cgroup.procs", "0") &&
+	       !lease_open(self, 4 * SLOT) && !lease_all(self) && self->nr == 3;
+}
+
+static int give_back_below(FIXTURE_DATA(lease) *self, int ready)
+{
+	pthread_t keeper;
+	void *given;
+
+	if (!lease_all_below(self) || pthread_create(&keeper, NULL, give_back_late, self) ||
+	    write(ready, "", 1) != 1 || pthread_join(keeper, &given))
+		return 1;
+	return (uintptr_t)given == 3 ? 0 : 2;
+}
+
+/* Who is killed for a group may be in another one below it than who has its leases. */
+TEST_F(lease, full_group_waits_for_leases_below_it)
+{
+	uint8_t *more = np_map(2 * SLOT);
+	int ready[2], status;
+	char byte;
+	pid_t pid;
+
+	ASSERT_NE(NULL, more);
+	ASSERT_EQ(0, pipe(ready));
+	ASSERT_EQ(0, enter_groups_below());
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid)
+		_exit(give_back_below(self, ready[1]));
+	close(ready[1]);
+	ASSERT_EQ(1, read(ready[0], &byte, 1));
+	ASSERT_EQ(0, np_write_text(NP_GROUP_OURS "/cgroup.procs", "0"));
+	ASSERT_EQ(0, fill_group(SLOT));
+	ASSERT_EQ(0, mlock(more, 2 * SLOT));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+}
+
+static int keep_below(FIXTURE_DATA(lease) *self, int ready)
+{
+	struct rdma_np_hold_info info;
+	int64_t lease;
+
+	if (!lease_all_below(self))
+		return 1;
+	do {
+		lease = np_lease(self->mr, (uintptr_t)self->data + 3 * SLOT, FEW, 0, self->channel,
+				 self->nr, &info);
+	} while (lease >= 0);
+	if (lease != -EBUSY || write(ready, "", 1) != 1)
+		return 2;
+	pause();
+	return 3;
+}
+
+/* Leases are recalled in all groups that are below the full one, and in no other. */
+TEST_F(lease, room_is_made_below_a_full_group)
+{
+	FIXTURE_DATA(lease) theirs = {};
+	struct rdma_np_hold_info info;
+	int ready[2], status;
+	pid_t pid, asks;
+	char byte;
+
+	ASSERT_EQ(0, pipe(ready));
+	ASSERT_EQ(0, enter_groups_below());
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid)
+		_exit(keep_below(&theirs, ready[1]));
+	close(ready[1]);
+	ASSERT_EQ(1, read(ready[0], &byte, 1));
+	ASSERT_EQ(0, lease_open(self, SLOT));
+	ASSERT_LE(0, np_lease(self->mr, (uintptr_t)self->data, FEW, 0, self->channel, 0, &info));
+	asks = np_fork();
+	ASSERT_LE(0, asks);
+	if (!asks)
+		_exit(np_write_text(NP_GROUP_OURS "/cgroup.procs", "0") ? 1 : -lease_few());
+	ASSERT_EQ(asks, waitpid(asks, &status, 0));
+	EXPECT_EQ(0, status);
+	EXPECT_EQ(0, *self->posted);
+	ASSERT_EQ(0, kill(pid, SIGKILL));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+}
+
+/* Its owner may have moved since. */
+TEST_F(lease, lease_is_recalled_where_its_region_was_registered)
+{
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, lease_open(self, SLOT));
+	ASSERT_EQ(0, np_write_text("/sys/fs/cgroup/cgroup.procs", "0"));
+	ASSERT_LE(0, lease_slot(self, 0));
+	np_write_text(NP_GROUP "/memory.reclaim", "32M");
+	EXPECT_EQ(1, *self->posted);
+}
+
+static int open_swap_disk(void)
+{
+	char text[512], path[64];
+
+	if (np_read_text("/proc/swaps", text, sizeof(text)) < 0 ||
+	    sscanf(text, "%*[^\n] %63s", path) != 1)
+		return -1;
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static int read_more(int fd, size_t len)
+{
+	static char buf[1 << 17];
+
+	for (ssize_t ret; len; len -= ret) {
+		ret = read(fd, buf, sizeof(buf) < len ? sizeof(buf) : len);
+		if (ret <= 0)
+			return ret ? -errno : -EIO;
+	}
+	return 0;
+}
+
+/*
+ * Whoever reads a large file makes the kernel reclaim all the time, which recalls leases, and there
+ * is always enough: so nobody waits, and there are leases as before.
+ */
+TEST_F(lease, reclaim_that_finds_enough_does_not_wait)
+{
+	struct rdma_np_hold_info info;
+	pthread_t keeper;
+	int fd;
+
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	fd = open_swap_disk();
+	ASSERT_LE(0, fd);
+	ASSERT_EQ(0, lease_open(self, SLOT));
+	ASSERT_EQ(0, pthread_create(&keeper, NULL, give_back_never, NULL));
+	for (; self->nr < 16; self->nr++)
+		ASSERT_LE(0, np_lease(self->mr, (uintptr_t)self->data + self->nr * PAGE, PAGE, 0,
+				      self->channel, self->nr, &info));
+	for (unsigned int mib = 0; mib < 128 && *self->posted < self->nr; mib++)
+		ASSERT_EQ(0, read_more(fd, 1 << 20));
+	EXPECT_EQ(self->nr, *self->posted);
+	ASSERT_EQ(0, read_more(fd, 8 << 20));
+	EXPECT_LE(0, np_lease(self->mr, (uintptr_t)self->data + SLOT - FEW, FEW, 0, self->channel,
+			      self->nr, &info));
+	close(fd);
+}
+
+/* Who reclaims in a full group, of which nothing but leases is left, and why. */
+FIXTURE(full_group) {
+	FIXTURE_DATA(lease) lease;
+	struct np_usage before;
+	int told[2];
+	pid_t other;
+};
+
+FIXTURE_VARIANT(full_group) {
+	bool other;		/* process than who has the leases */
+	bool outside;		/* of the group */
+	bool keeper;		/* who has the leases has another thread */
+	bool room;		/* is left: the group is not full */
+	const char *file;
+	const char *text;
+	bool waits;
+};
+
+#define RECLAIM		.file = NP_GROUP "/memory.reclaim", .text = "32M"
+#define DROP_CACHES	.file = "/proc/sys/vm/drop_caches", .text = "2"
+
+FIXTURE_VARIANT_ADD(full_group, other_of_the_group) { .other = true, RECLAIM, .waits = true };
+FIXTURE_VARIANT_ADD(full_group, other_with_room) { .other = true, .room = true, RECLAIM };
+FIXTURE_VARIANT_ADD(full_group, outsider) { .other = true, .outside = true, RECLAIM };
+FIXTURE_VARIANT_ADD(full_group, outsider_drops_caches) {
+	.other = true, .outside = true, DROP_CACHES
+};
+FIXTURE_VARIANT_ADD(full_group, other_drops_caches) { .other = true, DROP_CACHES };
+FIXTURE_VARIANT_ADD(full_group, only_thread) { RECLAIM };
+FIXTURE_VARIANT_ADD(full_group, one_of_two_threads) { .keeper = true, RECLAIM, .waits = true };
+
+FIXTURE_SETUP(full_group)
+{
+	ASSERT_EQ(0, np_usage_start(&self->before));
+	ASSERT_EQ(0, pipe(self->told));
+	if (!variant->other)
+		return;
+	self->other = np_fork();
+	ASSERT_LE(0, self->other);
+	if (!self->other) {
+		char byte;
+
+		/* It has written to what it uses by then: the group has little left. */
+		_exit(read(self->told[0], &byte, 1) == 1 &&
+		      (variant->outside ||
+		       !np_write_text(NP_GROUP "/cgroup.procs", "0")) ?
+		      -np_write_text(variant->file, variant->text) : 255);
+	}
+}
+
+FIXTURE_TEARDOWN_PARENT(full_group)
+{
+	EXPECT_TRUE(np_group_remove());
+	NP_CHECK_USAGE(&self->before);
+}
+
+static int reclaim(FIXTURE_DATA(full_group) *self, const FIXTURE_VARIANT(full_group) *variant)
+{
+	int status;
+
+	if (!variant->other)
+		return -np_write_text(variant->file, variant->text);
+	if (write(self->told[1], "", 1) != 1 || waitpid(self->other, &status, 0) != self->other)
+		return -1;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* Without swap. */
+static int leave_nothing_but_leases(FIXTURE_DATA(lease) *self)
+{
+	int ret = np_group_enter("32M", "0");
+
+	if (!ret)
+		ret = lease_open(self, 4 * SLOT);
+	if (!ret)
+		ret = fill_group(4 * SLOT);
+	if (!ret)
+		ret = lease_all(self);
+	if (!ret && self->nr != 3)
+		ret = -ENOMEM;
+	return ret;
+}
+
+/* It has less left than the kernel charges at once, but a little, so that nobody dies of it. */
+static int leave_no_room(void)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%ld", group_usage() + 48 * (long)PAGE);
+	return np_write_text(NP_GROUP "/memory.max", text);
+}
+
+/* Whoever has waited has made a while begin without leases. */
+TEST_F(full_group, only_who_may_kill_waits)
+{
+	struct rdma_np_hold_info info;
+	pthread_t keeper;
+	int64_t lease;
+
+	if (variant->keeper)
+		ASSERT_EQ(0, pthread_create(&keeper, NULL, give_back_never, NULL));
+	ASSERT_EQ(0, leave_nothing_but_leases(&self->lease));
+	if (!variant->room)
+		ASSERT_EQ(0, leave_no_room());
+	EXPECT_EQ(strcmp(variant->text, "2") ? EAGAIN : 0, reclaim(self, variant));
+	EXPECT_EQ(3, *self->lease.posted);
+	ASSERT_EQ(0, np_write_text(NP_GROUP "/memory.max", "32M"));
+	lease = np_lease(self->lease.mr, (uintptr_t)self->lease.data + 3 * SLOT, PAGE, 0,
+			 self->lease.channel, 3, &info);
+	if (!variant->waits) {
+		EXPECT_LE(0, lease);
+		return;
+	}
+	EXPECT_EQ(-EBUSY, lease);
+	EXPECT_TRUE(np_wait_until(np_lease(self->lease.mr, (uintptr_t)self->lease.data + 3 * SLOT,
+					   PAGE, 0, self->lease.channel, 3, &info) >= 0));
 }
 
 /* --- of a peer's memory ------------------------------------------------------------- */

@@ -1001,7 +1001,9 @@ int np_group_enter(const char *max, const char *swap_max)
 
 bool np_group_remove(void)
 {
-	return np_wait_until(!rmdir(NP_GROUP) || errno == ENOENT);
+	return np_wait_until((!rmdir(NP_GROUP_OURS) || errno == ENOENT) &&
+			     (!rmdir(NP_GROUP_THEIRS) || errno == ENOENT) &&
+			     (!rmdir(NP_GROUP) || errno == ENOENT));
 }
 
 long np_meminfo_kb(const char *field)

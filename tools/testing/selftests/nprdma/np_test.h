@@ -212,6 +212,8 @@ long np_ksm_sharing(void);		/* pages that were saved, -1: not known */
 
 /* A control group with limits for this process; removed when all of it are gone. */
 #define NP_GROUP "/sys/fs/cgroup/nprdma-test"
+#define NP_GROUP_OURS	NP_GROUP "/ours"	/* below it, if a test makes them */
+#define NP_GROUP_THEIRS	NP_GROUP "/theirs"
 int np_group_enter(const char *max, const char *swap_max);
 bool np_group_remove(void);
 

@@ -443,6 +443,35 @@ static void np_recall_that_is_ignored_counts_for_its_process(struct kunit *test)
 	np_budget_put(other->budget);
 }
 
+#define NP_TEST_OVERDUE	200
+
+/* However many there are, though recalls need the lock meanwhile */
+static void np_all_overdue_leases_are_found(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_region *other = np_test_neighbour(test);
+	unsigned int recall_ms = np_recall_ms;
+	struct np_own_lease *own;
+	unsigned int i;
+
+	own = kunit_kcalloc(test, NP_TEST_OVERDUE, sizeof(*own), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, own);
+	for (i = 0; i < NP_TEST_OVERDUE; i++) {
+		KUNIT_EXPECT_EQ(test, np_own_lease_reserve(&own[i], region, 1), 0);
+		np_own_lease_recalled(&own[i]);
+	}
+	WRITE_ONCE(np_recall_ms, 10);
+	msleep(30);
+	/* It takes the room of all of them */
+	KUNIT_EXPECT_EQ(test, np_lease_reserve(other, np_test_most(), 0), 0);
+	WRITE_ONCE(np_recall_ms, recall_ms);
+	np_lease_unreserve(other, np_test_most());
+	for (i = 0; i < NP_TEST_OVERDUE; i++)
+		np_own_lease_unreserve(&own[i]);
+	KUNIT_EXPECT_EQ(test, np_leased_pages(), 0);
+	np_budget_put(other->budget);
+}
+
 /* Who has much, or wants more than there can be, makes nobody give back anything */
 static void np_greed_recalls_no_lease(struct kunit *test)
 {
@@ -651,6 +680,7 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_budget_may_end_while_memory_is_short),
 	KUNIT_CASE(np_recall_that_is_ignored_costs_others_nothing),
 	KUNIT_CASE(np_recall_that_is_ignored_counts_for_its_process),
+	KUNIT_CASE(np_all_overdue_leases_are_found),
 	KUNIT_CASE(np_greed_recalls_no_lease),
 	KUNIT_CASE(np_room_is_made_by_few_leases),
 	KUNIT_CASE(np_leases_are_recalled_before_a_kill),
