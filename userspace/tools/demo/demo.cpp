@@ -8,6 +8,7 @@
  * only if all that the demo promises was seen.
  */
 #include "guest.hpp"
+#include "rdma_show.hpp"
 #include "shared.hpp"
 
 #include <CLI/CLI.hpp>
@@ -131,7 +132,7 @@ public:
 		fmt::print(samples_.get(), "seconds,phase,resident_kib,swapped_kib,pinned_kib,reads,writes,"
 					   "cpu_checked,cpu_changed,faults_minor,faults_major,fault_requests,"
 					   "suspicious_pages,repeated_pages,swap_ins,swap_outs,mismatches,"
-					   "pages_read,pages_written\n");
+					   "pages_read,pages_written,leased_kib,leases,recalls\n");
 	}
 
 	void sample()
@@ -145,16 +146,18 @@ public:
 		const std::uint64_t pin = guest::number_of(status, "VmPin");
 		const swap_traffic traffic;
 
+		look_at_leases(s);
 		most_resident_ = std::max(most_resident_, rss);
 		most_pinned_ = std::max(most_pinned_, pin);
 		if (samples_)
 			fmt::print(samples_.get(),
-				   "{:.3f},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", seconds,
-				   to_string(s.now), rss, swap, pin, s.reads.get(), s.writes.get(),
+				   "{:.3f},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+				   seconds, to_string(s.now), rss, swap, pin, s.reads.get(), s.writes.get(),
 				   s.cpu_checked.get(), s.cpu_changed.get(), s.minor.get(), s.major.get(),
 				   s.fault_requests.get(), s.suspicious.get(), s.repeated.get(),
 				   traffic.in - start_.in, traffic.out - start_.out, s.mismatches.get(),
-				   s.pages_read.get(), s.pages_written.get());
+				   s.pages_read.get(), s.pages_written.get(), kib(region_.leased),
+				   region_.leases, region_.recalls());
 		if (count_++ % samples_per_line == 0)
 			print(now, seconds, rss, swap);
 	}
@@ -166,8 +169,26 @@ public:
 	[[nodiscard]] const swap_traffic &start() const noexcept { return start_; }
 	[[nodiscard]] std::uint64_t most_resident() const noexcept { return most_resident_; }
 	[[nodiscard]] std::uint64_t most_pinned() const noexcept { return most_pinned_; }
+	[[nodiscard]] std::uint64_t most_leased() const noexcept { return most_leased_; }
+	/* The responder's, as it was seen last: it ends with its process. */
+	[[nodiscard]] const rdma_show::region &region() const noexcept { return region_; }
+
+	static constexpr std::uint64_t kib(std::uint64_t pages) noexcept
+	{
+		return pages * (page_size / 1024);
+	}
 
 private:
+	void look_at_leases(const state &s)
+	{
+		const rdma_show::region r = kernel_.region_of(
+		    s.opt.responder_device, static_cast<pid_t>(s.responder_pid.get()), s.opt.bytes);
+
+		if (r.counted)
+			region_ = r;
+		most_leased_ = std::max(most_leased_, kib(r.leased));
+	}
+
 	void print(clock_type::time_point now, double seconds, std::uint64_t rss, std::uint64_t swap)
 	{
 		const state &s = *common_.operator->();
@@ -196,7 +217,9 @@ private:
 	swap_traffic start_;
 	clock_type::time_point begin_, last_time_;
 	std::unique_ptr<std::FILE, closer> samples_;
-	std::uint64_t last_pages_ = 0, most_resident_ = 0, most_pinned_ = 0;
+	rdma_show::netlink kernel_;
+	rdma_show::region region_;
+	std::uint64_t last_pages_ = 0, most_resident_ = 0, most_pinned_ = 0, most_leased_ = 0;
 	unsigned int count_ = 0, heading_ = 0;
 };
 
@@ -242,7 +265,7 @@ void write_json(const std::filesystem::path &file, const options &opt, const tab
 	fmt::print(f.get(), "  \"held\": {}\n}}\n", held);
 }
 
-int run(const options &opt, const std::filesystem::path &out)
+int run(const options &opt, bool leases, const std::filesystem::path &out)
 {
 	shared common(opt);
 	const state &s = *common.operator->();
@@ -302,6 +325,13 @@ int run(const options &opt, const std::filesystem::path &out)
 	    {"out_by_advice_only", s.pages_advised.get()},
 	    {"most_resident_kib", watch.most_resident()},
 	    {"most_pinned_kib", watch.most_pinned()},
+	    {"leases", watch.region().leases},
+	    {"recalls_change", watch.region().recalls_change},
+	    {"recalls_memory", watch.region().recalls_memory},
+	    {"recalls_budget", watch.region().recalls_budget},
+	    {"recalls_age", watch.region().recalls_age},
+	    {"leases_overdue", watch.region().overdue},
+	    {"most_leased_kib", watch.most_leased()},
 	    {"register_ns", s.register_ns.get()},
 	    {"injected", s.injected.get()},
 	    {"mismatches", s.mismatches.get()},
@@ -332,6 +362,11 @@ int run(const options &opt, const std::filesystem::path &out)
 			    fmt::format("the kernel wrote the region to swap {:.2f} times over ({} pages)",
 					static_cast<double>(swapped_out) / static_cast<double>(pages),
 					swapped_out));
+		held.expect((watch.region().leases > 0) == leases && (watch.most_leased() > 0) == leases,
+			    fmt::format("the peer had {} leases, of {} KiB at most", watch.region().leases,
+					watch.most_leased()));
+		held.expect(watch.region().leased == 0,
+			    fmt::format("{} pages are leased at the end", watch.region().leased));
 		held.expect(s.pages_out_twice.get() == pages,
 			    fmt::format("each page was changed and paged out at least twice ({} of {})",
 					s.pages_out_twice.get(), pages));
@@ -365,7 +400,7 @@ int main(int argc, char **argv)
 	std::string out = out_default ? out_default : "", responder, peer;
 	options opt;
 	int page_cluster = 5;
-	bool pinned = false;
+	bool pinned = false, leases = true;
 	CLI::App app("A peer reads and writes, with RDMA, memory that the kernel pages out.");
 	const std::map<std::string, inject> injections = {{"nothing", inject::nothing},
 							  {"lost-write", inject::lost_write},
@@ -389,6 +424,7 @@ int main(int argc, char **argv)
 	app.add_flag("--huge-pages", opt.huge_pages, "ask for transparent huge pages");
 	app.add_flag("!--no-prefetch", opt.prefetch,
 		     "let each page fault twice, to be read and to be written");
+	app.add_flag("!--no-leases", leases, "control: the kernel grants none");
 	app.add_flag("--plain-verbs", opt.plain_verbs, "control: the peer does without libnprdma");
 	app.add_option("--inject", opt.fault,
 		       "lose a write, take old data for a read, or discard a page, "
@@ -410,8 +446,10 @@ int main(int argc, char **argv)
 	std::strcpy(opt.peer_device, peer.c_str());
 	/* Not for us to insist on: this is about time, not about what is shown. */
 	std::ofstream("/proc/sys/vm/page-cluster") << page_cluster;
+	if (!leases)
+		std::ofstream("/sys/module/ib_core/parameters/nprdma_lease_percent") << 0;
 	try {
-		return run(opt, out);
+		return run(opt, leases, out);
 	} catch (const std::exception &e) {
 		std::fprintf(stderr, "nprdma-demo: %s\n", e.what());
 		return 1;
