@@ -35,6 +35,11 @@
  * told that it is given back, which may be after the request has completed. So the owner
  * waits until there is no hold before it expects that what was there is gone.
  *
+ * A peer may be stopped (SIGSTOP) with leases of the region. If nothing was under way, it goes on
+ * as if nothing had happened, whatever became of its leases. Otherwise its queue pairs may be
+ * lost (`may_lose`): then one request fails with a status that says so, what completed before it
+ * has been checked as ever, and all pages that no request uses have the content of the model.
+ *
  * Pages are counted in (`main_users`, `probe_writers`) before their state is looked at, and
  * the state is set before the counts are looked at; both are sequentially consistent.
  */
@@ -44,10 +49,13 @@
 #include "kinds.hpp"
 
 #include <infiniband/verbs.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -64,7 +72,11 @@ inline constexpr unsigned atomics_per_page = 8; /* words at a page's end: their 
 inline constexpr unsigned window = 16;          /* work requests of the main queue pair */
 inline constexpr std::size_t slot_bytes = 256 << 10;
 inline constexpr std::size_t message_bytes = 16 << 10;
-inline constexpr unsigned messages = 32; /* receives that the owner keeps posted */
+inline constexpr unsigned messages = 32;   /* receives that the owner keeps posted */
+inline constexpr unsigned side_window = 4; /* work requests of the side one */
+/* Unpinned memory of the owner for messages, and of the peer for what it sends and gets */
+inline constexpr std::size_t inbox_bytes = 2 * messages * message_bytes;
+inline constexpr std::size_t buffer_bytes = (window + side_window) * slot_bytes;
 
 enum class memory : std::uint32_t {
 	anonymous,
@@ -133,7 +145,10 @@ struct page_state {
 };
 
 /* How a process that was not killed ends. */
-enum exit_status { done = 0, failed = 1, disconnected = 2 };
+enum exit_status { done = 0, failed = 1, disconnected = 2, lost = 3 /* see may_lose */ };
+
+/* What the owner shall do with its whole region while the peer is stopped. */
+enum class order : std::uint32_t { nothing, drop, reregister };
 
 /* Do the HCAs lose packets? */
 struct link_state {
@@ -210,8 +225,17 @@ struct cell {
 	/* Where the owner is at work: for the probe, which would seldom meet it otherwise */
 	std::atomic<std::uint32_t> worksite, worksite_pages;
 	std::atomic<std::uint64_t> refusals;
-	std::atomic<std::uint32_t> doing; /* enum kind: what the owner is at */
-	std::atomic<bool> rest;           /* nothing new begins that could ask for a hold */
+	std::atomic<std::uint32_t> doing;        /* enum kind: what the owner is at */
+	std::atomic<bool> rest;                  /* nothing new begins that could ask for a hold */
+	std::atomic<bool> quiet;                 /* the peer begins nothing new */
+	std::atomic<bool> main_idle, probe_idle; /* and has nothing under way any more */
+	std::atomic<std::uint32_t> under_way;    /* requests of the main connection */
+	std::atomic<std::uint64_t> probed;       /* requests of the probe that have ended */
+	std::atomic<bool> may_lose, has_lost;    /* the peer its queue pairs */
+	std::atomic<bool> stopped;               /* the peer is, for messages */
+	/* The owner waits before it does what is wanted, until it may go. */
+	std::atomic<order> wanted;
+	std::atomic<bool> waits, go;
 	std::atomic<std::uint64_t> finished; /* requests of the main connection */
 	/* Pages of the one that failed, and how many: for the owner to look at */
 	std::atomic<std::uint32_t> failed_first, failed_pages;
@@ -222,7 +246,7 @@ struct cell {
 	std::atomic<std::uint32_t> window; /* on it, to be invalidated by a SEND; 0: not now */
 
 	std::atomic<unsigned> telling, told; /* so many processes; and have done so */
-	char why[2][512]; /* what went wrong first, and what the other one says of it */
+	char why[2][512];                    /* what went wrong first, and what the other one says of it */
 
 	page_state page[region_pages];
 	alignas(4096) std::uint8_t shadow[region_bytes];
@@ -230,6 +254,16 @@ struct cell {
 
 /* What a process says before it ends with exit status failed; the first one counts. */
 [[noreturn]] void fail(cell &c, const std::string &why);
+
+/* Shared with all processes that come of this one; all zero at first. */
+template <class T> T *make_shared_memory()
+{
+	void *p = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (p == MAP_FAILED)
+		throw std::runtime_error("no memory");
+	return new (p) T{};
+}
 
 /* The end of a wait that has no end. */
 class deadline

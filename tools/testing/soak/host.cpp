@@ -2,12 +2,15 @@
 /* Events of the whole host: swap, compaction, reclaim, hotplug, the HCA's knobs. */
 #include "host.hpp"
 #include "pages.hpp"
+#include "verbs.hpp"
 
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +56,10 @@ constexpr const char *devices[] = {NP_OWNER_DEV, NP_PEER_DEV};
 constexpr const char *numa = "/sys/kernel/debug/sched/numa_balancing/";
 constexpr const char *numa_balancing = "/proc/sys/kernel/numa_balancing";
 constexpr const char *ksm_run = "/sys/kernel/mm/ksm/run";
+constexpr const char *lease_percent = "/sys/module/ib_core/parameters/nprdma_lease_percent";
+constexpr const char *lease_ms = "/sys/module/ib_nprdma/parameters/lease_ms";
+/* As the kernel has them */
+constexpr const char *usual_percent = "25", *usual_ms = "30000";
 
 void must(const std::string &path, const std::string &text)
 {
@@ -121,16 +128,92 @@ void make_dax(memory m, const char *device, const char *mkfs)
 	shell(fmt::format("mkdir -p {0} && {1} {2} && mount -o dax {2} {0}", directory_of(m), mkfs, device));
 }
 
+/* Leases memory of its own process, with the kernel's methods. */
+struct lessee {
+	np_end end{};
+	int channel;
+	std::uint8_t *data;
+	own<ibv_mr> mr;
+
+	explicit lessee(std::size_t length)
+	{
+		if (int error = np_open(&end, NP_PEER_DEV, PAGE))
+			rc::fail(-error, "np_open");
+		channel = np_channel(end.ctx);
+		data = static_cast<std::uint8_t *>(np_map_aligned(length, HUGE_PAGE));
+		if (channel < 0 || !data)
+			throw std::runtime_error("a process that leases memory");
+		mr = rc::own(ibv_reg_mr(end.pd, data, length, NP_UNPINNED | IBV_ACCESS_LOCAL_WRITE),
+			     "ibv_reg_mr");
+	}
+	lessee(const lessee &) = delete;
+	lessee &operator=(const lessee &) = delete;
+
+	/* A handle, or -errno. */
+	std::int64_t lease(std::size_t offset, std::size_t length, std::uint64_t cookie)
+	{
+		rdma_np_hold_info info;
+
+		return np_lease(mr.get(), reinterpret_cast<std::uintptr_t>(data) + offset, length,
+				RDMA_NP_FAULT_WRITE, channel, cookie, &info);
+	}
+};
+
+/* 48 MiB, which is more than one per cent of the guest's memory. What is recalled goes back. */
+int be_greedy(std::atomic<bool> &full, const std::atomic<bool> &stop)
+{
+	constexpr std::size_t most = 24;
+	std::vector<std::int64_t> leases;
+	rdma_np_event event;
+	lessee me(most * HUGE_PAGE);
+
+	for (std::size_t i = 0; i < most; i++)
+		leases.push_back(me.lease(i * HUGE_PAGE, HUGE_PAGE, i));
+	for (full = true; !stop; np_pause())
+		while (read(me.channel, &event, sizeof(event)) == sizeof(event))
+			if (event.cookie < most && leases[event.cookie] >= 0)
+				np_hold_free(me.end.ctx, std::exchange(leases[event.cookie], -1));
+	return 0;
+}
+
+enum want_status { lease_in_time, lease_at_once, no_lease };
+
+/* What a process that tries to get a lease for NP_WAIT_MS ends with. */
+int want_one_lease()
+{
+	lessee me(PAGE);
+	bool waited = false;
+
+	for (deadline end; !end.over(); np_pause()) {
+		if (me.lease(0, PAGE, 0) >= 0)
+			return waited ? lease_in_time : lease_at_once;
+		waited = true;
+	}
+	return no_lease;
+}
+
 } // namespace
 
-host::host(std::uint64_t seed, tally &count, link_state &link)
+stopwatch::~stopwatch()
+{
+	const std::uint64_t seconds = (np_now_ms() - begin_) / 1000;
+
+	if (seconds >= 15)
+		fmt::print("soak: {} s for: {}\n", seconds, kind_names[static_cast<unsigned>(kind_)]);
+}
+
+host::host(std::uint64_t seed, tally &count, link_state &link, bool leases)
     : random_(seed),
       count_(count),
       link_(link),
-      events_({kind::request_size, kind::dma_delay, kind::dma_delay, kind::read_overlap, kind::posted_writes,
-	       kind::early_ack, kind::out_of_order, kind::cut_from_start, kind::random_fetch,
-	       kind::trailing_dma, kind::link_loss, kind::reclaim, kind::reclaim, kind::limit, kind::compact, kind::drop_caches, kind::swap_off,
-	       kind::zram, kind::fault_around, kind::cpu, kind::balancing, kind::merging, kind::block})
+      leases_(leases),
+      events_({kind::request_size,  kind::dma_delay,    kind::dma_delay,    kind::read_overlap,
+	       kind::posted_writes, kind::early_ack,    kind::out_of_order, kind::cut_from_start,
+	       kind::random_fetch,  kind::trailing_dma, kind::link_loss,    kind::reclaim,
+	       kind::reclaim,       kind::limit,        kind::compact,      kind::drop_caches,
+	       kind::swap_off,      kind::zram,         kind::fault_around, kind::cpu,
+	       kind::balancing,     kind::merging,      kind::lease_age,    kind::lease_budget,
+	       kind::block})
 {
 	std::ifstream swaps("/proc/swaps");
 	std::string line;
@@ -171,8 +254,9 @@ void host::calm()
 		np_hca_set(dev, NP_HCA_DMA_REQUEST_SIZE, 512);
 		np_hca_set(dev, NP_HCA_DMA_DELAY_NS, 0);
 		np_hca_set(dev, NP_HCA_READ_OVERLAP, 0);
-		for (np_hca_register r : {NP_HCA_POSTED_WRITES, NP_HCA_ACK_BEFORE_PLACEMENT, NP_HCA_OUT_OF_ORDER,
-					  NP_HCA_CUT_FROM_START, NP_HCA_RANDOM_FETCH, NP_HCA_TRAILING_DMA})
+		for (np_hca_register r :
+		     {NP_HCA_POSTED_WRITES, NP_HCA_ACK_BEFORE_PLACEMENT, NP_HCA_OUT_OF_ORDER,
+		      NP_HCA_CUT_FROM_START, NP_HCA_RANDOM_FETCH, NP_HCA_TRAILING_DMA})
 			np_hca_set(dev, r, 0);
 		lose(i, 0);
 	}
@@ -180,6 +264,8 @@ void host::calm()
 	ordered_ = random_.one_in(2);
 	must("/sys/module/ib_core/parameters/nprdma_read_order", ordered_ ? "in-order" : "out-of-order");
 	np_set_hold_ms(NP_HOLD_MS);
+	must(lease_percent, leases_ ? usual_percent : "0");
+	must(lease_ms, usual_ms);
 	must("/sys/devices/system/cpu/cpu1/online", "1");
 	/* What is on shows now what it did. */
 	if (line_of(numa_balancing) == "1")
@@ -343,6 +429,51 @@ bool host::merge()
 	return merged_ > before;
 }
 
+/* The kernel asks leases back that have this age. */
+bool host::shorten_leases()
+{
+	const bool yes = !random_.one_in(3);
+
+	must(lease_ms, yes ? std::to_string(random_.between(20, 1000)) : usual_ms);
+	return yes;
+}
+
+/*
+ * One process leases more of its memory than all may have from then on, and gives back what is
+ * recalled. Another one, which has no lease, has to get one all the same: the oldest leases are
+ * recalled for it, those of the cells first. Cells go on without them, or ask again. True: it had to wait.
+ */
+bool host::want_leases()
+{
+	struct state {
+		std::atomic<bool> full, stop;
+	};
+	state &s = *make_shared_memory<state>();
+	int status = 0;
+
+	const pid_t greedy = np_fork();
+	if (!greedy)
+		_exit(be_greedy(s.full, s.stop));
+	while (!s.full && waitpid(greedy, &status, WNOHANG) != greedy)
+		np_pause();
+	if (!s.full)
+		throw std::runtime_error(fmt::format("who wants many leases ends with status {:#x}", status));
+	must(lease_percent, "1");
+	const pid_t modest = np_fork();
+	if (!modest)
+		_exit(want_one_lease());
+	if (waitpid(modest, &status, 0) != modest || !WIFEXITED(status) || WEXITSTATUS(status) == no_lease)
+		throw std::runtime_error(
+		    fmt::format("who has no lease gets none while others have many: status {:#x}", status));
+	must(lease_percent, usual_percent);
+	const bool waited = WEXITSTATUS(status) == lease_in_time;
+	s.stop = true;
+	if (waitpid(greedy, &status, 0) != greedy || status)
+		throw std::runtime_error(fmt::format("who had many leases ends with status {:#x}", status));
+	munmap(&s, sizeof(s));
+	return waited;
+}
+
 bool host::happens(kind k)
 {
 	switch (k) {
@@ -358,7 +489,8 @@ bool host::happens(kind k)
 	case kind::early_ack:
 		return knob(k, NP_HCA_ACK_BEFORE_PLACEMENT, !random_.one_in(3));
 	case kind::out_of_order:
-		return !ordered_ && knob(k, NP_HCA_OUT_OF_ORDER, random_.one_in(3) ? 0 : random_.between(1, 20000));
+		return !ordered_ &&
+		       knob(k, NP_HCA_OUT_OF_ORDER, random_.one_in(3) ? 0 : random_.between(1, 20000));
 	case kind::cut_from_start:
 		return knob(k, NP_HCA_CUT_FROM_START, !random_.one_in(3));
 	case kind::random_fetch:
@@ -393,6 +525,10 @@ bool host::happens(kind k)
 		return balance();
 	case kind::merging:
 		return merge();
+	case kind::lease_age:
+		return shorten_leases();
+	case kind::lease_budget:
+		return leases_ && want_leases();
 	case kind::block:
 		return memory_block();
 	default:
@@ -404,6 +540,7 @@ bool host::happens(kind k)
 void host::event()
 {
 	const kind k = events_.draw(random_);
+	const stopwatch time(k);
 
 	count_.tried(k);
 	count_.done(k, happens(k));

@@ -15,10 +15,25 @@ namespace soak
  * changes stays until another one, or calm(), changes it back. Set-up throws
  * std::runtime_error.
  */
+/* Says so when an event takes long, for whom has to find out where the time of a run went. */
+class stopwatch
+{
+public:
+	explicit stopwatch(kind k) : kind_(k), begin_(np_now_ms()) {}
+	~stopwatch();
+	stopwatch(const stopwatch &) = delete;
+	stopwatch &operator=(const stopwatch &) = delete;
+
+private:
+	kind kind_;
+	std::uint64_t begin_;
+};
+
 class host
 {
 public:
-	host(std::uint64_t seed, tally &count, link_state &link);
+	/* Without leases: to see what then never happens. */
+	host(std::uint64_t seed, tally &count, link_state &link, bool leases);
 	~host();
 	host(const host &) = delete;
 	host &operator=(const host &) = delete;
@@ -43,10 +58,13 @@ private:
 	bool balance();
 	bool merge();
 	bool memory_block();
+	bool shorten_leases();
+	bool want_leases();
 
 	random_source random_;
 	tally &count_;
 	link_state &link_;
+	const bool leases_;
 	bool loses_[2] = {};
 	deck<kind> events_;
 	std::string swap_;

@@ -76,6 +76,18 @@ namespace soak
 	X(page_faulted, "page brought for peers")                                                            \
 	X(page_read_back, "page brought for peers from swap or disk")                                        \
 	X(page_held, "page held for peers")                                                                  \
+	/* leases; the kernel counts all but the next two, which the library does */                         \
+	X(lease_got, "lease that libnprdma got")                                                             \
+	X(recall_heard, "recall that libnprdma heard of")                                                    \
+	X(remote_lease, "lease of a peer's memory")                                                          \
+	X(local_lease, "lease of a process's own memory")                                                    \
+	X(lease_returned, "page of a lease given back")                                                      \
+	X(lease_overdue, "lease not given back in time")                                                     \
+	X(recall_change, "recall: memory changed")                                                           \
+	X(recall_memory, "recall: memory is short")                                                          \
+	X(recall_budget, "recall: others want leases")                                                       \
+	X(recall_age, "recall: leased for long")                                                             \
+	X(recall_gone, "region deregistered with leases out")                                                \
 	/* of the owner's memory, not to be noticed */                                                       \
 	X(page_out, "MADV_PAGEOUT")                                                                          \
 	X(page_out_all, "MADV_PAGEOUT of all")                                                               \
@@ -137,7 +149,15 @@ namespace soak
 	X(cpu, "CPU offline")                                                                                \
 	X(balancing, "NUMA balancing")                                                                       \
 	X(merging, "KSM")                                                                                    \
+	X(lease_age, "leases that are soon recalled")                                                        \
+	X(lease_budget, "lease for who has none when all are taken")                                         \
 	X(block, "memory block offline")                                                                     \
+	/* stops of a peer that has leases */                                                                \
+	X(stop_idle, "idle peer stopped until its leases were overdue")                                      \
+	X(stop_gone, "idle peer stopped and its region deregistered")                                        \
+	X(stop_busy, "peer stopped with requests under way")                                                 \
+	X(stop_lived, "stopped with requests under way, all completed")                                      \
+	X(stop_lost, "stopped with requests under way, queue pair lost")                                     \
 	/* ends */                                                                                           \
 	X(kill_peer, "peer killed")                                                                          \
 	X(kill_owner, "owner killed")                                                                        \
@@ -156,6 +176,12 @@ enum class kind : unsigned {
 };
 
 inline constexpr std::size_t kinds = static_cast<std::size_t>(kind::end);
+
+/* Whether a peer that was stopped with requests under way keeps its queue pair is not up to the soak. */
+constexpr bool may_never_happen(kind k)
+{
+	return k == kind::stop_lived || k == kind::stop_lost;
+}
 
 inline constexpr const char *kind_names[kinds] = {
 #define X(name, text) text,

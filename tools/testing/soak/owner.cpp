@@ -4,6 +4,7 @@
  * into unpinned memory, and changes all this memory in each way it knows, at random.
  */
 #include "pages.hpp"
+#include "rdma_show.hpp"
 #include "verbs.hpp"
 
 #include <fcntl.h>
@@ -130,7 +131,7 @@ public:
 	      random_(c.seed * 2 + 1),
 	      device_(NP_OWNER_DEV),
 	      data_(map()),
-	      inbox_(static_cast<std::uint8_t *>(np_map(slots * message_bytes))),
+	      inbox_(static_cast<std::uint8_t *>(np_map(inbox_bytes))),
 	      mailbox_(static_cast<std::uint8_t *>(np_map(messages * message_bytes))),
 	      kept_(kept_events(c.kind)),
 	      lossy_(lossy_events(c.kind))
@@ -138,7 +139,8 @@ public:
 		if (!inbox_ || !mailbox_)
 			fail(c_, "no memory for messages");
 		/* Something for KSM from the beginning */
-		const bool merge = c_.kind == memory::anonymous && !madvise(data_, region_bytes, MADV_MERGEABLE);
+		const bool merge =
+		    c_.kind == memory::anonymous && !madvise(data_, region_bytes, MADV_MERGEABLE);
 
 		for (unsigned i = 0; i < region_pages; i++)
 			refill(i, 0, merge && random_.one_in(2));
@@ -147,8 +149,7 @@ public:
 					  "npr_reg_mr");
 		c_.rkey = mr_->rkey;
 		inbox_mr_ = nprdma::detail::own(
-		    npr_reg_mr(device_.pd.get(), inbox_, slots * message_bytes, IBV_ACCESS_LOCAL_WRITE),
-		    "npr_reg_mr");
+		    npr_reg_mr(device_.pd.get(), inbox_, inbox_bytes, IBV_ACCESS_LOCAL_WRITE), "npr_reg_mr");
 		mailbox_mr_ =
 		    pin(device_, mailbox_, messages * message_bytes, NP_RIGHTS | IBV_ACCESS_MW_BIND);
 		c_.mailbox = reinterpret_cast<std::uintptr_t>(mailbox_);
@@ -183,13 +184,14 @@ private:
 	range expendable_page();
 	range last_pages()
 	{
-		const bool whole = c_.kind == memory::hugetlb ||
-				   (c_.kind == memory::memfd && random_.one_in(2));
+		const bool whole =
+		    c_.kind == memory::hugetlb || (c_.kind == memory::memfd && random_.one_in(2));
 		const auto n =
 		    whole ? static_cast<unsigned>(huge_pages) : static_cast<unsigned>(random_.between(1, 64));
 
 		return {region_pages - n, n};
 	}
+	range range_of(kind k);
 	range many_pages() { return {static_cast<unsigned>(random_.below(region_pages - 63)), 64}; }
 	bool take(range r);
 	void empty(range r);
@@ -200,7 +202,12 @@ private:
 	bool over() const { return c_.stop || broken(); }
 	void event();
 	bool kept_event(kind k);
-	bool lossy_event(kind k);
+	bool lossy_event(kind k, range r);
+	void obey();
+	[[nodiscard]] rdma_show::region shown()
+	{
+		return kernel_.region_of(NP_OWNER_DEV, getpid(), region_bytes);
+	}
 	bool page_out(std::uint8_t *p, std::size_t pages);
 	bool page_out_again(range r);
 	bool userfault(range r, bool missing);
@@ -238,6 +245,7 @@ private:
 	std::uint32_t session_ = 0;
 	deck<kind> kept_, lossy_;
 	npr_mr_attr seen_{}; /* of the region when it was last looked at */
+	rdma_show::netlink kernel_;
 	bool node_ = false;
 	std::vector<pid_t> children_;
 };
@@ -300,11 +308,12 @@ void owner::refill(unsigned page, unsigned epoch, bool alike)
 	std::memcpy(at(page), shadow, PAGE);
 }
 
-/* In the CPU's eyes the region is what the model says; nobody uses it now. */
+/* What the CPU sees is what the model says, of all pages that no request uses. */
 void owner::compare()
 {
 	for (unsigned i = 0; i < region_pages; i++) {
-		if (c_.page[i].now() != there || !std::memcmp(at(i), c_.shadow + i * PAGE, PAGE))
+		if (c_.page[i].now() != there || c_.page[i].main_users ||
+		    !std::memcmp(at(i), c_.shadow + i * PAGE, PAGE))
 			continue;
 		std::size_t k = 0;
 		while (at(i)[k] == c_.shadow[i * PAGE + k])
@@ -324,6 +333,9 @@ bool owner::offer()
 	probe_.reset();
 	shared_.reset();
 	window_.reset();
+	/* Not of a peer that was killed: it may have changed the shadow, and not posted the request. */
+	if (c_.has_lost.exchange(false))
+		compare();
 	for (auto &p : c_.page) {
 		p.main_users = 0;
 		p.probe_writers = 0;
@@ -551,7 +563,7 @@ void owner::receive(arrivals &a)
 	if (n < 0 && !c_.owner_is_gone)
 		fail(c_, fmt::format("npr_poll_cq: {}", std::strerror(-n)));
 	for (int i = 0; i < n; i++) {
-		if (wc[i].status == IBV_WC_WR_FLUSH_ERR && over())
+		if (wc[i].status == IBV_WC_WR_FLUSH_ERR && (over() || (&a == &main_ && c_.may_lose)))
 			continue;
 		if (wc[i].status != IBV_WC_SUCCESS && c_.owner_is_gone)
 			continue;
@@ -654,8 +666,16 @@ void owner::await_no_hold()
 	deadline end;
 
 	while (!broken() && !npr_query_mr(mr_.get(), &now) && now.held_pages) {
-		if (end.over())
-			fail(c_, fmt::format("{} pages stay under a hold", std::uint64_t{now.held_pages}));
+		if (end.over()) {
+			const rdma_show::region r = shown();
+
+			fail(c_,
+			     fmt::format(
+				 "{} pages stay under a hold, {} leased; {} leases, {} recalls, {} overdue; "
+				 "the peer {} stopped, has {} requests under way",
+				 std::uint64_t{now.held_pages}, r.leased, r.leases, r.recalls(), r.overdue,
+				 c_.stopped ? "is" : "is not", c_.under_way.load()));
+		}
 		c_.rest = true;
 		receive();
 		serve_probe();
@@ -861,7 +881,7 @@ bool owner::kept_event(kind k)
 		return page_out(data_, region_pages);
 	case kind::page_out_inbox:
 		/* Asked for only: what receives may go into is held. */
-		return !madvise(inbox_, slots * message_bytes, MADV_PAGEOUT);
+		return !madvise(inbox_, inbox_bytes, MADV_PAGEOUT);
 	case kind::cold:
 		return !madvise(p, length, MADV_COLD);
 	case kind::huge_advice:
@@ -975,13 +995,17 @@ void owner::get_stuck()
 	c_.hang = false;
 }
 
-/* True if it happened. The kernel refuses none of it for a reason of ours, but poison. */
-bool owner::lossy_event(kind k)
+range owner::range_of(kind k)
 {
-	const range r = k == kind::mergeable     ? many_pages()
-			: k == kind::poison_page ? expendable_page()
-			: k == kind::truncate    ? last_pages()
-						 : some_pages();
+	return k == kind::mergeable     ? many_pages()
+	       : k == kind::poison_page ? expendable_page()
+	       : k == kind::truncate    ? last_pages()
+					: some_pages();
+}
+
+/* True if it happened. The kernel refuses none of it for a reason of ours, but poison. */
+bool owner::lossy_event(kind k, range r)
+{
 	std::uint8_t *p = at(r.first);
 	const std::size_t length = r.pages * PAGE;
 	const bool file = file_ >= 0;
@@ -1119,8 +1143,15 @@ bool owner::reregister()
 
 	if (taken) {
 		note_region();
+		const std::uint64_t leased = shown().leased, begin = np_now_ms();
+
 		if (int error = npr_dereg_mr(mr_.release()))
 			fail(c_, fmt::format("npr_dereg_mr: {}", std::strerror(error)));
+		/* It waits for leases, for a bounded time (I11). */
+		if (np_now_ms() > begin + NP_WAIT_MS)
+			fail(c_, fmt::format("npr_dereg_mr of {} leased pages takes {} ms", leased,
+					     np_now_ms() - begin));
+		c_.count->note(kind::recall_gone, leased != 0);
 		pause();
 		mr_ = nprdma::detail::own(npr_reg_mr(device_.pd.get(), data_, region_bytes, NP_RIGHTS),
 					  "npr_reg_mr");
@@ -1129,6 +1160,34 @@ bool owner::reregister()
 	}
 	give_back(all);
 	return taken;
+}
+
+/*
+ * The peer is going to be stopped with leases. Until it is, nothing else begins here: an event would take the
+ * leases, or wait for them.
+ */
+void owner::obey()
+{
+	if (c_.wanted == order::nothing)
+		return;
+	for (c_.waits = true; !c_.go && !over(); np_pause()) {
+		receive();
+		serve_probe();
+	}
+	c_.waits = false;
+	switch (c_.wanted) {
+	case order::nothing:
+		break;
+	case order::drop:
+		c_.count->note(kind::drop, lossy_event(kind::drop, {0, region_pages}));
+		break;
+	case order::reregister:
+		c_.count->note(kind::reregister, reregister());
+		break;
+	}
+	note_region();
+	c_.go = false;
+	c_.wanted = order::nothing;
 }
 
 /* What happened to pages that peers had. */
@@ -1153,7 +1212,9 @@ void owner::event()
 
 	c_.doing = static_cast<std::uint32_t>(k);
 	c_.count->tried(k);
-	c_.count->done(k, kept ? kept_event(k) : k == kind::reregister ? reregister() : lossy_event(k));
+	c_.count->done(k, kept                    ? kept_event(k)
+			  : k == kind::reregister ? reregister()
+						  : lossy_event(k, range_of(k)));
 	note_region();
 }
 
@@ -1168,6 +1229,7 @@ int owner::run()
 				become_another();
 			if (c_.hang)
 				get_stuck();
+			obey();
 			pause();
 		}
 		/* The peer drains its queue, and may need us for that. */
@@ -1208,8 +1270,7 @@ int run_owner(cell &c)
 		/* MADV_HWPOISON tells who does it; anything else is a bug, here or there. */
 		if (info->si_code != BUS_MCEERR_AR || !poisons)
 			fail(*me, fmt::format("SIGBUS, code {}, at byte {} of the region", info->si_code,
-					      reinterpret_cast<std::uintptr_t>(info->si_addr) -
-						  me->base));
+					      reinterpret_cast<std::uintptr_t>(info->si_addr) - me->base));
 	};
 	action.sa_flags = SA_SIGINFO;
 	sigaction(SIGBUS, &action, nullptr);

@@ -162,7 +162,7 @@ struct request {
 };
 
 /* Of local buffers: the last ones are the side connection's. */
-constexpr unsigned side_window = 4, slots = window + side_window;
+constexpr unsigned slots = window + side_window;
 
 /* All ends before the owner has connected, and then it does not any more. */
 struct not_needed {
@@ -176,6 +176,8 @@ public:
 
 private:
 	struct disconnected_now {
+	};
+	struct lost_now {
 	};
 
 	void main_loop();
@@ -241,17 +243,16 @@ peer::peer(cell &c)
 		      .extended = c.extended,
 		      .extended_poll = c.extended_poll}),
       probe_(device_, {.send = 4}),
-      pinned_(static_cast<std::uint8_t *>(np_map(slots * slot_bytes))),
-      unpinned_(static_cast<std::uint8_t *>(np_map_aligned(slots * slot_bytes, HUGE_PAGE))),
+      pinned_(static_cast<std::uint8_t *>(np_map(buffer_bytes))),
+      unpinned_(static_cast<std::uint8_t *>(np_map_aligned(buffer_bytes, HUGE_PAGE))),
       probe_buffer_(static_cast<std::uint8_t *>(np_map(16 * PAGE)))
 {
 	if (!pinned_ || !unpinned_ || !probe_buffer_)
 		fail(c_, "no memory for the peer's buffers");
-	pinned_mr_ = pin(device_, pinned_, slots * slot_bytes);
+	pinned_mr_ = pin(device_, pinned_, buffer_bytes);
 	probe_mr_ = pin(device_, probe_buffer_, 16 * PAGE);
 	unpinned_mr_ = nprdma::detail::own(
-	    npr_reg_mr(device_.pd.get(), unpinned_, slots * slot_bytes, IBV_ACCESS_LOCAL_WRITE),
-	    "npr_reg_mr");
+	    npr_reg_mr(device_.pd.get(), unpinned_, buffer_bytes, IBV_ACCESS_LOCAL_WRITE), "npr_reg_mr");
 
 	const std::uint32_t session = c_.owner_session;
 
@@ -330,7 +331,8 @@ extent peer::choose(verb v)
 	std::size_t length;
 	if (v == verb::read && random_.one_in(4)) {
 		const std::uint32_t site = c_.worksite_pages;
-		const std::size_t first = site ? c_.worksite + random_.below(site) : random_.below(region_pages);
+		const std::size_t first =
+		    site ? c_.worksite + random_.below(site) : random_.below(region_pages);
 
 		return {std::min<std::size_t>(first, region_pages - 9) * PAGE + near_page(random_),
 			random_.between(PAGE, 8 * PAGE)};
@@ -729,6 +731,8 @@ void peer::poll(connection &q, std::deque<request> &under_way)
 		if (wc[i].status != IBV_WC_SUCCESS) {
 			const std::string which = failed_request(under_way, wc[i]);
 
+			if (&q == &main_ && c_.may_lose && ends_a_connection(wc[i].status))
+				throw lost_now{};
 			if (ends_a_connection(wc[i].status))
 				await_news([] { return false; });
 			if (!c_.owner_is_gone || !ends_a_connection(wc[i].status))
@@ -760,8 +764,8 @@ void peer::poll(connection &q, std::deque<request> &under_way)
 /* The peer's own unpinned memory is not at rest either. */
 void peer::shake()
 {
-	const std::size_t first = random_.below(slots * slot_bytes / PAGE);
-	const std::size_t n = random_.between(1, slots * slot_bytes / PAGE - first);
+	const std::size_t first = random_.below(buffer_bytes / PAGE);
+	const std::size_t n = random_.between(1, buffer_bytes / PAGE - first);
 
 	std::uint8_t *p = unpinned_ + first * PAGE;
 
@@ -795,8 +799,7 @@ bool peer::fork_child()
 		const timespec t = {0, static_cast<long>(random.below(20000000))};
 
 		for (int i = 0; i < 64; i++)
-			std::memset((i % 2 ? pinned_ : unpinned_) +
-					random.below(slots * slot_bytes / PAGE) * PAGE,
+			std::memset((i % 2 ? pinned_ : unpinned_) + random.below(buffer_bytes / PAGE) * PAGE,
 				    tag(poison, 0, 1), 64);
 		nanosleep(&t, nullptr);
 		_exit(0);
@@ -822,6 +825,8 @@ void peer::note_stats()
 	c_.count->add(kind::hold, s.holds - stats_.holds);
 	c_.count->add(kind::suspicious, s.suspicious_pages - stats_.suspicious_pages);
 	c_.count->add(kind::repeated, s.repeated_pages - stats_.repeated_pages);
+	c_.count->add(kind::lease_got, s.leases - stats_.leases);
+	c_.count->add(kind::recall_heard, s.recalls - stats_.recalls);
 	stats_ = s;
 }
 
@@ -829,12 +834,30 @@ void peer::main_loop()
 {
 	std::uint64_t last = np_now_ms();
 	std::size_t before = 0;
+	unsigned idle = 0;
 
 	while (!c_.stop || !under_way_.empty() || !side_under_way_.empty()) {
-		if (!c_.stop && !c_.rest && under_way_.size() < window && !random_.one_in(4))
+		const bool quiet = c_.quiet;
+
+		if (!c_.stop && !c_.rest && !quiet && under_way_.size() < window && !random_.one_in(4))
 			post_chain();
-		if (!c_.stop && random_.one_in(2))
+		if (!c_.stop && !quiet && random_.one_in(2))
 			post_side();
+		c_.under_way = static_cast<std::uint32_t>(under_way_.size());
+		/* Some polls more, in which the library gives back what requests have held. */
+		idle = quiet && under_way_.empty() && side_under_way_.empty() ? idle + 1 : 0;
+		c_.main_idle = idle > 32;
+		if (c_.main_idle) {
+			/* From then on it does not poll, so that the next post is the first to see a recall.
+			 */
+			while (c_.quiet && !c_.owner_is_gone) {
+				/* Again and again: a new rest may begin before this has seen the end of the
+				 * last. */
+				c_.main_idle = true;
+				std::this_thread::yield();
+			}
+			continue;
+		}
 		/* All it left may be pages on their way and no credits: then nothing is posted that could
 		 * fail. */
 		if (c_.owner_is_gone && under_way_.empty())
@@ -945,6 +968,8 @@ void peer::probe_invalidate()
 		await_news([this] { return probe_stop_.load(); });
 		if (probe_stop_ || c_.owner_is_gone)
 			throw disconnected_now{};
+		if (!error && c_.may_lose && ends_a_connection(wc.status))
+			return reconnect_probe();
 		fail(c_, fmt::format("a SEND that would invalidate a region: {}",
 				     error ? std::strerror(-error) : ibv_wc_status_str(wc.status)));
 	}
@@ -957,10 +982,10 @@ std::string peer::seen_then(extent e, ibv_send_wr wr, const npr_stats &before)
 {
 	const npr_stats s = probe_.qp->stats();
 	const std::vector<std::uint8_t> sent(probe_buffer_, probe_buffer_ + e.length);
-	std::string all = fmt::format("{} faults, {} holds, {} repeated pages, {} READs of words; link {}lossy",
-				      s.faults - before.faults, s.holds - before.holds,
-				      s.repeated_pages - before.repeated_pages,
-				      s.word_reads - before.word_reads, c_.link->lossy ? "" : "not ");
+	std::string all = fmt::format(
+	    "{} faults, {} holds, {} repeated pages, {} READs of words; link {}lossy",
+	    s.faults - before.faults, s.holds - before.holds, s.repeated_pages - before.repeated_pages,
+	    s.word_reads - before.word_reads, c_.link->lossy ? "" : "not ");
 	ibv_wc wc{};
 	const std::uint32_t step = c_.page[e.first()].step;
 
@@ -970,7 +995,8 @@ std::string peer::seen_then(extent e, ibv_send_wr wr, const npr_stats &before)
 	if (error || wc.status != IBV_WC_SUCCESS)
 		return all + ", and a READ fails";
 	for (unsigned i = 0; i <= e.last() - e.first(); i++)
-		all += std::memcmp(&sent[i * PAGE], probe_buffer_ + i * PAGE, PAGE) ? ", other data" : ", same data";
+		all += std::memcmp(&sent[i * PAGE], probe_buffer_ + i * PAGE, PAGE) ? ", other data"
+										    : ", same data";
 	return all + fmt::format("; steps {} {}", step, c_.page[e.first()].step.load());
 }
 
@@ -1029,6 +1055,8 @@ void peer::probe_once()
 	if (error || wc.status != IBV_WC_SUCCESS) {
 		if (probe_stop_ || c_.owner_is_gone)
 			throw disconnected_now{};
+		if (!error && c_.may_lose && ends_a_connection(wc.status))
+			return reconnect_probe();
 		if (error || wc.status != IBV_WC_REM_ACCESS_ERR || allowed) {
 			await_news([this] { return probe_stop_.load(); });
 			if (probe_stop_ || c_.owner_is_gone)
@@ -1079,10 +1107,15 @@ void peer::probe_loop()
 {
 	try {
 		while (!probe_stop_) {
-			if (c_.rest)
+			const bool quiet = c_.quiet;
+
+			c_.probe_idle = quiet;
+			if (c_.rest || quiet) {
 				np_pause();
-			else
-				probe_once();
+				continue;
+			}
+			probe_once();
+			c_.probed++;
 		}
 	} catch (const disconnected_now &) {
 	} catch (const std::exception &e) {
@@ -1101,6 +1134,9 @@ int peer::run()
 			main_loop();
 		} catch (const disconnected_now &) {
 			status = disconnected;
+		} catch (const lost_now &) {
+			c_.has_lost = true;
+			status = lost;
 		}
 		probe_stop_ = true;
 	}

@@ -7,6 +7,7 @@
  * The seed decides what is tried and in which order; how it meets is up to the machine.
  */
 #include "host.hpp"
+#include "leases.hpp"
 #include "pages.hpp"
 
 #include <fcntl.h>
@@ -22,7 +23,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <new>
 #include <string_view>
 #include <vector>
 
@@ -56,23 +56,18 @@ struct options {
 	std::uint64_t seed = 1;
 	unsigned cells = 2;
 	unsigned round_seconds = 20;
-	bool break_model = false;
+	unsigned patience = 4;
+	bool break_model = false, no_leases = false;
 };
 
 /* A run of so many minutes has to have done everything at least once. */
 constexpr double minutes_for_all = 2;
-/* A slow kernel gets so many times as long for what is missing then. */
-constexpr unsigned patience = 4;
-
-/* Shared with all processes. */
-template <class T> T *make_shared_memory()
-{
-	void *p = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	if (p == MAP_FAILED)
-		throw std::runtime_error("no memory");
-	return new (p) T{};
-}
+/*
+ * While a peer is stopped, peers have so long to give a hold or a lease back; at all other times
+ * they have NP_HOLD_MS, so that nobody loses a queue pair for being slow. A peer that is stopped idle
+ * must not lose it either, and has what the kernel gives by default.
+ */
+constexpr unsigned usual_hold_ms = 5000, short_hold_ms = 2000;
 
 /* Where the threads of a process are, for whom has to find out why it does not end. */
 void show_threads(pid_t pid)
@@ -222,18 +217,81 @@ public:
 
 		if (owner_ && waitpid(owner_, &status, WNOHANG) == owner_)
 			broken("owner", status);
-		if (peer_ && waitpid(peer_, &status, WNOHANG) == peer_)
+		if (!peer_ || waitpid(peer_, &status, WNOHANG) != peer_)
+			return;
+		if (!c_->may_lose || !WIFEXITED(status) || WEXITSTATUS(status) != lost)
 			broken("peer", status);
+		peer_ = 0;
 	}
 
 	void kill_peer()
 	{
+		put_down(peer_);
+		replace_peer();
+	}
+
+	/* It has ended. */
+	void replace_peer()
+	{
 		const std::uint32_t session = c_->owner_session;
 
-		put_down(peer_);
 		c_->peer_is_gone = true;
 		await_session(session);
 		peer_ = spawn(run_peer);
+	}
+
+	/* What is under way comes to its end, and nothing new begins. */
+	void be_quiet(bool yes)
+	{
+		if (yes)
+			c_->main_idle = c_->probe_idle = false;
+		c_->quiet = yes;
+	}
+	[[nodiscard]] bool is_idle() const { return c_->main_idle && c_->probe_idle; }
+
+	/* True: it has leases of the region, and requests under way or none, as asked. Else it goes on. */
+	bool stop_peer(lease_watch &leases, bool busy)
+	{
+		siginfo_t info;
+
+		c_->stopped = true;
+		kill(peer_, SIGSTOP);
+		/* Until all its threads are. One that has ended instead stays for watch() to find. */
+		if (waitid(P_PID, static_cast<id_t>(peer_), &info, WSTOPPED | WEXITED | WNOWAIT))
+			throw std::runtime_error("waitid");
+		if (info.si_code == CLD_STOPPED && (c_->under_way != 0) == busy && leases.leased_by(owner_))
+			return true;
+		continue_peer();
+		return false;
+	}
+	void continue_peer()
+	{
+		c_->stopped = false;
+		kill(peer_, SIGCONT);
+	}
+
+	/* The peer may lose its queue pairs. What the model says holds all the same. */
+	void allow_loss(bool yes) { c_->may_lose = yes; }
+	[[nodiscard]] bool has_lost() const { return !peer_; }
+
+	/* The owner comes to rest, and obeys when it is told to go. */
+	void give(order o) { c_->wanted = o; }
+	[[nodiscard]] bool waits() const { return c_->waits; }
+	/* @obey: false: the order is taken back. */
+	void go(bool obey)
+	{
+		if (!obey)
+			c_->wanted = order::nothing;
+		c_->go = true;
+	}
+	[[nodiscard]] bool goes_on() const { return !c_->go; }
+
+	/* Requests of the main connection, and of the probe, that have ended. */
+	[[nodiscard]] std::uint64_t finished() const { return c_->finished; }
+	[[nodiscard]] std::uint64_t probed() const { return c_->probed; }
+	[[nodiscard]] std::string who() const
+	{
+		return fmt::format("a cell in {}, seed {}", name_of(c_->kind), c_->seed);
 	}
 
 	/* The peer has to find out by itself. */
@@ -292,8 +350,8 @@ public:
 			if (np_now_ms() > end) {
 				show_threads(owner_);
 				show_threads(peer_);
-				throw std::runtime_error(fmt::format(
-				    "an owner does not get stuck: {}", kind_names[c_->doing.load()]));
+				throw std::runtime_error(fmt::format("an owner does not get stuck: {}",
+								     kind_names[c_->doing.load()]));
 			}
 			np_pause();
 		}
@@ -376,9 +434,9 @@ private:
 		while (waitpid(pid, &status, WNOHANG) != pid) {
 			if (np_now_ms() > until) {
 				show_threads(pid);
-				throw std::runtime_error(fmt::format(
-				    "the {} of a cell in {}, seed {}, does not end: {}", who,
-				    name_of(c_->kind), c_->seed, reason()));
+				throw std::runtime_error(
+				    fmt::format("the {} of a cell in {}, seed {}, does not end: {}", who,
+						name_of(c_->kind), c_->seed, reason()));
 			}
 			np_pause();
 		}
@@ -424,8 +482,8 @@ private:
 		while (c_->told < std::size(c_->why) && np_now_ms() < until)
 			np_pause();
 		for (const char *why : {c_->why[0], c_->why[1]})
-			all += fmt::format("{}{}", all.empty() ? "" : "\n  the other one: ",
-					   *why ? why : "nothing");
+			all += fmt::format("{}{}",
+					   all.empty() ? "" : "\n  the other one: ", *why ? why : "nothing");
 		return all + warnings();
 	}
 
@@ -451,7 +509,8 @@ public:
 	      random_(o.seed),
 	      count_(*make_shared_memory<tally>()),
 	      link_(*make_shared_memory<link_state>()),
-	      host_(o.seed + 1, count_, link_)
+	      host_(o.seed + 1, count_, link_, !o.no_leases),
+	      leases_(count_)
 	{
 		if (int error = np_usage_start(&before_))
 			throw std::runtime_error(fmt::format("usage: {}", std::strerror(-error)));
@@ -463,7 +522,8 @@ public:
 	{
 		const std::uint64_t begin = np_now_ms(),
 				    end = begin + static_cast<std::uint64_t>(o_.minutes * 60000);
-		const std::uint64_t last = begin + static_cast<std::uint64_t>(patience * minutes_for_all * 60000);
+		const std::uint64_t last =
+		    begin + static_cast<std::uint64_t>(o_.patience * minutes_for_all * 60000);
 		const bool all = o_.minutes >= minutes_for_all;
 		unsigned rounds = 0;
 
@@ -492,6 +552,7 @@ private:
 		for (slot &s : slots_)
 			s.start(random_);
 		std::uint64_t next_kill = np_now_ms() + random_.between(2000, 8000);
+		std::uint64_t next_stop = np_now_ms() + random_.between(1000, 8000);
 		while (np_now_ms() < end || (np_now_ms() < end + NP_WAIT_MS && !all_worked())) {
 			host_.event();
 			if (o_.break_model)
@@ -499,10 +560,13 @@ private:
 					s.break_model();
 			const std::uint64_t until = np_now_ms() + random_.below(400);
 			do {
-				for (slot &s : slots_)
-					s.watch();
+				watch();
 				np_pause();
 			} while (np_now_ms() < until);
+			if (np_now_ms() > next_stop && all_worked()) {
+				stop_one();
+				next_stop = np_now_ms() + random_.between(6000, 12000);
+			}
 			if (np_now_ms() > next_kill && all_worked()) {
 				kill_one();
 				next_kill = np_now_ms() + random_.between(2000, 8000);
@@ -529,15 +593,176 @@ private:
 			throw std::runtime_error(fmt::format("after round {} {}", rounds_, differs));
 	}
 
+	void watch()
+	{
+		for (slot &s : slots_)
+			s.watch();
+		if (np_now_ms() < next_look_)
+			return;
+		leases_.look();
+		next_look_ = np_now_ms() + 200;
+	}
+
+	/* Cells and events of the host go on for so long. */
+	void go_on(std::uint64_t ms)
+	{
+		const std::uint64_t end = np_now_ms() + ms;
+		std::uint64_t next_event = np_now_ms() + random_.below(400);
+
+		for (; np_now_ms() < end; np_pause()) {
+			watch();
+			if (np_now_ms() < next_event)
+				continue;
+			host_.event();
+			next_event = np_now_ms() + random_.below(400);
+		}
+	}
+
+	/* Waits until it is so. @otherwise: what is wrong with the cell if it takes too long. */
+	template <class F> void must(const slot &s, F so, const char *otherwise)
+	{
+		for (const std::uint64_t end = np_now_ms() + 3 * NP_WAIT_MS; !so(); np_pause()) {
+			watch();
+			if (np_now_ms() > end)
+				throw std::runtime_error(fmt::format("{}: {}", s.who(), otherwise));
+		}
+	}
+	void must_rest(const slot &s)
+	{
+		must(
+		    s, [&s] { return s.has_lost() || s.is_idle(); }, "its peer does not come to rest");
+	}
+	void must_do_more(const slot &s)
+	{
+		const std::uint64_t main = s.finished() + 32, probe = s.probed() + 1;
+
+		must(
+		    s, [&] { return s.has_lost() || (s.finished() >= main && s.probed() >= probe); },
+		    "its peer does not go on");
+	}
+
+	void stop_one()
+	{
+		const kind how = stops_.draw(random_);
+		const std::size_t first = random_.below(slots_.size());
+		const stopwatch time(how);
+		bool happened = false;
+
+		count_.tried(how);
+		/* A cell whose region is a file on a disk may have no lease: then it is another one's turn.
+		 */
+		for (std::size_t i = 0; i < slots_.size() && !happened; i++) {
+			slot &s = slots_[(first + i) % slots_.size()];
+
+			happened = how == kind::stop_busy ? stop_busy(s) : stop_idle(s, how);
+		}
+		count_.done(how, happened);
+	}
+
+	/* All cells but one come to rest and stay so, or go on: at rest their peers have no holds. */
+	void others_quiet(const slot &s, bool yes)
+	{
+		for (slot &o : slots_)
+			if (&o != &s)
+				o.be_quiet(yes);
+		for (const slot &o : slots_)
+			if (&o != &s && yes)
+				must_rest(o);
+	}
+
+	/*
+	 * From now on the peer has so long for holds and recalls. A new peer takes its place, because the
+	 * owner's kernel does not shorten a time that is running already.
+	 */
+	void begin_stop(slot &s, unsigned ms)
+	{
+		others_quiet(s, true);
+		np_set_hold_ms(ms);
+		s.kill_peer();
+	}
+
+	/*
+	 * A peer that has nothing under way is stopped, and does not answer when its leases are
+	 * recalled. The owner's kernel ends their keys. Then the peer goes on, and no request fails.
+	 */
+	bool stop_idle(slot &s, kind how)
+	{
+		bool stopped = false;
+
+		begin_stop(s, usual_hold_ms);
+		s.give(how == kind::stop_gone ? order::reregister : order::drop);
+		must(
+		    s, [&s] { return s.waits(); }, "its owner does not come to rest");
+		/* The library gives idle leases back within 200 ms, so it may take more than one try. */
+		for (int tries = 0; tries < 8 && !stopped; tries++) {
+			s.be_quiet(false);
+			must_do_more(s);
+			s.be_quiet(true);
+			must_rest(s);
+			stopped = s.stop_peer(leases_, false);
+		}
+		s.go(stopped);
+		must(
+		    s, [&s] { return s.goes_on(); }, "its owner waits for a peer that is stopped");
+		np_set_hold_ms(NP_HOLD_MS);
+		leases_.look();
+		others_quiet(s, false);
+		if (stopped)
+			go_on(random_.below(2000));
+		/* In this order, so that the peer posts before it polls. */
+		s.be_quiet(false);
+		if (stopped)
+			s.continue_peer();
+		must_do_more(s);
+		return stopped;
+	}
+
+	/*
+	 * A peer is stopped in the middle of its work. The owner's kernel does not wait for its holds
+	 * longer than they may last, and ends its queue pair instead. Nothing else is lost.
+	 */
+	bool stop_busy(slot &s)
+	{
+		bool stopped = false;
+
+		begin_stop(s, short_hold_ms);
+		s.allow_loss(true);
+		must_do_more(s);
+		for (int tries = 0; tries < 64 && !stopped && !s.has_lost(); tries++) {
+			go_on(random_.below(20));
+			stopped = !s.has_lost() && s.stop_peer(leases_, true);
+		}
+		if (stopped) {
+			go_on(random_.between(short_hold_ms, 2 * short_hold_ms));
+			s.continue_peer();
+		}
+		must_do_more(s);
+		np_set_hold_ms(NP_HOLD_MS);
+		/* Holds that were granted before that may still end early: until there are none, it may lose.
+		 */
+		s.be_quiet(true);
+		must_rest(s);
+		if (stopped)
+			count_.note(s.has_lost() ? kind::stop_lost : kind::stop_lived, true);
+		if (s.has_lost())
+			s.replace_peer();
+		s.allow_loss(false);
+		s.be_quiet(false);
+		others_quiet(s, false);
+		return stopped;
+	}
+
 	[[nodiscard]] bool all_worked() const
 	{
-		return std::all_of(slots_.begin(), slots_.end(), [](const slot &s) { return s.has_worked(); });
+		return std::all_of(slots_.begin(), slots_.end(),
+				   [](const slot &s) { return s.has_worked(); });
 	}
 
 	void kill_one()
 	{
 		slot &s = slots_[random_.below(slots_.size())];
 		const kind how = kills_.draw(random_);
+		const stopwatch time(how);
 		bool happened = true;
 
 		count_.tried(how);
@@ -571,7 +796,7 @@ private:
 		std::string names;
 
 		for (std::size_t i = 0; i < kinds; i++)
-			if (!count_.count(static_cast<kind>(i)))
+			if (!count_.count(static_cast<kind>(i)) && !may_never_happen(static_cast<kind>(i)))
 				names += fmt::format("{}{}", names.empty() ? "" : ", ", kind_names[i]);
 		return names;
 	}
@@ -600,14 +825,21 @@ private:
 		last_report_ = np_now_ms();
 		fmt::print("soak: {}:{:02} of {}:00, round {}: {} READs, {} WRITEs, {} messages, {} atomics, "
 			   "{} probes, {} events, "
-			   "{} of the host, {} kills\n",
+			   "{} of the host, {} kills, {} stops\n",
 			   seconds / 60, seconds % 60, o_.minutes, rounds_, count_.count(kind::read),
 			   sum(kind::write, kind::write_imm),
 			   count_.count(kind::received) + sum(kind::uc_received, kind::ud_received),
 			   sum(kind::fetch_add, kind::compare_swap),
 			   sum(kind::probe_read, kind::refused_invalidate),
 			   sum(kind::page_out, kind::peer_fork), sum(kind::request_size, kind::block),
-			   sum(kind::kill_peer, kind::reap));
+			   sum(kind::kill_peer, kind::reap), sum(kind::stop_idle, kind::stop_busy));
+		fmt::print(
+		    "soak: leases: {} of peers' memory, {} of processes' own, {} pages at most; recalled: "
+		    "{} changed, {} memory, {} budget, {} age; {} overdue\n",
+		    count_.count(kind::remote_lease), count_.count(kind::local_lease), leases_.most(),
+		    count_.count(kind::recall_change), count_.count(kind::recall_memory),
+		    count_.count(kind::recall_budget), count_.count(kind::recall_age),
+		    count_.count(kind::lease_overdue));
 		std::fflush(stdout);
 	}
 
@@ -616,14 +848,16 @@ private:
 	tally &count_;
 	link_state &link_;
 	host host_;
+	lease_watch leases_;
 	cards cards_;
 	deck<kind> kills_{{kind::kill_peer, kind::kill_peer, kind::kill_owner, kind::kill_both, kind::exec,
 			   kind::oom_kill, kind::reap}};
+	deck<kind> stops_{{kind::stop_idle, kind::stop_gone, kind::stop_busy}};
 	/* Of rounds; end: in peace */
 	deck<kind> ends_{{kind::end, kind::end, kind::unbind, kind::unplug}};
 	np_usage before_{};
 	std::vector<slot> slots_;
-	std::uint64_t begin_ = 0, last_report_ = 0;
+	std::uint64_t begin_ = 0, last_report_ = 0, next_look_ = 0;
 	unsigned rounds_ = 0;
 };
 
@@ -638,6 +872,9 @@ int main(int argc, char **argv)
 	app.add_option("--minutes", o.minutes, "how long")->check(CLI::PositiveNumber);
 	app.add_option("--seed", o.seed, "of what is tried");
 	app.add_option("--cells", o.cells, "owners with a peer at a time")->check(CLI::Range(1, 6));
+	app.add_option("--patience", o.patience, "so many times two minutes for what never happened")
+	    ->check(CLI::PositiveNumber);
+	app.add_flag("--no-leases", o.no_leases, "the kernel grants none: it has to fail");
 	app.add_flag("--break-model", o.break_model, "let the model be wrong: it has to fail");
 	app.add_option("--round", o.round_seconds, "seconds until a look at what is left behind")
 	    ->check(CLI::PositiveNumber);
