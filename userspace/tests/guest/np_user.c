@@ -431,11 +431,14 @@ TEST_F(library, buffers_that_change_under_leases_are_used_as_they_are)
 {
 	struct np_pair *pair = &self->pair;
 	uint8_t *here = np_map(NP_DATA_LEN);
-	long before = np_pinned();
 	unsigned int leased = 0;
 	struct ibv_mr *mr;
+	long before;
 
 	ASSERT_NE(NULL, here);
+	/* With the region comes the memory that words are read into. */
+	ASSERT_EQ(0, npr_resolve(self->qp, pair->mr->rkey, NULL));
+	before = np_pinned();
 	mr = npr_reg_mr(pair->peer.pd, here, NP_DATA_LEN, IBV_ACCESS_LOCAL_WRITE);
 	ASSERT_NE(NULL, mr);
 	for (int i = 0; i < 200; i++) {
@@ -476,10 +479,12 @@ TEST_F(library, both_sides_may_be_unpinned)
 {
 	struct np_pair *pair = &self->pair;
 	uint8_t *here = np_map(NP_DATA_LEN);
-	long before = np_pinned();
 	struct ibv_mr *mr;
 	uint64_t count;
+	long before;
 
+	ASSERT_EQ(0, npr_resolve(self->qp, pair->mr->rkey, NULL));
+	before = np_pinned();
 	ASSERT_EQ(0, np_write_text(LEASES, "0"));
 	ASSERT_NE(NULL, here);
 	mr = npr_reg_mr(pair->peer.pd, here, NP_DATA_LEN, IBV_ACCESS_LOCAL_WRITE);
