@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What peers do not notice, but for the time it takes: changes that the kernel makes to an
- * owner's memory, and that leave its content as it is.
+ * owner's memory, and that leave its content as it is. Each of them once more while the memory
+ * is leased to a peer, and while it is leased to its owner.
  */
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -9,6 +10,7 @@
 #include <sys/syscall.h>
 
 #include "np_change.h"
+#include "np_leaser.h"
 #include "np_zram.h"
 
 #ifndef MADV_COLD
@@ -27,6 +29,7 @@
 FIXTURE(kept) {
 	struct np_pair pair;
 	struct np_load load;
+	struct np_leaser leaser;
 	uint8_t *data;
 	struct np_swap swap;
 	bool ksm;
@@ -35,12 +38,27 @@ FIXTURE(kept) {
 
 typedef FIXTURE_DATA(kept) kept;
 
-FIXTURE_VARIANT(kept) {
+struct kept_change {
 	int (*begin)(kept *self);
 	/* One change; how much of it happened, or -errno. */
 	long (*change)(kept *self, unsigned int i);
 	int rounds;
 	long enough;		/* of what happened */
+	bool recalls;		/* it makes the kernel ask for leases */
+};
+
+FIXTURE_VARIANT(kept) {
+	struct kept_change what;
+};
+
+/* Once more, while the memory is leased. */
+FIXTURE(kept_leased) {
+	kept kept;
+};
+
+FIXTURE_VARIANT(kept_leased) {
+	enum np_leaser_kind lease;
+	struct kept_change what;
 };
 
 /* It is about what reclaim takes first, and there is none: nothing becomes absent. */
@@ -231,9 +249,16 @@ static long change_block(kept *self, unsigned int i)
 {
 	char path[128], text[32];
 	uint64_t size, frame;
+	int node[PAGES], ret;
 	uint8_t *page;
 	long block;
-	int ret;
+
+	/* What is leased has left such blocks. So it goes back, and is leased meanwhile again. */
+	if (self->leaser.kind != NP_LEASER_NONE) {
+		if (!np_leaser_rest(&self->leaser, true) || move_pages(self, 1, node))
+			return -EIO;
+		np_leaser_rest(&self->leaser, false);
+	}
 
 	if (np_read_text(BLOCK "block_size_bytes", text, sizeof(text)) < 0)
 		return -ENODEV;
@@ -251,6 +276,21 @@ static long change_block(kept *self, unsigned int i)
 	if (ret)
 		return ret;
 	return (long)(frame / size) != block;
+}
+
+/* All of memory; pages of the region that moved for it. */
+static long change_compact(kept *self, unsigned int i)
+{
+	uint64_t before[PAGES];
+	long moved = 0;
+	int ret;
+
+	for (unsigned int k = 0; k < PAGES; k++)
+		before[k] = np_frame_of(self->data + k * PAGE);
+	ret = np_write_text("/proc/sys/vm/compact_memory", "1");
+	for (unsigned int k = 0; k < PAGES; k++)
+		moved += before[k] && np_frame_of(self->data + k * PAGE) != before[k];
+	return ret ?: moved;
 }
 
 static long change_cpu(kept *self, unsigned int i)
@@ -366,6 +406,9 @@ static int wait_for_leaves(kept *self)
 {
 	struct rdma_np_mr_info info;
 
+	/* None reaches what only its owner uses. */
+	if (self->leaser.kind == NP_LEASER_LOCAL)
+		return 0;
 	return np_wait_until((!np_query_mr(self->pair.mr, &info) &&
 			      info.huge_leaves == HUGE_PAGES_OF_DATA) ||
 			     atomic_load(&self->load.stop)) ? 0 : -ETIMEDOUT;
@@ -373,10 +416,17 @@ static int wait_for_leaves(kept *self)
 
 static int make_huge(kept *self)
 {
+	int ret = 0;
+
+	/* What is leased is pinned, and pages that are pinned are not collapsed. */
+	if (!np_leaser_rest(&self->leaser, true))
+		return -EIO;
 	/* Not while somebody else has a page in his hands for a moment. */
 	if (!np_wait_until(!madvise(self->pair.data, NP_DATA_LEN, MADV_COLLAPSE)))
-		return -errno;
-	return wait_for_leaves(self);
+		ret = -errno;
+	ret = ret ?: wait_for_leaves(self);
+	np_leaser_rest(&self->leaser, false);
+	return ret;
 }
 
 /* Pages that went to swap, of what was written through leaves of 2 MiB; the peer has them back. */
@@ -481,7 +531,7 @@ static int begin_huge_swap(kept *self)
 	return begin_swap(self) ?: begin_huge(self);
 }
 
-#define KEPT(name, ...) FIXTURE_VARIANT_ADD(kept, name) { __VA_ARGS__ }
+#define KEPT(name, ...) FIXTURE_VARIANT_ADD(kept, name) { .what = { __VA_ARGS__ } }
 KEPT(cold, .change = change_cold, .rounds = 50, .enough = 50);
 KEPT(page_out, .begin = begin_swap, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
 KEPT(freed, .begin = begin_swap, .change = change_free, .rounds = ROUNDS, .enough = 2 * PAGES);
@@ -502,52 +552,121 @@ KEPT(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enoug
 KEPT(cpu, .change = change_cpu, .rounds = 6, .enough = 6);
 KEPT(merged, .begin = begin_ksm, .change = change_ksm, .rounds = 20, .enough = 20);
 
-FIXTURE_SETUP(kept)
+/*
+ * Pinned pages do not go, so there is less of each; between two leases of a page they do. Under
+ * leases of whole slots huge pages stay what they are, and so do the leaves.
+ */
+#define LEASED(name, ...)							\
+	FIXTURE_VARIANT_ADD(kept_leased, remote_##name) {			\
+		.lease = NP_LEASER_REMOTE, .what = { __VA_ARGS__ }		\
+	};									\
+	FIXTURE_VARIANT_ADD(kept_leased, local_##name) {			\
+		.lease = NP_LEASER_LOCAL, .what = { __VA_ARGS__ }		\
+	}
+LEASED(cold, .change = change_cold, .rounds = 20, .enough = 20);
+LEASED(page_out, .begin = begin_swap, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
+LEASED(freed, .begin = begin_swap, .change = change_free, .rounds = ROUNDS, .enough = 1);
+LEASED(huge_page_out, .begin = begin_huge_swap, .change = change_huge_page_out, .rounds = 3);
+LEASED(huge_freed, .begin = begin_huge_swap, .change = change_huge_free, .rounds = 3,
+       .enough = 3);
+LEASED(huge_forked, .begin = begin_huge, .change = change_huge_fork, .rounds = 3, .enough = 3,
+       .recalls = true);
+LEASED(huge_node, .begin = begin_huge_nodes, .change = change_huge_node, .rounds = 3);
+LEASED(swap_off, .begin = begin_swap, .change = change_swap_off, .rounds = 3, .enough = 1);
+LEASED(zram, .begin = begin_zram, .change = change_page_out, .rounds = ROUNDS, .enough = 1);
+LEASED(pressure, .begin = begin_pressure, .change = change_pressure, .rounds = 2, .enough = PAGES,
+       .recalls = true);
+LEASED(soft_offline, .change = change_soft_offline, .rounds = 20, .enough = 2);
+LEASED(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .enough = PAGES,
+       .recalls = true);
+LEASED(balanced, .begin = begin_balancing, .change = change_balancing, .rounds = 4, .enough = 4,
+       .recalls = true);
+LEASED(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1);
+LEASED(compacted, .change = change_compact, .rounds = 4, .enough = 1);
+LEASED(cpu, .change = change_cpu, .rounds = 6, .enough = 6);
+LEASED(merged, .begin = begin_ksm, .change = change_ksm, .rounds = 10, .enough = 10);
+
+static void kept_begin(struct __test_metadata *_metadata, kept *self,
+		       const struct kept_change *what, enum np_leaser_kind lease)
 {
-	if (variant->begin == begin_pressure) {
-		ASSERT_EQ(0, begin_pressure(self));
-	}
+	bool slots = what->begin == begin_huge || what->begin == begin_huge_nodes ||
+		     what->begin == begin_huge_swap;
+
+	ASSERT_EQ(0, what->begin == begin_pressure ? begin_pressure(self) : 0);
 	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
-	if (variant->begin && variant->begin != begin_pressure) {
-		ASSERT_EQ(0, variant->begin(self));
-	}
+	ASSERT_EQ(0, what->begin && what->begin != begin_pressure ? what->begin(self) : 0);
+	ASSERT_EQ(0, np_leaser_init(&self->leaser, lease, &self->load, &self->pair.owner,
+				    self->pair.mr, slots));
 }
 
-FIXTURE_TEARDOWN_PARENT(kept)
+static void kept_end(struct __test_metadata *_metadata, kept *self)
 {
 	EXPECT_TRUE(np_swap_back(&self->swap));
-	if (self->ksm) {
-		EXPECT_EQ(0, np_ksm_stop());
-	}
-	if (self->balancing) {
-		EXPECT_EQ(0, np_write_text("/proc/sys/kernel/numa_balancing", "0"));
-	}
+	EXPECT_EQ(0, self->ksm ? np_ksm_stop() : 0);
+	EXPECT_EQ(0, self->balancing ?
+		     np_write_text("/proc/sys/kernel/numa_balancing", "0") : 0);
 	EXPECT_TRUE(np_group_remove());
 	/* As it is already, if the test came to its end. */
 	np_write_text("/sys/devices/system/cpu/cpu1/online", "1");
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
-TEST_F(kept, loses_nothing)
+static void kept_run(struct __test_metadata *_metadata, kept *self,
+		     const struct kept_change *what)
 {
 	struct np_load *load = &self->load;
 	uint64_t last = np_now_ms() + NP_WAIT_MS;
 	long happened = 0;
 
 	ASSERT_EQ(0, np_load_start(load));
-	for (int i = 0; i < variant->rounds || (happened < variant->enough && np_now_ms() < last);
-	     i++) {
+	for (int i = 0; i < what->rounds || (happened < what->enough && np_now_ms() < last); i++) {
 		long ret;
 
 		ASSERT_LOAD(np_load_goes_on(load, PAGES));
-		ret = variant->change(self, i);
+		ret = what->change(self, i);
 		ASSERT_LE(0, ret) TH_LOG("%s", strerror(-ret));
 		happened += ret;
 	}
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
-	EXPECT_LE(variant->enough, happened);
+	EXPECT_LE(what->enough, happened);
 	EXPECT_EQ(0, load->refused);
+}
+
+FIXTURE_SETUP(kept)
+{
+	kept_begin(_metadata, self, &variant->what, NP_LEASER_NONE);
+}
+
+FIXTURE_TEARDOWN_PARENT(kept)
+{
+	kept_end(_metadata, self);
+}
+
+TEST_F(kept, loses_nothing)
+{
+	kept_run(_metadata, self, &variant->what);
+}
+
+FIXTURE_SETUP(kept_leased)
+{
+	kept_begin(_metadata, &self->kept, &variant->what, variant->lease);
+}
+
+FIXTURE_TEARDOWN_PARENT(kept_leased)
+{
+	kept_end(_metadata, &self->kept);
+}
+
+TEST_F(kept_leased, loses_nothing)
+{
+	struct np_leaser *leaser = &self->kept.leaser;
+
+	kept_run(_metadata, &self->kept, &variant->what);
+	TH_LOG("%lu leases, %lu recalls, %lu requests under them", leaser->leases,
+	       np_leaser_recalls(leaser), leaser->uses);
+	EXPECT_LT(10 * PAGES, leaser->uses);
+	EXPECT_LE(variant->what.recalls, np_leaser_recalls(leaser));
 }
 
 FIXTURE(kept_readers) {

@@ -6,15 +6,20 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "np_harness.h"
 
+#define LEASE_PERCENT	"/sys/module/ib_core/parameters/nprdma_lease_percent"
+#define RECALL_MS	"/sys/module/ib_core/parameters/nprdma_recall_ms"
+
 #define SLOT		(2UL << 20)
-#define MAX_LEASES	64U
+#define MAX_LEASES	512U
 
 FIXTURE(lease) {
 	struct np_usage before;
@@ -35,6 +40,8 @@ FIXTURE_SETUP(lease)
 FIXTURE_TEARDOWN_PARENT(lease)
 {
 	EXPECT_TRUE(np_group_remove());
+	EXPECT_EQ(0, np_write_text(LEASE_PERCENT, "25"));
+	EXPECT_EQ(0, np_write_text(RECALL_MS, "1000"));
 	NP_CHECK_USAGE(&self->before);
 }
 
@@ -543,8 +550,9 @@ static int read_more(int fd, size_t len)
 }
 
 /*
- * Whoever reads a large file makes the kernel reclaim all the time, which recalls leases, and there
- * is always enough: so nobody waits, and there are leases as before.
+ * Whoever reads a large file makes the kernel reclaim all the time, and put off what it might recall.
+ * There is always enough: so nobody waits when leases are recalled for another reason, and
+ * there are leases as before.
  */
 TEST_F(lease, reclaim_that_finds_enough_does_not_wait)
 {
@@ -560,8 +568,8 @@ TEST_F(lease, reclaim_that_finds_enough_does_not_wait)
 	for (; self->nr < 16; self->nr++)
 		ASSERT_LE(0, np_lease(self->mr, (uintptr_t)self->data + self->nr * PAGE, PAGE, 0,
 				      self->channel, self->nr, &info));
-	for (unsigned int mib = 0; mib < 128 && *self->posted < self->nr; mib++)
-		ASSERT_EQ(0, read_more(fd, 1 << 20));
+	ASSERT_EQ(0, read_more(fd, 96 << 20));
+	ASSERT_EQ(0, madvise(self->data, self->nr * PAGE, MADV_DONTNEED));
 	EXPECT_EQ(self->nr, *self->posted);
 	ASSERT_EQ(0, read_more(fd, 8 << 20));
 	EXPECT_LE(0, np_lease(self->mr, (uintptr_t)self->data + SLOT - FEW, FEW, 0, self->channel,
@@ -600,23 +608,32 @@ FIXTURE_VARIANT_ADD(full_group, other_drops_caches) { .other = true, DROP_CACHES
 FIXTURE_VARIANT_ADD(full_group, only_thread) { RECLAIM };
 FIXTURE_VARIANT_ADD(full_group, one_of_two_threads) { .keeper = true, RECLAIM, .waits = true };
 
+/* What the other process does when it is told. */
+static int reclaim_when_told(const FIXTURE_VARIANT(full_group) *variant, int told)
+{
+	char byte;
+
+	if (read(told, &byte, 1) != 1)
+		return 255;
+	if (!variant->outside && np_write_text(NP_GROUP "/cgroup.procs", "0"))
+		return 254;
+	return -np_write_text(variant->file, variant->text);
+}
+
 FIXTURE_SETUP(full_group)
 {
+	pid_t other;
+
 	ASSERT_EQ(0, np_usage_start(&self->before));
 	ASSERT_EQ(0, pipe(self->told));
 	if (!variant->other)
 		return;
-	self->other = np_fork();
-	ASSERT_LE(0, self->other);
-	if (!self->other) {
-		char byte;
-
-		/* It has written to what it uses by then: the group has little left. */
-		_exit(read(self->told[0], &byte, 1) == 1 &&
-		      (variant->outside ||
-		       !np_write_text(NP_GROUP "/cgroup.procs", "0")) ?
-		      -np_write_text(variant->file, variant->text) : 255);
-	}
+	/* Before there are leases, which it would recall. Both share what self points to. */
+	other = np_fork();
+	ASSERT_LE(0, other);
+	if (!other)
+		_exit(reclaim_when_told(variant, self->told[0]));
+	self->other = other;
 }
 
 FIXTURE_TEARDOWN_PARENT(full_group)
@@ -687,12 +704,175 @@ TEST_F(full_group, only_who_may_kill_waits)
 					   PAGE, 0, self->lease.channel, 3, &info) >= 0));
 }
 
+/* --- what needs other memory to go -------------------------------------------------- */
+
+struct obedient {
+	FIXTURE_DATA(lease) *self;
+	atomic_bool stop;
+	atomic_int ret;
+};
+
+/* A thread that gives back what is recalled. */
+static void *obey_thread(void *arg)
+{
+	struct obedient *o = arg;
+
+	while (!atomic_load(&o->stop)) {
+		struct pollfd p = { .fd = o->self->channel, .events = POLLIN };
+
+		if (poll(&p, 1, 20) > 0) {
+			int ret = obey(o->self);
+
+			if (ret < 0)
+				atomic_store(&o->ret, ret);
+		}
+	}
+	return NULL;
+}
+
+#define HUGE_PAGES	"/proc/sys/vm/nr_hugepages"
+#define SPREAD		(512UL << 20)
+
+static unsigned int huge_pages_of(unsigned int want)
+{
+	char text[32];
+	int ret;
+
+	snprintf(text, sizeof(text), "%u", want);
+	ret = np_write_text(HUGE_PAGES, text);
+	return ret || np_read_text(HUGE_PAGES, text, sizeof(text)) < 0 ? 0 : atoi(text);
+}
+
+/*
+ * Memory is full of blocks of which nothing is used but one leased page, so who wants huge pages
+ * gets them only if these pages move: I10, compaction.
+ */
+TEST_F(lease, huge_pages_are_there_although_each_block_has_a_leased_page)
+{
+	struct obedient obedient = { .self = self };
+	unsigned int blocks = 0, before, most, with;
+	static bool seen[8192];
+	pthread_t thread;
+	size_t gap = 0;
+
+	ASSERT_EQ(0, lease_open(self, SPREAD));
+	for (size_t off = 0; off < SPREAD; off += PAGE)
+		self->data[off] = 1;
+	before = huge_pages_of(4000);
+	ASSERT_EQ(0, huge_pages_of(0));
+	for (size_t off = 0; off < SPREAD; off += PAGE) {
+		uint64_t block = np_frame_of(self->data + off) >> 9;
+		struct rdma_np_hold_info info;
+
+		if (blocks == MAX_LEASES || block >= 8192 || seen[block])
+			continue;
+		seen[block] = true;
+		self->leases[blocks] = np_lease(self->mr, (uintptr_t)self->data + off, PAGE, 0,
+						self->channel, blocks, &info);
+		ASSERT_LE(0, self->leases[blocks++]);
+		ASSERT_EQ(0, off > gap ? madvise(self->data + gap, off - gap, MADV_DONTNEED) : 0);
+		gap = off + PAGE;
+	}
+	ASSERT_EQ(0, madvise(self->data + gap, SPREAD - gap, MADV_DONTNEED));
+	self->nr = blocks;
+	/* Nobody gives back anything, then somebody does. */
+	most = huge_pages_of(4000);
+	ASSERT_EQ(0, huge_pages_of(0));
+	TH_LOG("%u huge pages beside all, %u beside %u leases of a page", before, most, blocks);
+	ASSERT_EQ(0, pthread_create(&thread, NULL, obey_thread, &obedient));
+	with = huge_pages_of(4000);
+	atomic_store(&obedient.stop, true);
+	ASSERT_EQ(0, pthread_join(thread, NULL));
+	ASSERT_EQ(0, huge_pages_of(0));
+	EXPECT_EQ(0, obedient.ret);
+	TH_LOG("%u huge pages if they are given back; %lu recalls", with,
+	       (unsigned long)*self->posted);
+	EXPECT_LE(before + blocks / 2, with);
+}
+
+/* Who is asked for a lease that he has not got any more may say so. */
+TEST_F(lease, deregistration_does_not_wait_for_leases_of_ones_own)
+{
+	struct rdma_np_event event;
+	long before;
+	uint64_t start;
+
+	ASSERT_EQ(0, lease_open(self, 4 * SLOT));
+	before = np_pinned();
+	ASSERT_EQ(0, np_write_text(RECALL_MS, "60000"));
+	for (unsigned int i = 0; i < 4; i++) {
+		self->leases[i] = lease_slot(self, i);
+		ASSERT_LE(0, self->leases[i]);
+	}
+	ASSERT_LE(before + 4 * (long)(SLOT / PAGE), np_pinned());
+	start = np_now_ms();
+	ASSERT_EQ(0, ibv_dereg_mr(self->mr));
+	EXPECT_GT(30000, np_now_ms() - start);
+	EXPECT_GE(before, np_pinned());
+	EXPECT_EQ(4, *self->posted);
+	for (unsigned int i = 0; i < 4; i++) {
+		ASSERT_EQ((ssize_t)sizeof(event), read(self->channel, &event, sizeof(event)));
+		EXPECT_EQ(RDMA_NP_EVENT_RECALL, event.type);
+	}
+	for (unsigned int i = 0; i < 4; i++)
+		EXPECT_EQ(0, np_hold_free(self->end.ctx, self->leases[i]));
+}
+
+/* Most of the host's memory that may be leased in what follows: some 20 MiB. */
+static long one_percent(void)
+{
+	return np_meminfo_kb("MemTotal") / 100 / 4;
+}
+
+/*
+ * I10. Who takes all that he can leaves as much to others: one of them, who comes later, has a
+ * lease, and nobody takes it from him while the first goes on to ask.
+ */
+TEST_F(lease, who_asks_without_end_leaves_room_for_others)
+{
+	FIXTURE_DATA(lease) other = {};
+	unsigned int refused = 0;
+	int sock[2], status;
+	pid_t pid;
+	char c = 0;
+
+	ASSERT_EQ(0, np_write_text(LEASE_PERCENT, "1"));
+	ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock));
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid) {
+		/* When all is taken it leases some, and looks in the end whether it has it. */
+		if (recv(sock[1], &c, 1, 0) != 1 || lease_open(&other, SLOT))
+			_exit(1);
+		other.leases[0] = lease_slot(&other, 0);
+		if (other.leases[0] < 0 || send(sock[1], &c, 1, 0) != 1 ||
+		    recv(sock[1], &c, 1, 0) != 1)
+			_exit(2);
+		_exit(*other.posted ? 3 : 0);
+	}
+	ASSERT_EQ(0, lease_open(self, 64 * SLOT));
+	ASSERT_EQ(0, lease_all(self));
+	TH_LOG("%u slots are leased, of %ld pages", self->nr, one_percent());
+	EXPECT_LT(0, self->nr);
+	EXPECT_GE(one_percent() / 2 + (long)(SLOT / PAGE), self->nr * (long)(SLOT / PAGE));
+	ASSERT_EQ(1, send(sock[0], &c, 1, 0));
+	ASSERT_EQ(1, recv(sock[0], &c, 1, 0));
+	for (unsigned int i = 0; i < 500; i++)
+		refused += lease_slot(self, self->nr + i % 8) == -EBUSY;
+	EXPECT_EQ(500, refused);
+	EXPECT_EQ(0, *self->posted);
+	ASSERT_EQ(1, send(sock[0], &c, 1, 0));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+}
+
 /* --- of a peer's memory ------------------------------------------------------------- */
 
 #define FIRST		2U		/* page of the lease, and how many there are */
 #define PAGES		4U
 #define LEASE_OFF	(FIRST * PAGE)
 #define LEASE_LEN	(PAGES * PAGE)
+#define QP_LEASES	192U		/* NP_MAX_LEASES of the kernel: of one queue pair */
 
 FIXTURE(remote_lease) {
 	struct np_pair pair;
@@ -713,6 +893,8 @@ FIXTURE_SETUP(remote_lease)
 FIXTURE_TEARDOWN_PARENT(remote_lease)
 {
 	EXPECT_EQ(0, np_set_hold_ms(NP_HOLD_MS));
+	EXPECT_EQ(0, np_write_text(LEASE_PERCENT, "25"));
+	EXPECT_EQ(0, np_hca_set(NP_PEER_DEV, NP_HCA_LOSS, 0));
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
@@ -827,6 +1009,84 @@ TEST_F(remote_lease, lease_kept_for_too_long_ends_and_its_queue_pair_does_not)
 	EXPECT_EQ(0, np_release(&pair->peer, self->lease.hold_id));
 	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_write(self, LEASE_OFF, 8));
 	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF + PAGE, PAGE, FIRST + 1));
+}
+
+/*
+ * All packets to the peer are lost, so its kernel hears of no recall, nor does it answer. That is
+ * what a cut link is to the owner, and what a kernel is that answers nothing.
+ */
+TEST_F(remote_lease, kernel_that_does_not_answer_a_recall_loses_the_lease_and_no_more)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_event event;
+
+	ASSERT_EQ(0, np_set_hold_ms(500));
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	np_fill(pair->peer.buf, PAGE, 55);
+	ASSERT_EQ(0, lease_write(self, LEASE_OFF + PAGE, PAGE));
+	ASSERT_EQ(0, np_hca_set(NP_PEER_DEV, NP_HCA_LOSS, 1));
+	ASSERT_EQ(0, madvise(pair->data + LEASE_OFF, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(self->pinned + PAGES, np_pinned());
+	ASSERT_TRUE(np_wait_until(np_pinned() == self->pinned));
+	ASSERT_EQ(0, np_hca_set(NP_PEER_DEV, NP_HCA_LOSS, 0));
+	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(pair->owner.qp));
+	EXPECT_EQ(IBV_QPS_RTS, np_qp_state(pair->peer.qp));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF + PAGE, PAGE, 55));
+	EXPECT_EQ(0, *(uint64_t *)(pair->data + LEASE_OFF));
+	/* The connection is good for all but that lease. */
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, LEASE_OFF, PAGE, RDMA_NP_FAULT_WRITE, &event));
+	ASSERT_EQ(0, np_write_proven(&pair->peer, &pair->info, 0, LEASE_OFF, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF, PAGE, 55));
+	EXPECT_EQ(IBV_WC_REM_ACCESS_ERR, lease_write(self, LEASE_OFF, 8));
+}
+
+/*
+ * I10. The attacker has a queue pair of its own, asks for a page at a time, and gives nothing back.
+ * The lease of the first queue pair is as good as before.
+ */
+TEST_F(remote_lease, who_asks_without_end_gets_the_bound_and_others_keep_theirs)
+{
+	const uint32_t flags = RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE;
+	struct np_pair *pair = &self->pair;
+	struct np_end a = {}, o = {};
+	struct rdma_np_region_info info;
+	struct rdma_np_event event;
+	struct ibv_qp *qp;
+	unsigned long leases = 0;
+	long pinned;
+
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
+	/* Its own channel, so that recalls of the first one's stay there. */
+	ASSERT_EQ(0, np_open(&a, NP_PEER_DEV, PAGE));
+	qp = np_make_qp(&pair->owner, pair->owner.pd);
+	ASSERT_NE(NULL, qp);
+	o.qp = qp;
+	o.lid = pair->owner.lid;
+	ASSERT_EQ(0, np_qp_connect(qp, np_address(&a)));
+	ASSERT_EQ(0, np_qp_connect(a.qp, np_address(&o)));
+	ASSERT_EQ(0, np_resolve(&a, pair->mr->rkey, &info));
+	pinned = np_pinned();
+	for (unsigned int i = 0; i < QP_LEASES; i++) {
+		ASSERT_EQ(RDMA_NP_OK, np_fault(&a, info.region_id, info.base + i * PAGE, PAGE,
+					       flags, &event));
+		leases += !!event.lease_key;
+	}
+	EXPECT_EQ(QP_LEASES, leases);
+	EXPECT_EQ(pinned + QP_LEASES, np_pinned());
+	/* Its own kernel does not even ask for more. */
+	for (unsigned int i = 0; i < 100; i++) {
+		EXPECT_EQ(-EBUSY, np_fault_once(&a, a.qp, info.region_id,
+						info.base + (QP_LEASES + i) * PAGE, PAGE, flags,
+						&event));
+	}
+	EXPECT_EQ(pinned + QP_LEASES, np_pinned());
+	ASSERT_EQ(0, np_next_event(&pair->peer, &event, 0));
+	np_fill(pair->peer.buf, PAGE, 66);
+	ASSERT_EQ(0, lease_write(self, LEASE_OFF, PAGE));
+	EXPECT_EQ(-1, np_differs(pair->data + LEASE_OFF, PAGE, 66));
+	ASSERT_EQ(0, np_release(&pair->peer, self->lease.hold_id));
+	/* And may have another one. */
+	ASSERT_EQ(0, take(self, RDMA_NP_FAULT_WRITE));
 }
 
 /* I11: what was reported done is in the page; the owner waits for a bounded time. */

@@ -104,14 +104,13 @@ static int read_page(struct np_load *load, unsigned int page)
 	return -ETIMEDOUT;
 }
 
-/* Likewise; 0: proven. */
-static int write_page(struct np_load *load, unsigned int page, uint64_t version)
+/* Likewise, of what is there; 0: proven. */
+static int write_page(struct np_load *load, unsigned int page)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS, word;
 	struct rdma_np_event event = {};
 	int ret;
 
-	page_fill(load, load->peer->buf, page, version);
 	ret = np_word(load->peer, load->info, offset_of(load, page), &word);
 	if (ret)
 		return ret < 0 ? ret : -EIO;
@@ -130,6 +129,15 @@ static int write_page(struct np_load *load, unsigned int page, uint64_t version)
 	}
 	release(load, &event);
 	return -ETIMEDOUT;
+}
+
+static int move_page(struct np_load *load, unsigned int page, bool write)
+{
+	int ret = load->move ? load->move(load, page, write) : -EAGAIN;
+
+	if (ret != -EAGAIN)
+		return ret;
+	return write ? write_page(load, page) : read_page(load, page);
 }
 
 static void operate(struct np_load *load, unsigned int number, bool write)
@@ -151,7 +159,9 @@ static void operate(struct np_load *load, unsigned int number, bool write)
 		write &= phase != NP_LOAD_THERE;
 	else
 		write |= page->unsure && load->writes_of_8;
-	ret = write ? write_page(load, number, version + 1) : read_page(load, number);
+	if (write)
+		page_fill(load, load->peer->buf, number, version + 1);
+	ret = move_page(load, number, write);
 	if (ret < 0) {
 		FAIL(load, number, ret);
 		return;

@@ -57,6 +57,11 @@ struct np_load {
 	atomic_uint writes_of_8;	/* of 8 operations, how many are WRITEs */
 	bool alike;			/* pages of one version are equal: see KSM */
 	bool no_holds;			/* memory that cannot be pinned for long */
+	/*
+	 * Another way to READ a page to the begin of the buffer, or to WRITE it from there: 0, the
+	 * status of a fault or -errno; -EAGAIN: not this time. NULL: there is none.
+	 */
+	int (*move)(struct np_load *load, unsigned int page, bool write);
 
 	struct np_load_page page[NP_LOAD_PAGES];
 	pthread_t thread;

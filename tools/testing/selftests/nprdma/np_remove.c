@@ -71,8 +71,11 @@ FIXTURE_SETUP(remove)
 	ASSERT_EQ(self->pinned + self->owner_pinned + self->peer_pinned + 8, np_pinned());
 }
 
+#define RECALL_MS "/sys/module/ib_core/parameters/nprdma_recall_ms"
+
 FIXTURE_TEARDOWN_PARENT(remove)
 {
+	EXPECT_EQ(0, np_write_text(RECALL_MS, "1000"));
 	/* The next test wants both. */
 	if (self->function[0] && access("/sys/class/infiniband/" NP_OWNER_DEV, F_OK))
 		EXPECT_EQ(0, np_device_return(NP_OWNER_DEV, variant->how, self->function));
@@ -244,6 +247,77 @@ TEST_F(remove, peers_device_can_go_with_keys_and_holds)
 	ASSERT_EQ(0, open_pair(&again));
 	ASSERT_EQ(0, np_read_proven(&again.peer, &again.info, 0, 0, HUGE_PAGE));
 	EXPECT_EQ(-1, np_differs(again.peer.buf + PAGE, PAGE, 1));
+}
+
+/* Leases of both kinds, with the words that tell of recalls: 0 or -errno. */
+static int take_leases(struct np_pair *pair, const volatile uint64_t **own, int *channel)
+{
+	struct rdma_np_hold_info info;
+	struct rdma_np_event event;
+	int64_t ret;
+	void *page;
+
+	ret = np_pair_fault(pair, 16 * PAGE, 8 * PAGE,
+			    RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE, &event);
+	if (ret || !event.lease_key)
+		return ret < 0 ? ret : -EREMOTEIO;
+	*channel = np_channel(pair->owner.ctx);
+	if (*channel < 0)
+		return *channel;
+	page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, *channel, 0);
+	if (page == MAP_FAILED)
+		return -errno;
+	*own = page;
+	ret = np_lease(pair->mr, (uintptr_t)pair->data + 32 * PAGE, 8 * PAGE, RDMA_NP_FAULT_WRITE,
+		       *channel, 0, &info);
+	return ret < 0 ? ret : 0;
+}
+
+/* Who gives a region up waits for its leases, here longer than the test. A device does not. */
+TEST_F(remove, owners_device_does_not_wait_for_leases)
+{
+	struct np_pair *pair = &self->pair, again = {};
+	const volatile uint64_t *own;
+	struct rdma_np_event event;
+	uint64_t start;
+	int channel;
+
+	ASSERT_EQ(0, np_write_text(RECALL_MS, "60000"));
+	ASSERT_EQ(0, take_leases(pair, &own, &channel));
+	ASSERT_EQ(self->pinned + self->owner_pinned + self->peer_pinned + 24, np_pinned());
+	start = np_now_ms();
+	ASSERT_EQ(0, np_device_remove(NP_OWNER_DEV, variant->how, self->function));
+	EXPECT_EQ(self->pinned + self->peer_pinned, np_pinned());
+	TH_LOG("removed within %lu ms", (unsigned long)(np_now_ms() - start));
+	EXPECT_GT(30000, np_now_ms() - start);
+	EXPECT_TRUE(memory_is_intact(pair));
+	/* Nothing more is posted under the owner's, and the peer has lost its connection. */
+	EXPECT_EQ(UINT64_MAX, *own);
+	EXPECT_EQ(-1, read(channel, &event, sizeof(event)));
+	EXPECT_NE(0, np_pair_read(pair, 0, PAGE));
+	ASSERT_EQ(0, np_device_return(NP_OWNER_DEV, variant->how, self->function));
+	ASSERT_EQ(0, open_pair(&again));
+	ASSERT_EQ(0, take_leases(&again, &own, &channel));
+}
+
+/* Whoever had leases cannot give them back any more: the end of his queue pair does. */
+TEST_F(remove, peers_device_can_go_with_leases)
+{
+	struct np_pair *pair = &self->pair, again = {};
+	const volatile uint64_t *own;
+	int channel;
+
+	ASSERT_EQ(0, take_leases(pair, &own, &channel));
+	ASSERT_EQ(0, np_device_remove(NP_PEER_DEV, variant->how, self->function));
+	/* The owner's own lease and no other: it was not the owner's device. */
+	EXPECT_TRUE(np_wait_until(np_pinned() == self->pinned + self->owner_pinned + 8));
+	EXPECT_EQ(0, *own);
+	EXPECT_TRUE(memory_is_intact(pair));
+	EXPECT_EQ(0, ibv_dereg_mr(pair->mr));
+	EXPECT_EQ(1, *own);
+	ASSERT_EQ(0, np_device_return(NP_PEER_DEV, variant->how, self->function));
+	ASSERT_EQ(0, open_pair(&again));
+	ASSERT_EQ(0, take_leases(&again, &own, &channel));
 }
 
 struct asking {
