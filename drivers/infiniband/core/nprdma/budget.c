@@ -724,6 +724,12 @@ unsigned long np_memcg_await_leases(struct mem_cgroup *memcg)
 	       atomic_long_read(&full->returned) == before && !fatal_signal_pending(current))
 		schedule_timeout_killable(1);
 	back = atomic_long_read(&full->returned) - before;
+	/*
+	 * What was scanned in vain while it was leased is on the active list. Reclaim takes nothing
+	 * from there if old statistics say that there is enough on the inactive one.
+	 */
+	if (back)
+		mem_cgroup_flush_stats(full->memcg);
 put:
 	np_budget_put(budget);
 	return back;

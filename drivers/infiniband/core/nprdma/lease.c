@@ -36,6 +36,7 @@
  * - a process without other threads, for its own leases: nobody else gives them back.
  */
 #include <linux/list_lru.h>
+#include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
 #include <linux/oom.h>
@@ -252,6 +253,9 @@ VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unuse
 	while (atomic_long_read(&np_leases_wanted) && time_before(jiffies, deadline) &&
 	       atomic_long_read(&np_leases_returned) == before)
 		schedule_timeout_uninterruptible(1);
+	/* As in np_memcg_await_leases(), but of all */
+	if (atomic_long_read(&np_leases_returned) != before)
+		mem_cgroup_flush_stats(NULL);
 	*(unsigned long *)freed += atomic_long_read(&np_leases_returned) - before;
 	return NOTIFY_OK;
 }

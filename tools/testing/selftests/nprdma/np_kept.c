@@ -581,7 +581,11 @@ LEASED(node, .begin = begin_nodes, .change = change_node, .rounds = ROUNDS, .eno
        .recalls = true);
 LEASED(balanced, .begin = begin_balancing, .change = change_balancing, .rounds = 4, .enough = 4,
        .recalls = true);
-LEASED(offline, .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1);
+/* What is leased to its owner leaves blocks that can go offline when it is pinned. */
+FIXTURE_VARIANT_ADD(kept_leased, remote_offline) {
+	.lease = NP_LEASER_REMOTE,
+	.what = { .begin = begin_blocks, .change = change_block, .rounds = 4, .enough = 1 },
+};
 LEASED(compacted, .change = change_compact, .rounds = 4, .enough = 1);
 LEASED(cpu, .change = change_cpu, .rounds = 6, .enough = 6);
 LEASED(merged, .begin = begin_ksm, .change = change_ksm, .rounds = 10, .enough = 10);

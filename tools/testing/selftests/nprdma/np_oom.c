@@ -3,7 +3,6 @@
  * I10: who would not be killed for memory without leases is not killed with them. A process locks
  * so much of the host's memory that nearly all that is leased has to go to swap.
  */
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -158,23 +157,6 @@ static int lease_all(FIXTURE_DATA(oom) *self, enum kind kind)
 	return ret;
 }
 
-/*
- * Reclaim balances its lists by statistics of control groups, which are up to seconds old, unless
- * somebody reads them. While they say that inactive pages are enough 6.12 takes no active ones,
- * not even before it kills; it does so without any lease as well. Never returns.
- */
-static void keep_statistics_new(void)
-{
-	static char text[8192];
-	int fd = open("/sys/fs/cgroup/memory.stat", O_RDONLY);
-
-	if (fd < 0 || mlockall(MCL_CURRENT))
-		_exit(1);
-	while (pread(fd, text, sizeof(text), 0) > 0)
-		np_pause();
-	_exit(1);
-}
-
 /* Whom the kernel would kill first. Never returns; 0: it has all of it. */
 static void lock_memory(size_t len)
 {
@@ -195,29 +177,25 @@ static void lock_memory(size_t len)
 TEST_F(oom, nobody_is_killed_while_leases_can_come_back)
 {
 	size_t available, swapped, len;
-	pid_t pid, reader = np_fork();
 	int status;
+	pid_t pid;
 
-	ASSERT_LE(0, reader);
-	if (!reader)
-		keep_statistics_new();
 	ASSERT_EQ(0, lease_all(self, variant->kind));
 	atomic_store(&keeper.go, true);
 	available = np_meminfo_kb("MemAvailable") * 1024UL;
 	/* What can be reclaimed may be some MiB more, or fewer. */
-	len = (available + LEN / 2) / SLOT * SLOT;
+	len = (available + LEN * 3 / 8) / SLOT * SLOT;
 	pid = np_fork();
 	ASSERT_LE(0, pid);
 	if (!pid)
 		lock_memory(len);
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	EXPECT_EQ(0, status);
-	EXPECT_EQ(0, waitpid(reader, NULL, WNOHANG));
 	swapped = np_swapped(self->data, LEN / PAGE) * PAGE;
 	TH_LOG("%zu MiB were available, %zu locked; %u leases, %u recalled; %zu of %lu MiB in swap",
 	       available >> 20, len >> 20, self->nr, self->recalled, swapped >> 20, LEN >> 20);
 	/* Without what was leased there would not have been enough. */
-	EXPECT_LT(LEN / 8, swapped);
+	EXPECT_LT(LEN / 16, swapped);
 	EXPECT_FALSE(self->failed);
 	for (size_t off = 0; off < LEN; off += PAGE)
 		ASSERT_EQ(-1, np_differs(self->data + off, PAGE, off / PAGE));
