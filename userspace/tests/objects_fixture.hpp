@@ -364,7 +364,11 @@ struct fake_kernel final : npr::kernel {
 		std::unique_lock lock(mutex);
 		return returned.wait_for(lock, std::chrono::seconds(10), [&] { return leases.empty(); });
 	}
-	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
+	int forget(const ibv_qp &, std::uint64_t) noexcept override
+	{
+		++forgotten;
+		return 0;
+	}
 	std::atomic<std::uint64_t> *map_posted(int channel) noexcept override
 	{
 		const std::lock_guard lock(mutex);
@@ -453,6 +457,7 @@ struct fake_kernel final : npr::kernel {
 	std::set<int> interrupted_by; /* signals: threads that are not the tester's */
 	std::set<std::uint32_t> keys;
 	bool nonsense = false;
+	std::atomic<unsigned> forgotten{0};
 	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;
 	std::uint64_t tries = std::numeric_limits<std::uint64_t>::max();
 	bool withhold = false;

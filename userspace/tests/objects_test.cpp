@@ -152,6 +152,12 @@ TEST_F(Objects, WithoutAPlaceForWordsARequestFails)
 
 	dev.refuse_reg = EPERM;
 	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), -EPERM);
+	/* What the peer might have said. */
+	for (const int error : {EACCES, ENXIO, EHOSTUNREACH, ECONNREFUSED}) {
+		dev.refuse_reg = error;
+		EXPECT_EQ(npr_resolve(qp, rkey, nullptr), -EIO);
+	}
+	EXPECT_EQ(kernel_ptr->forgotten, 5U) << "each time that the region was got for nothing";
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().status, IBV_WC_GENERAL_ERR);
 }

@@ -351,6 +351,44 @@ TEST_F(RemoteLeases, AdviceThatCannotBeIsRefused)
 	EXPECT_TRUE(b.world.faults.empty());
 }
 
+TEST_F(RemoteLeases, AdviceIsForWhatTheRegionAllows)
+{
+	sim_region &q = add(4);
+	const std::uint64_t base = q.info.base;
+
+	const auto become = [&](std::uint64_t id, unsigned access) {
+		q.info.region_id = id;
+		q.info.access = access;
+		q.rkey = static_cast<std::uint32_t>(0x700 + id);
+		know(q);
+	};
+	become(90, IBV_ACCESS_REMOTE_WRITE);
+	EXPECT_EQ(a.eng->advise(q.rkey, base, 64, NPR_ADVISE_READ_OFTEN), -EACCES);
+	become(91, IBV_ACCESS_REMOTE_READ);
+	EXPECT_EQ(a.eng->advise(q.rkey, base, 64, NPR_ADVISE_WRITE_OFTEN), -EACCES);
+	EXPECT_TRUE(a.world.faults.empty());
+	become(92, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+	EXPECT_EQ(a.eng->advise(q.rkey, base + 1, 64, NPR_ADVISE_WRITE_OFTEN), 0);
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	EXPECT_EQ(a.world.faults[0].req.flags, RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE | RDMA_NP_FAULT_WRITE);
+	EXPECT_EQ(a.world.faults[0].ranges[0].addr, base + 8);
+	EXPECT_EQ(a.world.faults[0].ranges[0].length, 8U);
+	a.world.faults.clear();
+}
+
+TEST_F(RemoteLeases, LeaseThatIsUnwantedWhenItComesGoesBack)
+{
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, 64, NPR_ADVISE_READ_OFTEN), 0);
+	ASSERT_EQ(a.world.faults.size(), 1U);
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, 64, NPR_ADVISE_SELDOM), 0);
+	a.world.settle();
+	EXPECT_EQ(stats().leases, 0U);
+	EXPECT_EQ(released().size(), 1U);
+	ASSERT_EQ(a.eng->advise(r().rkey, r().info.base, 64, NPR_ADVISE_READ_OFTEN), 0);
+	a.world.settle();
+	EXPECT_EQ(stats().leases, 1U) << "it is wanted again";
+}
+
 struct VeryLongRegion : RemoteLeases {
 	/* Eight parts, of the first of which there are only some pages. */
 	VeryLongRegion() : RemoteLeases(lease_config(), 2000, 48 * page_size) {}

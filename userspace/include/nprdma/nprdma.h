@@ -284,14 +284,14 @@ enum npr_advice {
 };
 
 /*
- * What the library finds out by itself when memory is used twice within 100 ms, it knows from the first
- * request on: a lease of it is worth while, by which requests cost what they cost on pinned memory.
- * Leases are asked for at once, as long as few are under way, and else by the first request to each
- * MiB, for the first 64 MiB of the range. NPR_ADVISE_SELDOM gives back those that there are. Advice:
- * the peer may refuse, and recall them. Does not block.
+ * What the library finds out by itself when memory is used twice within 100 ms, it knows before: a
+ * lease of it is worth while, by which requests cost what they cost on pinned memory. Leases are
+ * asked for at once, as long as few are under way, and else by the first such request to each MiB, of
+ * the first 64 that the range touches. NPR_ADVISE_SELDOM gives back those that touch the range. It is advice:
+ * the peer may refuse, and recall them, and what is not used for some 100 ms goes back. Does not block.
  *
  * 0; -ENOENT: @rkey is not resolved or not unpinned; -EFAULT: the range is not inside of the region;
- * -EACCES: it cannot be written; -EINVAL: @advice.
+ * -EACCES: the region has no such right; -EINVAL: @advice.
  */
 int npr_advise(struct npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int advice);
 

@@ -713,7 +713,7 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 	const uncancelled here;
 	const nanoseconds begun = monotonic();
 	nanoseconds pause = resolve_pause;
-	rdma_np_region_info info;
+	rdma_np_region_info info{};
 	int rc;
 
 	{
@@ -757,10 +757,15 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 int npr_cq::advise(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept
 {
 	const std::lock_guard lock(mutex);
-	const int rc = qp.engine.advise(rkey, addr, length, advice);
 
+	/* What is recalled is not posted under any more. */
+	if (leases_.has_events())
+		before_post();
+	const int rc = qp.engine.advise(rkey, addr, length, advice);
 	qp.engine.step();
 	settle(qp);
+	serve_line();
+	wake(qp);
 	return rc;
 }
 

@@ -94,7 +94,21 @@ int npr_qp::ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept
 {
 	const int rc = cq.ctx.kernel->resolve(*verbs, cq.channel.get(), rkey, info);
 
-	return rc ? rc : words.make();
+	if (rc)
+		return rc;
+	/* None of it is to be taken for the peer's answer, or for its silence. */
+	switch (const int error = words.make()) {
+	case 0:
+	case -EPERM:
+	case -ENOMEM:
+		return error;
+	case -EAGAIN:
+	case -EBUSY:
+	case -EINTR:
+		return -ENOMEM;
+	default:
+		return -EIO;
+	}
 }
 
 nanoseconds npr_qp::tries_for() noexcept

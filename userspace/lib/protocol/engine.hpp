@@ -35,7 +35,7 @@
  * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
  *   what it means for pinned memory: no word is READ, nothing is split or repeated, and the HCA's
  *   completion is the application's. A request is under at most one lease. A lease is asked for when
- *   requests begin in the same part of a region again and again; meanwhile they go the ways above.
+ *   requests begin in the same part of a region again and again, or on advice; meanwhile they go the ways above.
  * Under a hold the words are READ as well: one without the right that the hold gave
  *   says that the region has died, or that the owner took the page from itself, which
  *   a pinned region would not notice either; the peer's kernel is asked which.
@@ -468,6 +468,7 @@ private:
 		std::uint64_t start = 0; /* of the part */
 		std::uint32_t generation = 0; /* of the cookie */
 		bool write = false;
+		bool unwanted = false; /* it goes back when it comes */
 	};
 
 	/* A request that the HCA has, or had, as it is: what becomes of it is the HCA's to say. */
@@ -648,6 +649,7 @@ private:
 	[[nodiscard]] std::uint32_t find_lease(const ibv_send_wr &wr, std::uint32_t length,
 					       const region &r) const noexcept;
 	void want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept;
+	void use_seldom(const region &r, std::uint64_t addr, std::uint64_t last) noexcept;
 	[[nodiscard]] static int prefetch_error(const region &r, std::uint64_t addr, std::uint64_t length, bool write) noexcept;
 	void lease_answered(std::uint32_t k, const rdma_np_event &e) noexcept;
 	[[nodiscard]] bool granted(const lease_ask &q, const rdma_np_event &e) noexcept;
@@ -683,6 +685,7 @@ private:
 	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
 	[[nodiscard]] region *make_region(const rdma_np_region_info &info) noexcept;
 	void region_dies(region &r) noexcept;
+	void decline(const rdma_np_region_info &info) noexcept;
 	void retire(region &r) noexcept;
 	void forget_dead() noexcept;
 	void unref(piece &p) noexcept;

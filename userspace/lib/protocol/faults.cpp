@@ -240,10 +240,7 @@ void engine::on_event(const rdma_np_event &e) noexcept
 			/* An answer that names it may be on its way: it must not be believed. */
 			rdma_np_region_info info{};
 			info.region_id = e.region_id;
-			if (region *z = make_region(info)) {
-				z->gone = true;
-				retire(*z);
-			}
+			decline(info);
 		}
 		return;
 	}

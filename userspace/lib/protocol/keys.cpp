@@ -197,6 +197,20 @@ void engine::region_dies(region &r) noexcept
 		retire(r);
 }
 
+/*
+ * RESOLVE may have found a region, and then something else went wrong. Whoever got a region has to forget it, for
+ * its owner keeps its keys until then.
+ */
+void engine::decline(const rdma_np_region_info &info) noexcept
+{
+	if (!info.region_id || find_region(info.region_id))
+		return;
+	if (region *const r = make_region(info)) {
+		r->gone = true;
+		retire(*r);
+	}
+}
+
 /* It is dead, and no piece refers to it, nor ever will. */
 void engine::retire(region &r) noexcept
 {
@@ -255,6 +269,8 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 	--resolves_;
 	if (!error && !sane(info))
 		error = -EPROTO;
+	if (error)
+		decline(info);
 	/* What is known stays so if this one says nothing; that a key is none only -EACCES says. */
 	if (b && (awaited || !error || error == -EACCES)) {
 		if (is_answer(error)) {
@@ -349,6 +365,7 @@ int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_in
 	if (error == -EHOSTUNREACH && !find_binding(rkey))
 		if (binding *b = make_binding(rkey))
 			make_plain(*b, error, asked, 0);
+	decline(info);
 	--resolves_;
 	forget_dead();
 	return error;

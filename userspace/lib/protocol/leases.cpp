@@ -18,42 +18,59 @@ int engine::advise(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 	if (!b || b->state != binding_state::bound)
 		return -ENOENT;
 	const region &r = *b->to;
-	const bool write = advice == NPR_ADVISE_WRITE_OFTEN;
+	const bool write = advice == NPR_ADVISE_WRITE_OFTEN, seldom = advice == NPR_ADVISE_SELDOM;
 	if (const int error = prefetch_error(r, addr, length, write))
 		return error;
+	const unsigned rights = write ? IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_READ;
+	if (!seldom && !(r.info.access & rights))
+		return -EACCES;
 	if (!length || !config_.leases)
 		return 0;
 	const std::uint64_t base = r.info.base >> leases::part_shift, last = addr + (length - 1);
-	const std::uint64_t end = std::min((last >> leases::part_shift) + 1, (addr >> leases::part_shift) + max_advised);
+	const std::uint64_t begin = addr >> leases::part_shift, end = (last >> leases::part_shift) + 1;
 
-	for (std::uint64_t part = addr >> leases::part_shift; part < end; ++part) {
-		const std::uint64_t key = leases::key_of(r.uid, static_cast<std::uint32_t>(part - base));
-
-		if (advice == NPR_ADVISE_SELDOM) {
-			leases_.expect(key, false, false);
-			leases_.expect(key, true, false);
-			continue;
-		}
-		leases_.expect(key, write, true);
+	if (seldom) {
+		use_seldom(r, addr, last);
+		return 0;
+	}
+	for (std::uint64_t part = begin; part < std::min(end, begin + max_advised); ++part) {
+		leases_.expect(leases::key_of(r.uid, static_cast<std::uint32_t>(part - base)), write);
 		/* As its first request would, as long as there is room. */
-		const std::uint64_t first = std::max(addr, part << leases::part_shift);
+		std::uint64_t first = std::max(addr, part << leases::part_shift);
+		std::uint64_t bytes = std::min(last - first, page_size - 1 - first % page_size) + 1;
 		ibv_send_wr wr{};
 		wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-		wr.wr.rdma.remote_addr = first;
-		wr.wr.rdma.rkey = rkey;
-		const auto bytes = static_cast<std::uint32_t>(std::min(last - first, page_size - 1 - first % page_size) + 1);
-		if (find_lease(wr, bytes, r) == none)
-			want_lease(wr, bytes, r);
+		if (write && !(r.info.access & IBV_ACCESS_REMOTE_WRITE)) {
+			first += -first % atomic_size;
+			bytes = atomic_size;
+			wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		}
+		wr.wr.rdma.remote_addr = first; /* an atomic's, too */
+		(is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey) = rkey;
+		if (find_lease(wr, static_cast<std::uint32_t>(bytes), r) == none)
+			want_lease(wr, static_cast<std::uint32_t>(bytes), r);
 	}
-	if (advice == NPR_ADVISE_SELDOM)
-		leases_.for_each_live([&](std::uint32_t n) {
-			const leases::range x = leases_.bytes(n);
-			const std::uint64_t part = (base + (x.key & ~0U)) << leases::part_shift;
-
-			if (x.key >> 32 == r.uid && part + x.first <= last && part + x.end > addr)
-				end_lease(n);
-		});
 	return 0;
+}
+
+/* Leases of any of [@addr, @last] go back, and so do those that are asked for; nothing there is expected to be worth one. */
+void engine::use_seldom(const region &r, std::uint64_t addr, std::uint64_t last) noexcept
+{
+	using leases = remote_leases;
+	const std::uint64_t base = r.info.base >> leases::part_shift;
+	const std::uint64_t first_key = leases::key_of(r.uid, static_cast<std::uint32_t>((addr >> leases::part_shift) - base));
+	const std::uint64_t last_key = leases::key_of(r.uid, static_cast<std::uint32_t>((last >> leases::part_shift) - base));
+
+	leases_.expect_none(first_key, last_key);
+	for (lease_ask &q : lease_asks_)
+		q.unwanted |= q.key >= first_key && q.key <= last_key;
+	leases_.for_each_live([&](std::uint32_t n) {
+		const leases::range x = leases_.bytes(n);
+		const std::uint64_t part = (base + (x.key & ~0U)) << leases::part_shift;
+
+		if (x.key >> 32 == r.uid && part + x.first <= last && part + (x.end - 1) >= addr)
+			end_lease(n);
+	});
 }
 
 /* The bytes of a region that @wr needs; or nothing if it may not have them, or no lease can be of them all. */
@@ -136,6 +153,7 @@ void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const regio
 	q->region = i.region_id;
 	q->start = start;
 	q->write = need->write;
+	q->unwanted = false;
 	++asked_leases_;
 	++faults_;
 }
@@ -146,7 +164,9 @@ void engine::lease_answered(std::uint32_t k, const rdma_np_event &e) noexcept
 
 	if (!q.key || q.generation != static_cast<std::uint32_t>(e.cookie >> 16))
 		return release_unused(e.hold_id);
-	if (!granted(q, e)) {
+	if (q.unwanted) {
+		release_unused(e.hold_id);
+	} else if (!granted(q, e)) {
 		release_unused(e.hold_id);
 		leases_.refused(q.key, q.write, world_.recently());
 	}

@@ -173,8 +173,14 @@ public:
 		return again;
 	}
 
-	/* Is already the first request there worth one? */
-	void expect(std::uint64_t key, bool write, bool yes) noexcept { candidate_of(key, write).expected = yes; }
+	/* Already the first request there is worth one. */
+	void expect(std::uint64_t key, bool write) noexcept { candidate_of(key, write).expected = true; }
+	/* Of no part in [@first, @last] is it. */
+	void expect_none(std::uint64_t first, std::uint64_t last) noexcept
+	{
+		for (candidate &c : candidates_)
+			c.expected &= c.key < first || c.key > last;
+	}
 
 	/* One was got at @now. */
 	void granted(std::uint64_t key, bool write, std::uint64_t now) noexcept

@@ -117,8 +117,7 @@ void engine::push_refused(std::uint64_t i) noexcept
 /*
  * Completions come in order, so that of this one says that all before it are over, unsignaled ones that
  * had succeeded included. A dead QP flushes it. The peer of a live one looks at no key, for it accesses nothing, but
- * at what its QP allows. Both QPs allow READs: a lease is granted after another request to the region, none of which
- * is proven without one.
+ * at what its QP allows. Both QPs allow READs: without a lease nothing is proven without one, see nprdma(7).
  */
 void engine::push_drain() noexcept
 {

@@ -160,7 +160,7 @@ void resolver::run(std::size_t self) noexcept
 			wake_.notify_one();
 		lock.unlock();
 
-		rdma_np_region_info info;
+		rdma_np_region_info info{};
 		const nanoseconds asked = monotonic();
 		int rc = j.who->ask(j.rkey, info);
 		const nanoseconds after = monotonic();
