@@ -59,6 +59,14 @@ public:
 		}
 	}
 
+	/* All of the peer's buffer, so that it is there, and may be leased as a whole. */
+	void bring()
+	{
+		post(0, MiB);
+		while (!poll())
+			;
+	}
+
 	/* WRITEs, each signaled, until @end: how many complete from @begin on. */
 	int run(double begin, double end)
 	{
@@ -66,7 +74,7 @@ public:
 
 		for (double now = now_us(); now < end; now = now_us()) {
 			for (; posted - done < static_cast<int>(window); posted++)
-				post(static_cast<std::size_t>(posted) * bytes % MiB);
+				post(static_cast<std::size_t>(posted) * bytes % MiB, bytes);
 			done += poll();
 			before = now < begin ? done : before;
 		}
@@ -76,10 +84,10 @@ public:
 	}
 
 private:
-	void post(std::size_t at)
+	void post(std::size_t at, std::uint32_t length)
 	{
 		ibv_sge sge = {.addr = local_.address() + at,
-			       .length = bytes,
+			       .length = length,
 			       .lkey = unpinned_ ? unpinned_->get()->lkey : pinned_->lkey};
 		ibv_send_wr wr{}, *bad = nullptr;
 
@@ -157,6 +165,9 @@ void measure_threads(const options &opt, report &out)
 		ways[0].push_back(std::make_unique<worker>(here, responder, nullptr));
 		ways[1].push_back(std::make_unique<worker>(here, responder, &library));
 	}
+	for (const workers &w : ways)
+		for (const auto &one : w)
+			one->bring();
 	for (int round = 0; round < opt.rounds; round++) {
 		std::array<std::array<double, threads.size()>, 2> one{};
 
