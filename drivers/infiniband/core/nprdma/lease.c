@@ -70,6 +70,8 @@ static struct list_lru np_leases;
 static atomic_long_t np_leases_wanted;
 static unsigned long np_leases_wanted_at;	/* jiffies: the last recall */
 static atomic_long_t np_leases_returned;
+/* So many of these the kernel was told of, before it would have killed; under its oom_lock */
+static unsigned long np_leases_told;
 
 /**
  * np_recall_time() - how long is a lease waited for that was recalled
@@ -242,21 +244,23 @@ EXPORT_SYMBOL_IF_KUNIT(np_leases_make_room);
  */
 VISIBLE_IF_KUNIT int np_lease_oom(struct notifier_block *nb, unsigned long unused, void *freed)
 {
-	unsigned long before = atomic_long_read(&np_leases_returned);
 	enum np_recall_why why = NP_RECALL_MEMORY;
-	unsigned long deadline;
+	unsigned long deadline, back;
 
 	np_leases_pause(NP_OOM_PAUSE_MS);
 	while (list_lru_walk(&np_leases, np_lease_isolate, &why, NP_RECALL_BATCH))
 		cond_resched();
 	deadline = READ_ONCE(np_leases_wanted_at) + msecs_to_jiffies(NP_OOM_MS);
 	while (atomic_long_read(&np_leases_wanted) && time_before(jiffies, deadline) &&
-	       atomic_long_read(&np_leases_returned) == before)
+	       atomic_long_read(&np_leases_returned) == np_leases_told)
 		schedule_timeout_uninterruptible(1);
+	/* Also what came back between two calls, while reclaim looked elsewhere */
+	back = atomic_long_read(&np_leases_returned) - np_leases_told;
+	np_leases_told += back;
 	/* As in np_memcg_await_leases(), but of all */
-	if (atomic_long_read(&np_leases_returned) != before)
+	if (back)
 		mem_cgroup_flush_stats(NULL);
-	*(unsigned long *)freed += atomic_long_read(&np_leases_returned) - before;
+	*(unsigned long *)freed += back;
 	return NOTIFY_OK;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_lease_oom);

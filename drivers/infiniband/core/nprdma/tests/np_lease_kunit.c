@@ -636,6 +636,24 @@ static void np_lease_that_reclaim_wants_is_waited_for(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, freed, 4);
 }
 
+/* While reclaim looked elsewhere: it is not to kill before it has looked once more */
+static void np_lease_that_has_come_back_counts_once(struct kunit *test)
+{
+	struct np_region *region = np_test_region(test, 8);
+	struct np_test_lease lease;
+	unsigned long freed = 0;
+
+	KUNIT_ASSERT_EQ(test, np_test_lease(region, &lease, 0, 4, 0), 0);
+	np_test_shrink(100 * NP_SLOT_PAGES);
+	KUNIT_ASSERT_EQ(test, lease.recalled, 1);
+	np_local_release(lease.local);
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_EQ(test, freed, 4);
+	KUNIT_EXPECT_EQ(test, np_lease_oom(NULL, 0, &freed), NOTIFY_OK);
+	KUNIT_EXPECT_EQ(test, freed, 4);
+	np_leases_pause(0);
+}
+
 /* What was only reserved, or given back by itself, is no memory that has come back */
 static void np_reservations_save_nobody(struct kunit *test)
 {
@@ -687,14 +705,25 @@ static struct kunit_case np_lease_cases[] = {
 	KUNIT_CASE(np_lease_that_stays_delays_no_other),
 	KUNIT_CASE(np_page_comes_back_once),
 	KUNIT_CASE(np_lease_that_reclaim_wants_is_waited_for),
+	KUNIT_CASE(np_lease_that_has_come_back_counts_once),
 	KUNIT_CASE(np_reservations_save_nobody),
 	KUNIT_CASE(np_lease_outlives_its_region),
 	{}
 };
 
+/* The kernel has heard of all that came back before */
+static int np_lease_test_init(struct kunit *test)
+{
+	unsigned long freed = 0;
+
+	np_lease_oom(NULL, 0, &freed);
+	np_leases_pause(0);
+	return np_test_init(test);
+}
+
 static struct kunit_suite np_lease_suite = {
 	.name = "nprdma_region_lease",
-	.init = np_test_init,
+	.init = np_lease_test_init,
 	.test_cases = np_lease_cases,
 };
 
