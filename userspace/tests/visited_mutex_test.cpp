@@ -39,7 +39,7 @@ TEST_P(VisitedMutex, VisitorAndApplicationAreNeverInsideAtOnce)
 		}
 	});
 
-	for (; visits < most && std::chrono::steady_clock::now() - begun < std::chrono::seconds(10); ++visits) {
+	for (; visits < most && std::chrono::steady_clock::now() - begun < std::chrono::seconds(3); ++visits) {
 		/* not while it is still asleep from the last visit: both come at once */
 		unsigned spins = 0;
 		for (const std::uint64_t before = changes; changes.load(std::memory_order_relaxed) < before + 3;)
