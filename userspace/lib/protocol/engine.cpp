@@ -23,8 +23,7 @@ engine::engine(const engine_config &config, backend &world)
 	config_.leases &= !config_.local_only;
 	ops_.resize(ops);
 	op_mask_ = ops - 1;
-	op_sges_.resize(ops * config_.max_sge);
-	op_wire_.resize(ops * config_.max_sge);
+	op_sges_.resize(2 * ops * config_.max_sge);
 	op_holds_.resize(ops * config_.max_sge);
 	op_inline_.resize(ops * config_.max_inline);
 
@@ -91,7 +90,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 	}
 
 	op &o = op_at(tail_);
-	ibv_sge *sges = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
+	ibv_sge *sges = sges_of(tail_);
 
 	o.wr = wr;
 	o.wr.next = nullptr;
@@ -133,7 +132,7 @@ int engine::accept(const ibv_send_wr &wr) noexcept
 int engine::hold_buffers(std::uint64_t i) noexcept
 {
 	op &o = op_at(i);
-	ibv_sge *wire = &op_wire_[(i & op_mask_) * config_.max_sge];
+	ibv_sge *wire = sges_of(i) + config_.max_sge;
 	const bool write = brings(o.wr.opcode);
 
 	std::copy_n(o.wr.sg_list, o.wr.num_sge, wire);

@@ -163,7 +163,7 @@ struct engine_config {
 
 class engine {
 public:
-	static constexpr std::uint32_t min_words = 2048;
+	static constexpr std::uint32_t min_words = 1024; /* two of the largest pieces */
 	/* No region has this key, nor the last byte there is. */
 	static constexpr std::uint32_t refused_key = 0;
 	static constexpr std::uint64_t refused_addr = ~0ULL;
@@ -486,6 +486,8 @@ private:
 
 	[[nodiscard]] op &op_at(std::uint64_t i) noexcept { return ops_[i & op_mask_]; }
 	[[nodiscard]] const op &op_at(std::uint64_t i) const noexcept { return ops_[i & op_mask_]; }
+	/* Of op @i: as the CPU sees them, and max_sge further on as the HCA does. */
+	[[nodiscard]] ibv_sge *sges_of(std::uint64_t i) noexcept { return &op_sges_[2 * (i & op_mask_) * config_.max_sge]; }
 
 	/* Does something posted wait for the peer to post a receive? Then what is posted behind it does, too. */
 	[[nodiscard]] bool stalled() const noexcept { return sq_head_ < stalls_; }
@@ -775,7 +777,7 @@ private:
 
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
 	untouched_vector<op> ops_;
-	untouched_vector<ibv_sge> op_sges_, op_wire_;
+	untouched_vector<ibv_sge> op_sges_; /* see sges_of() */
 	untouched_vector<std::uint32_t> op_holds_; /* all but the first ones */
 	untouched_vector<std::byte> op_inline_;
 	std::uint64_t op_mask_;

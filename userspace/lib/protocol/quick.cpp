@@ -100,7 +100,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 	const std::uint32_t lost = last ? send_chain() : 0;
 
 	op &o = begin(wr, write ? op_kind::write : op_kind::read, length);
-	o.wr.sg_list = o.wire = &op_sges_[(tail_ & op_mask_) * config_.max_sge];
+	o.wr.sg_list = o.wire = sges_of(tail_);
 	o.wr.sg_list[0] = s;
 	o.wr.num_sge = 1;
 	o.wr.wr.rdma = wr.wr.rdma;

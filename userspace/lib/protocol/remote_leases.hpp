@@ -7,10 +7,13 @@
  * It is found by its region and part, as long as it is live. A lease that ends is not found
  * any more, but stays in its place until the last request under it has completed (I9).
  *
- * What a look-up reads of the four leases that a part may have is one cache line. Nothing here allocates.
+ * What a look-up reads of the four leases that a part may have is one cache line. Nothing here allocates but the
+ * constructor, and what is never used of that takes no memory.
  */
 #ifndef NPR_REMOTE_LEASES_HPP
 #define NPR_REMOTE_LEASES_HPP
+
+#include "protocol/untouched.hpp"
 
 #include <algorithm>
 #include <array>
@@ -259,9 +262,16 @@ private:
 		}) = {key, 0, write, false};
 	}
 
-	std::array<set, most / ways> sets_;
-	std::array<lease, most> leases_;
-	std::array<candidate, 256> candidates_;
+	/* In one piece, for a page is the least that is touched. */
+	struct table {
+		std::array<candidate, 256> candidates;
+		std::array<set, most / ways> sets;
+		std::array<lease, most> leases;
+	};
+	untouched_vector<table> table_ = untouched_vector<table>(1);
+	std::array<candidate, 256> &candidates_ = table_[0].candidates;
+	set *const sets_ = table_[0].sets.data();
+	lease *const leases_ = table_[0].leases.data();
 	std::uint64_t uses_ = 0, aged_ = 0, version_ = 1;
 	std::uint32_t count_ = 0; /* with those that end */
 };
