@@ -334,7 +334,7 @@ void np_region_leave(struct np_region *region)
 	xa_for_each(&region->chunks, index, chunk) {
 		for (s = 0; s < NP_CHUNK_SLOTS; s++)
 			np_slot_free(chunk, &chunk->slots[s]);
-		kfree(chunk);
+		kfree_rcu(chunk, rcu);
 		cond_resched();
 	}
 	xa_destroy(&region->chunks);

@@ -9,12 +9,16 @@
  * fast as it can be brought: then the fault soon asks for fewer pages at once, at last for
  * one as the owner's CPU would, and keeps what it has got.  In which order words and leaves
  * change is said in slot.c.
+ *
+ * Where nothing has to be waited for, or allocated, a fault of a few pages needs no process
+ * of its own: see np_region_fault_at_once().
  */
 #include <kunit/static_stub.h>
 #include <kunit/visibility.h>
 #include <linux/cpuset.h>
 #include <linux/delay.h>
 #include <linux/hmm.h>
+#include <linux/hugetlb_inline.h>
 #include <linux/memcontrol.h>
 #include <linux/mempolicy.h>
 #include <linux/memremap.h>
@@ -55,6 +59,8 @@
  * @va: of the first page
  * @first: number of the first page in the slot
  * @npages: number of pages
+ * @asked: of these, with NP_FAULT_PRESENT: the first one that has to be there
+ * @nr_asked: and so many from there on
  * @most: at once, as memory changes too fast for more
  * @flags: NP_FAULT_*
  * @hold: or NULL
@@ -80,6 +86,8 @@ struct np_fault {
 	unsigned long va;
 	unsigned int first;
 	unsigned int npages;
+	unsigned int asked;
+	unsigned int nr_asked;
 	unsigned int most;
 	unsigned int flags;
 	struct np_hold *hold;
@@ -335,6 +343,18 @@ VISIBLE_IF_KUNIT int np_hmm_range_fault(struct hmm_range *range)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_hmm_range_fault);
 
+static struct hmm_range np_fault_range(const struct np_fault *f, unsigned long seq)
+{
+	return (struct hmm_range){
+		.notifier = &f->chunk->notifier,
+		.notifier_seq = seq,
+		.start = f->va,
+		.end = f->va + ((unsigned long)f->npages << PAGE_SHIFT),
+		.hmm_pfns = f->pfns,
+		.pfn_flags_mask = HMM_PFN_REQ_FAULT | HMM_PFN_REQ_WRITE,
+	};
+}
+
 /*
  * Ask the CPU's page tables, faulting what is asked for and not there. Pages that
  * the peers have already are not asked for, except for a hold, which needs to know
@@ -343,14 +363,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_hmm_range_fault);
 static int np_fault_look(struct np_fault *f, unsigned long seq)
 {
 	bool write = f->flags & RDMA_NP_FAULT_WRITE;
-	struct hmm_range range = {
-		.notifier = &f->chunk->notifier,
-		.notifier_seq = seq,
-		.start = f->va,
-		.end = f->va + ((unsigned long)f->npages << PAGE_SHIFT),
-		.hmm_pfns = f->pfns,
-		.pfn_flags_mask = HMM_PFN_REQ_FAULT | HMM_PFN_REQ_WRITE,
-	};
+	struct hmm_range range = np_fault_range(f, seq);
 	unsigned long want = HMM_PFN_REQ_FAULT;
 	unsigned int i;
 	int ret;
@@ -412,6 +425,12 @@ static bool np_fault_is_huge(const struct np_fault *f)
 	return true;
 }
 
+/* May a page be left as it is? */
+static bool np_fault_is_optional(const struct np_fault *f, unsigned int i)
+{
+	return f->flags & NP_FAULT_PRESENT && i - f->asked >= f->nr_asked;
+}
+
 /* A neighbour that shall become resident when a peer asks for it, and not before */
 static bool np_fault_is_uncalled(const struct np_fault *f, unsigned long va,
 				 unsigned int npages)
@@ -453,7 +472,7 @@ static bool np_fault_must_wait(struct np_fault *f, unsigned int i,
 static int np_fault_plan(struct np_fault *f, struct page **undirty)
 {
 	bool write = f->flags & RDMA_NP_FAULT_WRITE;
-	bool work = false;
+	bool work = false, optional;
 	unsigned int i;
 
 	lockdep_assert_held(&f->chunk->lock);
@@ -477,14 +496,15 @@ static int np_fault_plan(struct np_fault *f, struct page **undirty)
 		}
 		if (!np_slot_lacks(f->slot, f->first + i, write))
 			continue;
-		if (!ok && f->flags & NP_FAULT_PRESENT)
+		optional = np_fault_is_optional(f, i);
+		if (!ok && optional)
 			continue;
-		if (np_fault_is_uncalled(f, f->va + (i << PAGE_SHIFT), 1))
+		if (optional && np_fault_is_uncalled(f, f->va + (i << PAGE_SHIFT), 1))
 			continue;
 		if (!ok)
 			return -EBUSY;
 		if (np_fault_must_wait(f, i, pfn)) {
-			if (f->flags & NP_FAULT_PRESENT && !f->pin)
+			if (optional && !f->pin)
 				continue;
 			f->must_wait = true;
 			return -EBUSY;
@@ -744,6 +764,8 @@ static bool np_fault_take_tables(struct np_fault *f, unsigned int merges)
 	    !f->split_write)
 		return false;
 	np_slot_set_huge(f->chunk, f->slot, false);
+	f->slot->read_split = true;
+	f->slot->write_split |= f->split_write;
 	return true;
 }
 
@@ -1212,3 +1234,178 @@ out:
 	return ret;
 }
 EXPORT_SYMBOL_GPL(np_region_fault);
+
+/*
+ * What takes a lock to look at, or is not to be had at all. Under the lock of hugetlb's
+ * VMAs HMM would sleep.
+ */
+static bool np_fault_needs_process(const struct np_fault *f)
+{
+	unsigned long end = f->va + ((unsigned long)f->npages << PAGE_SHIFT);
+	struct vm_area_struct *vma;
+	struct vma_iterator vmi;
+
+	if (np_fault_is_forbidden(f))
+		return true;
+	vma_iter_init(&vmi, f->mm, f->va);
+	for_each_vma_range(vmi, vma, end)
+		if (is_vm_hugetlb_page(vma))
+			return true;
+	return false;
+}
+
+/* What is there to do, with leaves that exist? As np_fault_plan(); no memory is waited for */
+static int np_fault_plan_at_once(struct np_fault *f)
+{
+	struct page *undirty = NULL;
+	struct hmm_range range;
+	unsigned long seq;
+	int ret;
+
+	mmap_assert_locked(f->mm);
+	lockdep_assert_held(&f->chunk->lock);
+	/* Under the lock the notifier is silent, but what it told of may not be over yet */
+	if (!mmu_interval_read_try_begin(&f->chunk->notifier, &seq))
+		return -EBUSY;
+	if (np_fault_needs_process(f))
+		return -EFAULT;
+	range = np_fault_range(f, seq);
+	ret = np_hmm_range_fault(&range);
+	if (ret)
+		return ret;
+	if (mmu_interval_read_retry(&f->chunk->notifier, seq))
+		return -EBUSY;
+	/* All of it at once is better, and takes longer */
+	if (np_fault_is_huge(f))
+		return -EBUSY;
+	ret = np_fault_plan(f, &undirty);
+	if (undirty)
+		put_page(undirty);
+	return ret;
+}
+
+/* How many of the pages that are asked for are not resident with the right? */
+static unsigned int np_fault_lacks(const struct np_fault *f)
+{
+	unsigned int i, lacks = 0;
+
+	for (i = f->asked; i < f->asked + f->nr_asked; i++)
+		lacks += np_slot_lacks(f->slot, f->first + i,
+				       f->flags & RDMA_NP_FAULT_WRITE);
+	return lacks;
+}
+
+/* Under the lock of a chunk that is not closed. Less than 0: nothing has changed */
+static int np_fault_at_once(struct np_fault *f)
+{
+	struct np_slot *slot = f->slot;
+	int ret = -EBUSY;
+
+	lockdep_assert_held(&f->chunk->lock);
+	if (!np_fault_lacks(f))
+		return 0;
+	if (slot->huge || !slot->read_split ||
+	    (f->flags & RDMA_NP_FAULT_WRITE && !slot->write_split))
+		return -EBUSY;
+	if (!mmget_not_zero(f->region->mm))
+		return -ENXIO;
+	f->mm = f->region->mm;
+	if (mmap_read_trylock(f->mm)) {
+		ret = np_fault_plan_at_once(f);
+		mmap_read_unlock(f->mm);
+	}
+	if (ret > 0)
+		ret = np_fault_map(f);
+	mmput_async(f->mm);
+	return ret;
+}
+
+/* The pages of @around in the slot of those of @range. False: too many, or in two slots */
+static bool np_fault_set_ranges(struct np_fault *f, const struct rdma_np_range *range,
+				const struct rdma_np_range *around)
+{
+	/* From a remote address to that of the owner */
+	u64 to_va = f->region->start - f->region->base;
+	unsigned long va = (range->addr + to_va) & PAGE_MASK;
+	unsigned long last = range->addr + to_va + (range->length - 1);
+	unsigned long slot_va = ALIGN_DOWN(va, NP_SLOT_SIZE);
+	unsigned long end = around->addr + to_va + (around->length - 1);
+
+	if (last - slot_va >= NP_SLOT_SIZE)
+		return false;
+	f->va = max((unsigned long)(around->addr + to_va) & PAGE_MASK, slot_va);
+	end = min(end, slot_va + NP_SLOT_SIZE - 1);
+	f->first = (f->va - slot_va) >> PAGE_SHIFT;
+	f->npages = ((end - f->va) >> PAGE_SHIFT) + 1;
+	f->asked = (va - f->va) >> PAGE_SHIFT;
+	f->nr_asked = ((last - va) >> PAGE_SHIFT) + 1;
+	return f->npages <= NP_AT_ONCE_PAGES;
+}
+
+/**
+ * np_region_fault_at_once() - make pages resident, if nothing has to be waited for
+ * @region: region of which the caller has a reference
+ * @range: what is asked for, in the space of the application's remote addresses
+ * @around: contains it; what the owner's page tables have of the rest comes along
+ * @flags: RDMA_NP_FAULT_WRITE
+ * @words: receives the residency words of the first pages that were asked for
+ * @nr_words: how many; not more than there are
+ *
+ * For handlers, in which nobody may sleep: locks are taken if they are free, nothing is
+ * allocated, and no more than NP_AT_ONCE_PAGES pages are looked at. Whatever takes more
+ * is left to np_region_fault(): a page that is not in the owner's page tables, that the
+ * file system has to be told of before it is written, or for which leaves have to be
+ * split; memory that is just changing; errors.
+ *
+ * The region is not entered, because who leaves last sleeps. As long as the lock of a
+ * chunk is held that is not closed, np_chunks_close() waits, and nothing is freed; RCU
+ * keeps the chunk until its lock was given back.
+ *
+ * Context: process context, does not sleep.
+ * Return: true: as if np_region_fault() had returned 0; false: nothing has changed.
+ */
+bool np_region_fault_at_once(struct np_region *region, const struct rdma_np_range *range,
+			     const struct rdma_np_range *around, unsigned int flags,
+			     u64 *words, unsigned int nr_words)
+{
+	struct np_counters *count = &region->count;
+	phys_addr_t read[NP_AT_ONCE_PAGES], write[NP_AT_ONCE_PAGES];
+	unsigned long pfns[NP_AT_ONCE_PAGES] = {};
+	struct np_fault f = {
+		.region = region,
+		.flags = flags | NP_FAULT_PRESENT | NP_FAULT_AROUND,
+		.pfns = pfns,
+		.read = read,
+		.write = write,
+	};
+	unsigned int i, lacks = 0;
+	int ret = -EBUSY;
+
+	if (np_region_check_range(region, range->addr, range->length, flags) ||
+	    !np_fault_set_ranges(&f, range, around))
+		return false;
+
+	guard(rcu)();
+	f.chunk = np_chunk_get(region, f.va, NULL);
+	if (!f.chunk || !mutex_trylock(&f.chunk->lock))
+		return false;
+	f.slot = np_chunk_slot(f.chunk, f.va);
+	if (!f.chunk->closed && f.slot->words) {
+		lacks = np_fault_lacks(&f);
+		ret = np_fault_at_once(&f);
+	}
+	if (ret >= 0) {
+		np_aging_use(region, f.va + ((unsigned long)f.asked << PAGE_SHIFT), f.nr_asked);
+		for (i = 0; i < nr_words; i++)
+			words[i] = np_slot_word(f.slot, f.first + f.asked + i);
+	}
+	mutex_unlock(&f.chunk->lock);
+	if (ret < 0)
+		return false;
+
+	atomic64_add(ret, &count->faults_minor);
+	atomic64_add(f.nr_asked - lacks, &count->faults_noop);
+	atomic64_inc(&count->faults_at_once);
+	return true;
+}
+EXPORT_SYMBOL_GPL(np_region_fault_at_once);

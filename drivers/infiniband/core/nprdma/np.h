@@ -46,6 +46,8 @@
  *       np_region.window_sem	shared by who splits leaves; alone by who unmaps windows
  *       np_regions_lock	which regions a device has
  *
+ * np_region_fault_at_once() takes np_chunk.lock, and under it mmap_lock, if they are free.
+ *
  * and, spinlocks:
  *
  *   ib_qp_np.lock		who a QP is connected to
@@ -93,6 +95,9 @@ struct np_recall;
 #define NP_FAULT_AROUND		BIT(10)
 /* For np_region_fault(): not for a peer, so the region's remote rights do not count */
 #define NP_FAULT_LOCAL		BIT(9)
+
+/* So many pages may np_region_fault_at_once() look at */
+#define NP_AT_ONCE_PAGES	16
 
 /**
  * struct np_resolve - what a peer needs in order to use a region
@@ -163,6 +168,7 @@ struct np_grant {
  * @faults_major: pages that had to be read first
  * @faults_noop: pages asked for that were resident already
  * @faults_failed: fault requests that ended in an error
+ * @faults_at_once: fault requests of peers that were served where they arrived
  * @retries: fault attempts repeated because memory changed meanwhile
  * @invalidations: notifier calls that made a page absent
  * @pages_invalidated: pages that they made absent
@@ -187,6 +193,7 @@ struct np_stats {
 	u64 faults_major;
 	u64 faults_noop;
 	u64 faults_failed;
+	u64 faults_at_once;
 	u64 retries;
 	u64 invalidations;
 	u64 pages_invalidated;
@@ -240,6 +247,7 @@ static inline void np_local_release(struct np_local *local)
 struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey);
 void np_region_get(struct np_region *region);
 void np_region_put(struct np_region *region);
+bool np_region_put_unless_last(struct np_region *region);	/* does not sleep */
 bool np_region_is_gone(struct np_region *region);
 u64 np_region_id(struct np_region *region);
 struct ib_pd *np_region_pd(struct np_region *region);	/* compare only; the application's */
@@ -269,6 +277,15 @@ int np_region_resolve(struct np_region *region, struct np_resolve *out);
 int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		    unsigned int flags, struct np_hold *hold,
 		    u64 *words, unsigned int nr_words);
+
+/*
+ * The same without a hold, if nothing has to be waited for; and what the owner's page
+ * tables have of the rest of @around becomes resident, too. Does not sleep. False: it has
+ * changed nothing, and np_region_fault() has to do it.
+ */
+bool np_region_fault_at_once(struct np_region *region, const struct rdma_np_range *range,
+			     const struct rdma_np_range *around, unsigned int flags,
+			     u64 *words, unsigned int nr_words);
 
 /**
  * struct np_recall - who has a lease

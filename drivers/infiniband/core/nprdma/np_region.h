@@ -36,6 +36,7 @@
 #include <linux/interval_tree.h>
 #include <linux/iommu.h>
 #include <linux/mmu_notifier.h>
+#include <linux/rcupdate.h>
 #include <linux/refcount.h>
 #include <linux/rwsem.h>
 #include <linux/sizes.h>
@@ -196,6 +197,8 @@ struct np_slot_holds {
  * @merges: how often the slot was merged; tells a fault that its split is undone
  * @huge: a leaf of 2 MiB may map the owner's memory: all of the slot becomes absent
  *	at once, because a split allocates; then no page of it is held
+ * @read_split: the read window has leaves of single pages there, which a merge undoes
+ * @write_split: likewise the write window
  * @resident: pages with RDMA_NP_WORD_READABLE
  * @writable: pages with RDMA_NP_WORD_WRITABLE
  * @held: pages with a hold
@@ -209,6 +212,8 @@ struct np_slot {
 	struct np_slot_holds *holds;
 	unsigned int merges;
 	bool huge;
+	bool read_split;
+	bool write_split;
 	u16 resident;
 	u16 writable;
 	u16 held;
@@ -216,6 +221,7 @@ struct np_slot {
 
 /**
  * struct np_chunk - what one lock and one notifier cover
+ * @rcu: for freeing: see np_region_fault_at_once()
  * @notifier: of the part of the region that lies in the chunk
  * @region: no reference: the region frees its chunks, see np_region.users
  * @lock: see above
@@ -227,6 +233,7 @@ struct np_slot {
  * @slots: those behind the region's end are never used
  */
 struct np_chunk {
+	struct rcu_head rcu;
 	struct mmu_interval_notifier notifier;
 	struct np_region *region;
 	struct mutex lock;
@@ -258,6 +265,7 @@ struct np_counters {
 	atomic64_t faults_major;
 	atomic64_t faults_noop;
 	atomic64_t faults_failed;
+	atomic64_t faults_at_once;
 	atomic64_t retries;
 	atomic64_t invalidations;
 	atomic64_t pages_invalidated;

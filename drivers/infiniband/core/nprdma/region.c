@@ -181,6 +181,19 @@ void np_region_put(struct np_region *region)
 EXPORT_SYMBOL_GPL(np_region_put);
 
 /**
+ * np_region_put_unless_last() - drop a reference where nobody may sleep
+ * @region: region
+ *
+ * Context: any.
+ * Return: false: it is the last one, and the caller still has it.
+ */
+bool np_region_put_unless_last(struct np_region *region)
+{
+	return refcount_dec_not_one(&region->ref.refcount);
+}
+EXPORT_SYMBOL_GPL(np_region_put_unless_last);
+
+/**
  * np_region_find_rkey() - the live region with this public key
  * @ibdev: device, held by a client or a uverbs object
  * @rkey: what the owner's application calls mr->rkey (and mr->lkey)
@@ -302,6 +315,7 @@ void np_region_stats(struct np_region *region, struct np_stats *stats)
 		.faults_major = atomic64_read(&count->faults_major),
 		.faults_noop = atomic64_read(&count->faults_noop),
 		.faults_failed = atomic64_read(&count->faults_failed),
+		.faults_at_once = atomic64_read(&count->faults_at_once),
 		.retries = atomic64_read(&count->retries),
 		.invalidations = atomic64_read(&count->invalidations),
 		.pages_invalidated = atomic64_read(&count->pages_invalidated),

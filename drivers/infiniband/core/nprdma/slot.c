@@ -185,6 +185,8 @@ void np_slot_set_huge(struct np_chunk *chunk, struct np_slot *slot, bool huge)
 void np_slot_merged(struct np_chunk *chunk, struct np_slot *slot)
 {
 	lockdep_assert_held(&chunk->lock);
+	slot->read_split = false;
+	slot->write_split = false;
 	/* Pairs with the acquire in np_fault_try() */
 	smp_store_release(&slot->merges, slot->merges + 1);
 }

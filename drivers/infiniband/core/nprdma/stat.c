@@ -70,6 +70,7 @@ int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 		NP_COUNTER("faults_major", faults_major),
 		NP_COUNTER("faults_noop", faults_noop),
 		NP_COUNTER("faults_failed", faults_failed),
+		NP_COUNTER("faults_at_once", faults_at_once),
 		NP_COUNTER("retries", retries),
 		NP_COUNTER("page_invalidations", pages_invalidated),
 		NP_COUNTER("invalidations", invalidations),
