@@ -67,6 +67,7 @@ struct np_path {
  * @receive: takes what arrives
  * @send: send one message, once, by MAD; see np_send()
  * @ud: the quick transport; NULL: none
+ * @at_once_from: ns: until then FAULTs are not served where they arrive
  * @agent: MAD agent; NULL: no IB management on this port
  * @paths: not yet freed
  * @idle: woken when @paths falls to 0
@@ -81,6 +82,7 @@ struct np_port {
 	np_receive_fn *receive;
 	int (*send)(struct np_path *path, const struct np_msg *msg);
 	struct np_ud *ud;
+	u64 at_once_from;
 	struct ib_mad_agent *agent;
 	atomic_t paths;
 	wait_queue_head_t idle;
@@ -256,6 +258,9 @@ struct np_server {
  * Which FAULT is next is decided when a CPU is there for it, and only one server
  * at a time waits for that: what is queued in workqueues is served in its order.
  * A server that has begun may sleep, so it is then that the next one is started.
+ *
+ * A FAULT that finds nothing waiting has its turn at once, and if nothing has to be waited
+ * for either, it is served where it arrived: see np_fault_at_once().
  */
 struct np_owner {
 	struct kref ref;
@@ -281,6 +286,7 @@ struct np_owner *np_owner_get(struct np_hca *hca, struct mm_struct *mm);
 void np_owner_put(struct np_owner *owner);
 bool np_owner_begin(struct np_owner *owner, unsigned int depth);
 void np_owner_serve(struct np_owner *owner, struct np_job *job, unsigned int depth);
+bool np_owner_has_waiting(struct np_owner *owner);
 void np_owner_end(struct np_owner *owner);
 int np_owner_hold(struct np_owner *owner, unsigned int pages);
 void np_owner_unhold(struct np_owner *owner, unsigned int pages);

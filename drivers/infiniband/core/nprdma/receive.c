@@ -8,9 +8,9 @@
  * belongs to that QP's PD: exactly those who could have used the rkey of a pinned region.
  *
  * np_receive() runs in the handler of a completion, with all the port's other MADs
- * behind it, so it never sleeps.  It answers peers where that needs no waiting; FAULTs go
- * to a queue of the memory's owner, who may keep them waiting, and the rest to one of
- * ours.  So do answers to those who are no peers: to make an address handle may take a
+ * behind it, so it never sleeps.  It answers peers where that needs no waiting; other
+ * FAULTs go to a queue of the memory's owner, who may keep them waiting, and the rest to
+ * one of ours.  So do answers to those who are no peers: to make an address handle may take a
  * second, in which a neighbour is looked for.  Everything that is queued is counted; over
  * a bound the answer is BUSY, or there is none, and no memory is spent.
  */

@@ -214,6 +214,19 @@ void np_owner_serve(struct np_owner *owner, struct np_job *job, unsigned int dep
 EXPORT_SYMBOL_IF_KUNIT(np_owner_serve);
 
 /**
+ * np_owner_has_waiting - Do FAULTs wait for their turn
+ * @owner: of the memory
+ *
+ * Context: any, that is not an interrupt
+ * Return: true: one more would have to wait, too
+ */
+bool np_owner_has_waiting(struct np_owner *owner)
+{
+	guard(spinlock)(&owner->lock);
+	return owner->nr_waiting;
+}
+
+/**
  * np_owner_end - A FAULT was served
  * @owner: as np_owner_begin() was told
  */

@@ -220,6 +220,30 @@ TEST_F(show, statistic_counts_what_happens)
 	EXPECT_EQ(2, value_of(line, "table_pages"));
 }
 
+/*
+ * Who waits for each fault has the owner's turn. Now and then the handler has to leave one to
+ * a worker, as a lock is taken; and what needs a table of leaves, or pins, it always leaves.
+ */
+TEST_F(show, statistic_tells_what_was_served_at_once)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_event event = {};
+
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, PAGE, RDMA_NP_FAULT_WRITE, NULL));
+	EXPECT_EQ(0, counter("faults_at_once"));
+	for (int i = 1; i <= 32; i++)
+		ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, i * PAGE, PAGE,
+						    i % 2 ? RDMA_NP_FAULT_WRITE : 0, NULL));
+	TH_LOG("%ld of 32 were served at once", counter("faults_at_once"));
+	EXPECT_LE(16, counter("faults_at_once"));
+	EXPECT_GE(32, counter("faults_at_once"));
+	EXPECT_EQ(33, counter("faults_minor"));
+
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 40 * PAGE, PAGE, RDMA_NP_FAULT_HOLD, &event));
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_GE(32, counter("faults_at_once"));
+}
+
 /* What is in swap has to be read; not all of it, where more comes along. */
 TEST_F(show, statistic_tells_what_waited_for_a_disk)
 {

@@ -124,6 +124,8 @@ static struct np_order *np_order_make(struct kunit *test, unsigned int nr_askers
 		np_fake_peer_init(test, &asker->fake);
 		asker->order = order;
 		asker->fake.port.send = np_order_send;
+		/* Of what is served where it arrives the answer would keep us here */
+		asker->fake.port.at_once_from = U64_MAX;
 		/* They ask one owner, on one device */
 		asker->fake.peer.hca = &order->askers[0].fake.hca;
 		mutex_lock(&asker->fake.peer.ctl);
