@@ -170,7 +170,7 @@ static struct np_chunk *np_chunk_alloc(struct np_region *region,
 
 /**
  * np_chunk_get() - find a chunk, or make it
- * @region: region that was entered
+ * @region: region that was entered; to find one in an RCU section, any region
  * @va: in the chunk
  * @mm: of the owner, with a user; NULL: only find it
  *
@@ -332,6 +332,8 @@ void np_region_leave(struct np_region *region)
 		return;
 	np_aging_leave(region);
 	xa_for_each(&region->chunks, index, chunk) {
+		/* Who finds it still has its lock, or is in an RCU section */
+		xa_erase(&region->chunks, index);
 		for (s = 0; s < NP_CHUNK_SLOTS; s++)
 			np_slot_free(chunk, &chunk->slots[s]);
 		kfree_rcu(chunk, rcu);

@@ -1295,8 +1295,8 @@ static unsigned int np_fault_lacks(const struct np_fault *f)
 	return lacks;
 }
 
-/* Under the lock of a chunk that is not closed. Less than 0: nothing has changed */
-static int np_fault_at_once(struct np_fault *f)
+/* Under the lock of a chunk that is not closed. Less than 0: no word, nor leaf, has changed */
+static int np_fault_make_at_once(struct np_fault *f)
 {
 	struct np_slot *slot = f->slot;
 	int ret = -EBUSY;
@@ -1314,8 +1314,11 @@ static int np_fault_at_once(struct np_fault *f)
 		ret = np_fault_plan_at_once(f);
 		mmap_read_unlock(f->mm);
 	}
-	if (ret > 0)
+	if (ret > 0) {
 		ret = np_fault_map(f);
+		/* It has made pages absent: but there were leaves, by what the slot says */
+		WARN_ON_ONCE(ret < 0);
+	}
 	mmput_async(f->mm);
 	return ret;
 }
@@ -1346,7 +1349,8 @@ static bool np_fault_set_ranges(struct np_fault *f, const struct rdma_np_range *
  * np_region_fault_at_once() - make pages resident, if nothing has to be waited for
  * @region: region of which the caller has a reference
  * @range: what is asked for, in the space of the application's remote addresses
- * @around: contains it; what the owner's page tables have of the rest comes along
+ * @around: contains it; what the owner's page tables have of the rest comes along, unless
+ *	all that is asked for is resident
  * @flags: RDMA_NP_FAULT_WRITE
  * @words: receives the residency words of the first pages that were asked for
  * @nr_words: how many; not more than there are
@@ -1359,7 +1363,7 @@ static bool np_fault_set_ranges(struct np_fault *f, const struct rdma_np_range *
  *
  * The region is not entered, because who leaves last sleeps. As long as the lock of a
  * chunk is held that is not closed, np_chunks_close() waits, and nothing is freed; RCU
- * keeps the chunk until its lock was given back.
+ * keeps the chunk until its lock was given back, if it was found before it was erased.
  *
  * Context: process context, does not sleep.
  * Return: true: as if np_region_fault() had returned 0; false: nothing has changed.
@@ -1390,9 +1394,10 @@ bool np_region_fault_at_once(struct np_region *region, const struct rdma_np_rang
 	if (!f.chunk || !mutex_trylock(&f.chunk->lock))
 		return false;
 	f.slot = np_chunk_slot(f.chunk, f.va);
-	if (!f.chunk->closed && f.slot->words) {
+	/* Pairs with the release in np_slot_make_words() */
+	if (!f.chunk->closed && smp_load_acquire(&f.slot->words)) {
 		lacks = np_fault_lacks(&f);
-		ret = np_fault_at_once(&f);
+		ret = np_fault_make_at_once(&f);
 	}
 	if (ret >= 0) {
 		np_aging_use(region, f.va + ((unsigned long)f.asked << PAGE_SHIFT), f.nr_asked);

@@ -280,8 +280,8 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 
 /*
  * The same without a hold, if nothing has to be waited for; and what the owner's page
- * tables have of the rest of @around becomes resident, too. Does not sleep. False: it has
- * changed nothing, and np_region_fault() has to do it.
+ * tables have of the rest of @around becomes resident with what is not. Does not sleep.
+ * False: no word has changed, and np_region_fault() has to do it.
  */
 bool np_region_fault_at_once(struct np_region *region, const struct rdma_np_range *range,
 			     const struct rdma_np_range *around, unsigned int flags,

@@ -23,7 +23,8 @@
  * Three things end at three times:
  * - What is known about residency (chunks, words, pins, aging) is freed when the public
  *   MR ends, although a peer may keep its grant for as long as it likes.
- *   np_region_enter() delays that for a moment.
+ *   np_region_enter() delays that for a moment, and so does the lock of a chunk that is
+ *   not closed: see np_region_fault_at_once().
  * - The keys that peers have are destroyed with the last grant.
  * - The struct is freed with the last reference: of the public MR, of each key (through its
  *   umem), grant, hold, and running fault.  Its windows are unmapped then, or when the

@@ -49,6 +49,8 @@
  * whole entry before it changes a part.  Under a hold pages part, so it splits the slot
  * first, and as long as there is one no slot is huge.
  */
+#include <kunit/static_stub.h>
+#include <kunit/visibility.h>
 #include <linux/slab.h>
 
 #include "np_region.h"
@@ -435,6 +437,7 @@ int np_slot_make_holds(struct np_chunk *chunk, struct np_slot *slot)
  */
 void np_slot_free(struct np_chunk *chunk, struct np_slot *slot)
 {
+	KUNIT_STATIC_STUB_REDIRECT(np_slot_free, chunk, slot);
 	kfree(slot->holds);
 	if (!slot->words)
 		return;
@@ -442,3 +445,4 @@ void np_slot_free(struct np_chunk *chunk, struct np_slot *slot)
 	free_page((unsigned long)slot->words);
 	atomic64_dec(&chunk->region->count.table_pages);
 }
+EXPORT_SYMBOL_IF_KUNIT(np_slot_free);

@@ -5,6 +5,7 @@
  */
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
+#include <linux/delay.h>
 #include <linux/hmm.h>
 #include <linux/mman.h>
 
@@ -202,13 +203,66 @@ static void np_leaves_are_not_split_at_once(struct kunit *test)
 	/* The write window has one leaf */
 	np_test_left(test, region, 1, RDMA_NP_FAULT_WRITE);
 	KUNIT_EXPECT_TRUE(test, np_test_at_once(region, 1, 0, 0));
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	/* Nothing is resident, so the slot is merged */
 	np_test_invalidate(t, 0, 4);
 	KUNIT_EXPECT_EQ(test, np_test_slot(region, t->va)->merges, 1);
 	np_test_left(test, region, 1, 0);
+	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, 0), 0);
+	np_test_left(test, region, 1, RDMA_NP_FAULT_WRITE);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, 0, 1, RDMA_NP_FAULT_WRITE), 0);
 	KUNIT_EXPECT_TRUE(test, np_test_at_once(region, 1, 0, RDMA_NP_FAULT_WRITE));
 	np_test_settled(test);
+}
+
+static int np_must_not_look(struct hmm_range *range)
+{
+	KUNIT_FAIL(kunit_get_current_test(), "it would sleep there");
+	return -EBUSY;
+}
+
+static void np_memory_that_takes_a_lock_to_look_at_is_left_to_others(struct kunit *test)
+{
+	struct np_region *region = np_test_ready(test, 4, 0);
+	struct np_test *t = test->priv;
+	struct vm_area_struct *vma;
+
+	mmap_write_lock(current->mm);
+	vma = find_vma(current->mm, t->va);
+	vm_flags_set(vma, VM_HUGETLB);
+	mmap_write_unlock(current->mm);
+	kunit_activate_static_stub(test, np_hmm_range_fault, np_must_not_look);
+	np_test_left(test, region, 1, 0);
+	kunit_deactivate_static_stub(test, np_hmm_range_fault);
+	mmap_write_lock(current->mm);
+	vm_flags_clear(vma, VM_HUGETLB);
+	mmap_write_unlock(current->mm);
+	KUNIT_EXPECT_TRUE(test, np_test_at_once(region, 1, 0, 0));
+}
+
+/* A chunk is not found any more when it may be freed, although others are not yet. */
+static void np_free_while_looked_for(struct np_chunk *chunk, struct np_slot *slot)
+{
+	struct kunit *test = kunit_get_current_test();
+
+	if (slot->words)
+		KUNIT_EXPECT_NULL(test, xa_load(&chunk->region->chunks, 0));
+	kunit_deactivate_static_stub(test, np_slot_free);
+	np_slot_free(chunk, slot);
+	kunit_activate_static_stub(test, np_slot_free, np_free_while_looked_for);
+}
+
+static void np_chunk_that_is_freed_is_not_found(struct kunit *test)
+{
+	struct np_region *region = np_test_ready(test, 4, 0);
+
+	KUNIT_ASSERT_NOT_NULL(test, xa_load(&region->chunks, 0));
+	np_region_get(region);
+	kunit_activate_static_stub(test, np_slot_free, np_free_while_looked_for);
+	np_region_close(region);
+	kunit_deactivate_static_stub(test, np_slot_free);
+	np_test_left(test, region, 1, 0);
+	np_region_put(region);
 }
 
 static int np_looks_in_vain(struct hmm_range *range)
@@ -345,6 +399,12 @@ static void np_fault_that_finds_nobody_is_served_at_once(struct kunit *test)
 	np_test_settled(test);
 }
 
+static int np_looks_slowly(struct hmm_range *range)
+{
+	mdelay(10);
+	return hmm_range_fault(range);
+}
+
 static void np_handler_serves_half_of_the_time(struct kunit *test)
 {
 	struct np_test_peer *peer;
@@ -361,6 +421,13 @@ static void np_handler_serves_half_of_the_time(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, np_test_peer_at_once(test, peer, region, 16, 0));
 	KUNIT_EXPECT_GT(test, port->at_once_from, begin);
 	KUNIT_EXPECT_LT(test, port->at_once_from, 2 * ktime_get_ns() - begin);
+	/* As long as it took */
+	port->at_once_from = 0;
+	kunit_activate_static_stub(test, np_hmm_range_fault, np_looks_slowly);
+	begin = ktime_get_ns();
+	KUNIT_EXPECT_TRUE(test, np_test_peer_at_once(test, peer, region, 32, 0));
+	KUNIT_EXPECT_GE(test, port->at_once_from, begin + 20 * NSEC_PER_MSEC);
+	kunit_deactivate_static_stub(test, np_hmm_range_fault);
 	/* Also if that was in vain */
 	port->at_once_from = begin;
 	np_test_unmap(t, 50, 1);
@@ -442,6 +509,8 @@ static struct kunit_case np_at_once_cases[] = {
 	KUNIT_CASE(np_end_of_an_invalidation_is_not_waited_for),
 	KUNIT_CASE(np_page_that_is_not_there_is_not_waited_for),
 	KUNIT_CASE(np_leaves_are_not_split_at_once),
+	KUNIT_CASE(np_memory_that_takes_a_lock_to_look_at_is_left_to_others),
+	KUNIT_CASE(np_chunk_that_is_freed_is_not_found),
 	KUNIT_CASE(np_what_takes_longer_is_left_to_others),
 	KUNIT_CASE(np_what_is_wrong_is_said_by_others),
 	KUNIT_CASE(np_fault_for_writing_needs_the_right),
