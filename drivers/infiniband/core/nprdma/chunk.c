@@ -332,14 +332,13 @@ void np_region_leave(struct np_region *region)
 		return;
 	np_aging_leave(region);
 	xa_for_each(&region->chunks, index, chunk) {
-		/* Who finds it still has its lock, or is in an RCU section */
+		/* Nobody finds it from here on; kfree_rcu() waits for who has found it */
 		xa_erase(&region->chunks, index);
 		for (s = 0; s < NP_CHUNK_SLOTS; s++)
 			np_slot_free(chunk, &chunk->slots[s]);
 		kfree_rcu(chunk, rcu);
 		cond_resched();
 	}
-	xa_destroy(&region->chunks);
 	np_aging_put(region);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_region_leave);

@@ -8,7 +8,8 @@
  * it keeps only the memory of its peer, and finds the peer dead when it is done.
  *
  * Where neither has to be waited for it is served in the handler in which it arrived, which
- * saves the way over a worker: a sixth of what a fault takes if its page is in memory.
+ * saves the way over a worker: for a page that is in memory, a sixth of the time from the
+ * system call that sends the FAULT to its event.
  */
 #include <linux/ktime.h>
 #include <linux/moduleparam.h>

@@ -5,7 +5,6 @@
  */
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
-#include <linux/delay.h>
 #include <linux/hmm.h>
 #include <linux/mman.h>
 
@@ -142,6 +141,28 @@ static void np_page_that_was_aged_comes_at_once_if_it_is_used(struct kunit *test
 	KUNIT_EXPECT_EQ(test, np_rights(region, 1), RDMA_NP_WORD_READABLE);
 	KUNIT_EXPECT_TRUE(test, np_test_ask(region, 1, false));
 	np_test_settled(test);
+}
+
+/* Nothing is made resident for it. Tried until we come before the worker that makes it absent. */
+static void np_resident_page_that_is_asked_for_is_in_use(struct kunit *test)
+{
+	struct np_region *region = np_test_ready(test, 4, 0);
+	struct rdma_np_range range = np_test_range(region, 3, 1);
+	unsigned long deadline = jiffies + 30 * HZ;
+	struct np_stats before, after;
+	bool seen = false;
+
+	while (!seen && time_before(jiffies, deadline)) {
+		KUNIT_ASSERT_EQ(test, np_test_fault(region, 3, 1, 0), 0);
+		np_region_stats(region, &before);
+		np_test_ask(region, 3, true);
+		np_region_fault_at_once(region, &range, &range, 0, NULL, 0);
+		np_region_stats(region, &after);
+		seen = after.faults_noop != before.faults_noop;
+		if (seen)
+			KUNIT_EXPECT_TRUE(test, np_test_ask(region, 3, false));
+	}
+	KUNIT_EXPECT_TRUE(test, seen);
 }
 
 static void np_locks_are_not_waited_for(struct kunit *test)
@@ -399,9 +420,13 @@ static void np_fault_that_finds_nobody_is_served_at_once(struct kunit *test)
 	np_test_settled(test);
 }
 
+/* By the clock that the handler reads: a delay of an emulated CPU is shorter by it, at times */
 static int np_looks_slowly(struct hmm_range *range)
 {
-	mdelay(10);
+	u64 until = ktime_get_ns() + 10 * NSEC_PER_MSEC;
+
+	while (ktime_get_ns() < until)
+		cpu_relax();
 	return hmm_range_fault(range);
 }
 
@@ -505,6 +530,7 @@ static struct kunit_case np_at_once_cases[] = {
 	KUNIT_CASE(np_resident_page_is_told_at_once),
 	KUNIT_CASE(np_neighbours_come_at_once_with_one_flush),
 	KUNIT_CASE(np_page_that_was_aged_comes_at_once_if_it_is_used),
+	KUNIT_CASE(np_resident_page_that_is_asked_for_is_in_use),
 	KUNIT_CASE(np_locks_are_not_waited_for),
 	KUNIT_CASE(np_end_of_an_invalidation_is_not_waited_for),
 	KUNIT_CASE(np_page_that_is_not_there_is_not_waited_for),
