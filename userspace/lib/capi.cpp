@@ -67,7 +67,7 @@ NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 
 npr_context *npr::open(ibv_context *verbs, unsigned int flags, const npr::provider &provider) noexcept
 {
-	if (flags & ~static_cast<unsigned int>(NPR_OPEN_SINGLE_THREADED)) {
+	if (flags & ~static_cast<unsigned int>(NPR_OPEN_SINGLE_THREADED | NPR_OPEN_NO_LEASES)) {
 		errno = EINVAL;
 		return nullptr;
 	}

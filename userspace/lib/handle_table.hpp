@@ -33,6 +33,15 @@ public:
 		return s->value.load(std::memory_order_relaxed);
 	}
 
+	/* Whatever has the number, or null. Nobody creates or destroys it meanwhile. */
+	[[nodiscard]] Value *find_any(std::uint32_t handle) const noexcept
+	{
+		const slot *const s = slots_.find(handle);
+
+		/* acquire: pairs with set() */
+		return s && s->key.load(std::memory_order_acquire) ? s->value.load(std::memory_order_relaxed) : nullptr;
+	}
+
 	/* False: no memory, or there is no such number. */
 	[[nodiscard]] bool set(std::uint32_t handle, const Key *key, Value *value) noexcept
 	{

@@ -19,44 +19,6 @@ using namespace npr::preload;
 
 namespace {
 
-/* The flags of @fd as the application set them. */
-int status_flags(channel &c, int fd)
-{
-	const std::lock_guard lock(c.reading);
-
-	return fcntl(fd, F_GETFL);
-}
-
-/*
- * The channel's own event. It was readable, but another thread may have taken what there was, or
- * the kernel, with the CQ, and the library does not wake who waits in a read. Whether a read
- * waits is the file's flag, so that changes for a moment.
- */
-int read_event(channel &c, ibv_comp_channel *verbs_channel, ibv_cq **cq, void **cq_context)
-{
-	const std::lock_guard lock(c.reading);
-	const int fd = verbs_channel->fd;
-	const int flags = fcntl(fd, F_GETFL);
-
-	if (flags < 0)
-		return -1;
-	if (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK))
-		return -1;
-	/* Also if the thread is cancelled in the read. */
-	struct restore {
-		~restore()
-		{
-			const int error = errno;
-
-			if (!(flags & O_NONBLOCK))
-				(void)fcntl(fd, F_SETFL, flags);
-			errno = error;
-		}
-		int fd, flags;
-	} const at_end{fd, flags};
-	return verbs().ibv_get_cq_event(verbs_channel, cq, cq_context);
-}
-
 /* Something happened to CQ @key. False: nobody asked for its events. */
 bool own_event(void *key, ibv_cq **cq, void **cq_context)
 {
@@ -96,50 +58,65 @@ bool goes_on()
 
 NPR_EXPORT ibv_comp_channel *ibv_create_comp_channel(ibv_context *context)
 {
-	ibv_comp_channel *const verbs_channel = verbs().ibv_create_comp_channel(context);
+	ibv_comp_channel *const real = verbs().ibv_create_comp_channel(context);
 
-	if (!verbs_channel || !find(context))
-		return verbs_channel;
+	if (!real || !find(context))
+		return real;
 	epoll_event e{};
 	e.events = EPOLLIN;
 	int error = ENOMEM;
 	try {
 		auto c = std::make_shared<channel>();
+		c->real = real;
 		c->context = context;
 		c->epoll = npr::unique_fd(epoll_create1(EPOLL_CLOEXEC));
-		if (c->epoll.get() >= 0 && !epoll_ctl(c->epoll.get(), EPOLL_CTL_ADD, verbs_channel->fd, &e)) {
-			if (add(all().channels, verbs_channel, std::move(c)))
-				return verbs_channel;
+		c->fd = c->epoll.get();
+		/* It was readable, but another thread may have taken what there was, or the kernel, with the CQ. */
+		const int flags = fcntl(real->fd, F_GETFL);
+		if (c->fd >= 0 && flags >= 0 && !fcntl(real->fd, F_SETFL, flags | O_NONBLOCK) &&
+		    !epoll_ctl(c->fd, EPOLL_CTL_ADD, real->fd, &e)) {
+			ibv_comp_channel *const ours = c.get();
+			if (add(all().channels, ours, std::move(c)))
+				return ours;
 		} else {
 			error = errno;
 		}
 	} catch (const std::bad_alloc &) {
 	}
-	(void)verbs().ibv_destroy_comp_channel(verbs_channel);
+	(void)verbs().ibv_destroy_comp_channel(real);
 	errno = error;
 	return nullptr;
 }
 
-NPR_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel *verbs_channel)
+NPR_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel *ours)
 {
-	/* The next one may be at the same address. */
-	const std::lock_guard lock(all().mutex);
-	const int rc = verbs().ibv_destroy_comp_channel(verbs_channel);
+	const auto c = find(all().channels, ours);
 
-	if (!rc)
-		all().channels.erase(verbs_channel);
+	if (!c)
+		return verbs().ibv_destroy_comp_channel(ours);
+	/* A child may have the descriptors, too, so that closing them need not be the end. */
+	(void)epoll_ctl(c->epoll.get(), EPOLL_CTL_DEL, c->real->fd, nullptr);
+	const int rc = verbs().ibv_destroy_comp_channel(c->real);
+	if (rc) {
+		epoll_event e{};
+		e.events = EPOLLIN;
+		(void)epoll_ctl(c->epoll.get(), EPOLL_CTL_ADD, c->real->fd, &e);
+	} else {
+		(void)take(all().channels, ours);
+	}
 	return rc;
 }
 
 /* Something may have happened that only the library can tell: that is an event, too. */
-NPR_EXPORT int ibv_get_cq_event(ibv_comp_channel *verbs_channel, ibv_cq **cq, void **cq_context)
+NPR_EXPORT int ibv_get_cq_event(ibv_comp_channel *ours, ibv_cq **cq, void **cq_context)
 {
-	const auto c = find(all().channels, verbs_channel);
+	const auto c = find(all().channels, ours);
 
 	if (!c)
-		return verbs().ibv_get_cq_event(verbs_channel, cq, cq_context);
+		return verbs().ibv_get_cq_event(ours, cq, cq_context);
 	for (;;) {
-		const int flags = status_flags(*c, verbs_channel->fd);
+		/* As the application set them. */
+		const int flags = fcntl(c->epoll.get(), F_GETFL);
 		const bool waits = flags < 0 || !(flags & O_NONBLOCK);
 		epoll_event e;
 
@@ -149,7 +126,7 @@ NPR_EXPORT int ibv_get_cq_event(ibv_comp_channel *verbs_channel, ibv_cq **cq, vo
 				if (own_event(e.data.ptr, cq, cq_context))
 					return 0;
 			} else {
-				const int rc = read_event(*c, verbs_channel, cq, cq_context);
+				const int rc = verbs().ibv_get_cq_event(c->real, cq, cq_context);
 				if (!rc || errno != EAGAIN)
 					return rc;
 			}

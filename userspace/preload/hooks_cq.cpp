@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* CQs. */
-#include "policy.hpp"
+#include "pointers.hpp"
 #include "real.hpp"
 #include "registry.hpp"
 #include "seam.hpp"
@@ -9,24 +9,13 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <sys/epoll.h>
+#include <vector>
 
 using namespace npr::preload;
 
 namespace {
-
-/* Of those of @cq that the channel does not tell. False and errno. */
-bool watch(const channel &c, ibv_cq *cq, const npr_cq &lib)
-{
-	for (const int fd : {lib.channel.get(), lib.event.get(), lib.timer.get()}) {
-		epoll_event e{};
-		e.events = EPOLLIN | EPOLLET;
-		e.data.ptr = cq;
-		if (epoll_ctl(c.epoll.get(), EPOLL_CTL_ADD, fd, &e))
-			return false;
-	}
-	return true;
-}
 
 /* A child may have the descriptors, too, so that closing them need not be the end. */
 void unwatch(const channel &c, const npr_cq &lib)
@@ -35,38 +24,129 @@ void unwatch(const channel &c, const npr_cq &lib)
 		(void)epoll_ctl(c.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
+/* The channel that libibverbs knows. */
+ibv_comp_channel *real_of(const std::shared_ptr<channel> &c, ibv_comp_channel *other)
+{
+	return c ? c->real : other;
+}
+
+/*
+ * @create(entries, channel) makes a CQ for @cqe completions of the application. It is taken if the
+ * library can, and otherwise nobody's but the provider's, or not made.
+ */
+template <class F>
+ibv_cq *create(device &d, std::uint32_t own, ibv_comp_channel *channel, F &&create)
+{
+	const auto c = find(all().channels, channel);
+	ibv_cq *const cq = npr::with_credits(own, 0, static_cast<std::uint32_t>(d.max_cqe),
+					     [&](std::uint32_t n) { return create(n, real_of(c, channel)); });
+
+	if (!cq)
+		return cq;
+	npr_cq *const lib = npr::attach_cq(d.lib, cq, own);
+	int error = errno;
+	if (lib) {
+		if (add(all().cqs, cq, queue{lib, 0, false})) {
+			if (c)
+				cq->channel = c.get();
+			return cq;
+		}
+		error = ENOMEM;
+		(void)npr_detach_cq(lib);
+	}
+	if (may_be_left(d, "CQ", cq->handle, error)) {
+		if (c)
+			cq->channel = c.get();
+		return cq;
+	}
+	(void)verbs().ibv_destroy_cq(cq);
+	errno = error;
+	return nullptr;
+}
+
+/* One that the library does not take. */
+template <class F>
+ibv_cq *create_left(ibv_comp_channel *channel, F &&create)
+{
+	const auto c = find(all().channels, channel);
+	ibv_cq *const cq = create(real_of(c, channel));
+
+	if (cq && c)
+		cq->channel = c.get();
+	return cq;
+}
+
+/* The provider's object, whose functions are ours. */
+npr::poller &poller_of(ibv_cq_ex *q) noexcept
+{
+	return find(ibv_cq_ex_to_cq(q))->ex.polling;
+}
+
 } // namespace
+
+ibv_cq_ex *npr::preload::create_left_cq_ex(ibv_cq_init_attr_ex *attr,
+					   const std::function<ibv_cq_ex *(ibv_cq_init_attr_ex *)> &make)
+{
+	return reinterpret_cast<ibv_cq_ex *>(create_left(attr->channel, [&](ibv_comp_channel *real) {
+		ibv_cq_init_attr_ex a = *attr;
+
+		a.channel = real;
+		ibv_cq_ex *const cq = make(&a);
+		return cq ? ibv_cq_ex_to_cq(cq) : nullptr;
+	}));
+}
+
+bool npr::preload::watch(ibv_cq *cq, const npr_cq &lib)
+{
+	const auto c = find(all().channels, cq->channel);
+
+	for (const int fd : {lib.channel.get(), lib.event.get(), lib.timer.get()}) {
+		epoll_event e{};
+		e.events = EPOLLIN | EPOLLET;
+		e.data.ptr = cq;
+		if (c && epoll_ctl(c->epoll.get(), EPOLL_CTL_ADD, fd, &e) && errno != EEXIST)
+			return false;
+	}
+	return true;
+}
 
 NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context, ibv_comp_channel *channel,
 				 int comp_vector)
 {
-	const device *const d = find(context);
+	device *const d = find(context);
 
 	if (!d || cqe < 0 || cqe > d->max_cqe)
-		return verbs().ibv_create_cq(context, cqe, cq_context, channel, comp_vector);
-	const auto own = static_cast<std::uint32_t>(cqe);
-	ibv_cq *const cq = npr::with_credits(own, 0, static_cast<std::uint32_t>(d->max_cqe), [&](std::uint32_t n) {
-		return verbs().ibv_create_cq(context, static_cast<int>(n), cq_context, channel, comp_vector);
+		return create_left(channel, [&](ibv_comp_channel *real) {
+			return verbs().ibv_create_cq(context, cqe, cq_context, real, comp_vector);
+		});
+	return create(*d, static_cast<std::uint32_t>(cqe), channel, [&](std::uint32_t n, ibv_comp_channel *real) {
+		return verbs().ibv_create_cq(context, static_cast<int>(n), cq_context, real, comp_vector);
 	});
-	if (!cq)
-		return cq;
-	npr_cq *const lib = npr::attach_cq(d->lib, cq, own);
-	const auto c = find(all().channels, channel);
-	int error = errno;
-	if (lib) {
-		if (c && !watch(*c, cq, *lib))
-			error = errno;
-		else if (add(all().cqs, cq, queue{lib, 0, false}))
-			return cq;
-		else
-			error = ENOMEM;
-		(void)npr_detach_cq(lib);
+}
+
+ibv_cq_ex *npr::preload::create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex *attr)
+{
+	device &d = *find(context);
+	const bool small = attr->cqe <= static_cast<std::uint32_t>(d.max_cqe);
+
+	/* What a struct ibv_wc does not tell the library cannot tell either. */
+	if (attr->wc_flags & ~std::uint64_t{IBV_WC_STANDARD_FLAGS} || !small) {
+		if (small)
+			tell_left(d, "a completion queue with time stamps, or other attributes that struct ibv_wc does not have,");
+		return create_left_cq_ex(attr, [&](ibv_cq_init_attr_ex *a) { return d.extended.create_cq_ex(context, a); });
 	}
-	if (may_be_left(context, "CQ", cq->handle, error))
-		return cq;
-	(void)verbs().ibv_destroy_cq(cq);
-	errno = error;
-	return nullptr;
+	ibv_cq *const cq = create(d, attr->cqe, attr->channel, [&](std::uint32_t n, ibv_comp_channel *real) {
+		ibv_cq_init_attr_ex a = *attr;
+
+		a.cqe = n;
+		a.channel = real;
+		ibv_cq_ex *const made = d.extended.create_cq_ex(context, &a);
+		return made ? ibv_cq_ex_to_cq(made) : nullptr;
+	});
+	ibv_cq_ex *const ex = reinterpret_cast<ibv_cq_ex *>(cq);
+	if (cq && find(cq))
+		npr::set_polling<poller_of>(*ex, attr->wc_flags);
+	return ex;
 }
 
 NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
@@ -84,22 +164,51 @@ NPR_EXPORT int ibv_resize_cq(ibv_cq *cq, int cqe)
 NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 {
 	const queue q = find(all().cqs, cq);
-
-	if (!q.lib)
-		return verbs().ibv_destroy_cq(cq);
-	/* Nobody is told of it any more, for it is gone when the call returns. */
 	const auto c = find(all().channels, cq->channel);
-	const bool armed = set_armed(cq, false);
-	if (c)
+	ibv_comp_channel *const ours = cq->channel;
+	ibv_context *const context = cq->context;
+
+	/* Nobody is told of it any more, for it is gone when the call returns. */
+	const bool armed = q.lib && set_armed(cq, false);
+	if (c && armed)
 		unwatch(*c, *q.lib);
+	cq->channel = real_of(c, ours);
 	if (const int rc = verbs().ibv_destroy_cq(cq)) {
+		cq->channel = ours;
 		/* Not without memory: then the library wakes nobody for it any more. */
-		if (c)
-			(void)watch(*c, cq, *q.lib);
-		(void)set_armed(cq, armed);
+		if (armed) {
+			(void)watch(cq, *q.lib);
+			(void)set_armed(cq, true);
+		}
 		return rc;
 	}
-	drop(cq, q.lib);
-	(void)npr_detach_cq(q.lib);
+	if (device *const d = find(context))
+		d->memory.gone(cq);
+	if (q.lib) {
+		drop(cq, q.lib);
+		(void)npr_detach_cq(q.lib);
+	}
 	return 0;
+}
+
+void npr::preload::leave(ibv_cq *cq)
+{
+	npr_cq *const lib = find(cq);
+
+	if (!lib)
+		return;
+	const auto c = find(all().channels, cq->channel);
+	if (set_armed(cq, false) && c)
+		unwatch(*c, *lib);
+	/* Those that complete there do so where the library does not poll any more. */
+	std::vector<ibv_qp *> qps;
+	{
+		const std::lock_guard lock(lib->mutex);
+		for (const auto &q : lib->qps)
+			qps.push_back(q->verbs);
+	}
+	for (ibv_qp *const q : qps)
+		leave(q);
+	drop(cq, lib);
+	(void)npr_detach_cq(lib);
 }

@@ -11,51 +11,66 @@
  * Who posts or polls takes no lock that another queue pair, another CQ or another thread has:
  * objects are found by their handles.
  *
- * An object that the library does not take (a type of QP, a CQ with attributes) is left
- * to the provider: it works, but not with unpinned regions, which fail closed. One that it
+ * An object that the library does not take (a type of QP, a CQ with time stamps) is left
+ * to the provider: what it uses is pinned, or the program is told that it cannot be made. One that it
  * cannot take, without memory or room, is not made, unless the program has pinned regions.
  */
 #include "pointers.hpp"
+#include "policy.hpp"
 #include "real.hpp"
 #include "registry.hpp"
 #include "seam.hpp"
 
 #include <nprdma/nprdma.h>
 
-#include <cstdio>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 
 using namespace npr::preload;
 
-NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
-{
-	ibv_context *const context = verbs().ibv_open_device(dev);
-	verbs_context *const extended = context ? verbs_get_ctx(context) : nullptr;
+namespace {
 
-	if (!context)
-		return context;
+/* The provider's function, instead of which programs call @ours from here on; null: there is none. */
+template <class F>
+F replace(verbs_context *extended, std::size_t offset, F verbs_context::*member, F ours)
+{
+	/* Members are counted from the end, and an older libibverbs ends before some. */
+	if (!extended || extended->sz < sizeof(*extended) - offset || !(extended->*member))
+		return nullptr;
+	return std::exchange(extended->*member, ours);
+}
+
+#define REPLACE(member) \
+	d.extended.member = replace(extended, offsetof(verbs_context, member), &verbs_context::member, member)
+
+/* What the program has opened is ours as well, if it has unpinned regions. */
+void adopt(ibv_context *context)
+{
+	verbs_context *const extended = verbs_get_ctx(context);
 	npr::provider provider(*context);
+
 	provider.reg_mr = verbs().ibv_reg_mr_iova2;
 	provider.dereg_mr = verbs().ibv_dereg_mr;
-	npr_context *const lib = npr::open(context, 0, provider);
-	if (!lib) {
-		std::fprintf(stderr, "libnprdma-preload: %s has no unpinned regions (%m): left as it is\n",
-			     ibv_get_device_name(dev));
-		return context;
-	}
+	npr_context *const lib = npr::open(context, policy().leases ? 0 : NPR_OPEN_NO_LEASES, provider);
+	if (!lib)
+		return say(context, "no unpinned regions (%m): left as it is");
 	int max_cqe = some_cqe;
 	if (ibv_device_attr attr{}; !ibv_query_device(context, &attr))
 		max_cqe = attr.max_cqe;
-	std::unique_ptr<device> d(new (std::nothrow)
-					  device(*context, extended ? extended->create_qp_ex : nullptr, lib, max_cqe));
-	if (!d || !all().devices.set(static_cast<std::uint32_t>(context->cmd_fd), context, d.get())) {
-		std::fprintf(stderr, "libnprdma-preload: no memory to know %s: left as it is\n",
-			     ibv_get_device_name(dev));
-		(void)npr_close(lib);
-		return context;
+	std::unique_ptr<device> owned;
+	try {
+		owned = std::make_unique<device>(*context, lib, max_cqe);
+	} catch (const std::bad_alloc &) {
 	}
+	if (!owned || !all().devices.set(static_cast<std::uint32_t>(context->cmd_fd), context, owned.get())) {
+		say(context, "no memory to know it: left as it is");
+		(void)npr_close(lib);
+		return;
+	}
+	device &d = *owned.release(); /* until ibv_close_device() */
 	/* All memory that has an address is registered by our functions from here on. */
 	lib->regions.know_all();
 	context->ops.post_send = post_send;
@@ -64,9 +79,57 @@ NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = req_notify_cq;
 	context->ops.bind_mw = bind_mw;
-	if (d->create_qp_ex)
-		extended->create_qp_ex = create_qp_ex;
-	(void)d.release(); /* until ibv_close_device() */
+	REPLACE(create_qp_ex);
+	REPLACE(create_cq_ex);
+	REPLACE(create_srq_ex);
+	REPLACE(create_wq);
+	REPLACE(query_device_ex);
+}
+
+#undef REPLACE
+
+/* The program may use the context no more, but libibverbs does. */
+void give_back(const device &d)
+{
+	verbs_context *const extended = verbs_get_ctx(&d.verbs);
+	const auto restore = [&](auto verbs_context::*member, auto theirs) {
+		if (theirs)
+			extended->*member = theirs;
+	};
+
+	d.verbs.ops = d.ops;
+	restore(&verbs_context::create_qp_ex, d.extended.create_qp_ex);
+	restore(&verbs_context::create_cq_ex, d.extended.create_cq_ex);
+	restore(&verbs_context::create_srq_ex, d.extended.create_srq_ex);
+	restore(&verbs_context::create_wq, d.extended.create_wq);
+	restore(&verbs_context::query_device_ex, d.extended.query_device_ex);
+}
+
+} // namespace
+
+NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
+{
+	ibv_context *const context = verbs().ibv_open_device(dev);
+
+	if (context)
+		adopt(context);
+	return context;
+}
+
+/* That of another process, with its objects, which this library does not know; those that it makes here it does. */
+NPR_EXPORT ibv_context *ibv_import_device(int cmd_fd)
+{
+	ibv_context *const context = verbs().ibv_import_device ? verbs().ibv_import_device(cmd_fd) : nullptr;
+
+	if (context)
+		adopt(context);
+	return context;
+}
+
+ibv_context *npr::preload::adopt_opened(ibv_context *context)
+{
+	if (context)
+		adopt(context);
 	return context;
 }
 
@@ -85,14 +148,36 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 			std::erase_if(all().orphans, [&](const auto &entry) {
 				return entry.second->qp_base.context == context;
 			});
+			std::erase_if(all().rights, [&](const auto &entry) { return entry.second.context == context; });
 		}
+		d->regions.clear();
 		d->lib->regions.clear();
 		(void)npr_close(d->lib);
-		context->ops = d->ops;
-		if (d->create_qp_ex)
-			verbs_get_ctx(context)->create_qp_ex = d->create_qp_ex;
+		give_back(*d);
 		/* Before the descriptor is another's. */
 		all().devices.remove(static_cast<std::uint32_t>(context->cmd_fd), d.get());
 	}
 	return verbs().ibv_close_device(context);
+}
+
+/* A device whose memory need not be pinned has on-demand paging, as far as programs can tell. */
+int npr::preload::query_device_ex(ibv_context *context, const ibv_query_device_ex_input *input, ibv_device_attr_ex *attr,
+				  std::size_t size)
+{
+	device &d = *find(context);
+	const int rc = d.extended.query_device_ex(context, input, attr, size);
+
+	if (rc || policy().which == settings::unpin::none || !d.memory.may_unpin())
+		return rc;
+	if (size >= offsetof(ibv_device_attr_ex, odp_caps) + sizeof(attr->odp_caps)) {
+		attr->odp_caps.general_caps = IBV_ODP_SUPPORT;
+		attr->odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+			IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+		attr->odp_caps.per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
+		attr->odp_caps.per_transport_caps.ud_odp_caps =
+			IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+	}
+	if (size >= offsetof(ibv_device_attr_ex, xrc_odp_caps) + sizeof(attr->xrc_odp_caps))
+		attr->xrc_odp_caps = 0;
+	return rc;
 }

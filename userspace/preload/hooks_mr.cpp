@@ -14,30 +14,133 @@
 
 using namespace npr::preload;
 
+namespace {
+
+constexpr unsigned known = IBV_ACCESS_LOCAL_WRITE | remote_rights | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
+	IBV_ACCESS_OPTIONAL_RANGE;
+
+/* Why a region is pinned; nothing: it is not. */
+std::optional<because> pinned(device &d, std::size_t length, unsigned access)
+{
+	using unpin = settings::unpin;
+	const settings &s = policy();
+
+	if (s.which == unpin::none || length < s.at_least || (s.which == unpin::remote && !(access & remote_rights)) ||
+	    (s.which == unpin::odp && !(access & IBV_ACCESS_ON_DEMAND)))
+		return because::nobody_asked;
+	if (access & IBV_ACCESS_MW_BIND)
+		return because::windows;
+	if (access & IBV_ACCESS_ZERO_BASED)
+		return because::zero_based;
+	if (access & ~known)
+		return because::access;
+	if (all().direct.load(std::memory_order_relaxed))
+		(void)d.memory.pin("a program that uses direct verbs (mlx5dv)");
+	const char *const what = d.memory.pinned_for();
+	if (what && !d.told.said_objects.exchange(true))
+		say(&d.verbs, "%s needs pinned memory: what the program registers on this device stays pinned", what);
+	return what ? std::optional(because::object) : std::nullopt;
+}
+
+/* One line for each reason that the user has not given himself, and has not been told. */
+void stays_pinned(device &d, because why, std::size_t length)
+{
+	const auto k = static_cast<std::size_t>(why);
+
+	d.told.add(d.told.pinned[k], length);
+	if (why != because::nobody_asked && why != because::object && !d.told.said[k].exchange(true))
+		say(&d.verbs, "a region of %zu bytes stays pinned, because %s: others may follow", length, text(why));
+}
+
+ibv_mr *reg_mr(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, unsigned access)
+{
+	/* Of the program's own: those that have on-demand paging do without it, and huge pages are a hint. */
+	const unsigned plain = access & ~unsigned{IBV_ACCESS_ON_DEMAND};
+	std::optional<because> why = pinned(d, length, access);
+
+	if (!why) {
+		ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova,
+							    (plain & ~unsigned{IBV_ACCESS_HUGETLB}) | IBV_ACCESS_UNPINNED);
+		if (mr) {
+			if (d.regions.add(mr, iova, access)) {
+				d.told.add(d.told.unpinned, length);
+				return mr;
+			}
+			(void)verbs().ibv_dereg_mr(mr);
+			errno = ENOMEM;
+			return nullptr;
+		}
+		if (errno != EOPNOTSUPP)
+			return nullptr;
+		why = because::refused;
+	}
+	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, plain);
+	if (mr)
+		stays_pinned(d, *why, length);
+	return mr;
+}
+
+} // namespace
+
 NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	const device *const d = find(pd->context);
+	device *const d = find(pd->context);
 
 	if (!d)
 		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
-	const bool unpinned = length >= threshold();
-	if (unpinned)
-		access |= IBV_ACCESS_UNPINNED;
-	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
+	ibv_mr *const mr = reg_mr(*d, pd, addr, length, iova, access);
 	if (!mr)
 		return mr;
 	try {
 		npr::local_key key;
-		if (unpinned)
+		if (d->regions.has(mr->lkey))
 			key.handle = mr->handle;
 		key.offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
 		d->lib->regions.add(*mr, key);
 	} catch (const std::bad_alloc &) {
+		(void)d->regions.take(mr->lkey);
 		(void)verbs().ibv_dereg_mr(mr);
 		errno = ENOMEM;
 		return nullptr;
 	}
 	return mr;
+}
+
+/* It may be another process's unpinned region, which this library would not know to be one. */
+NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
+{
+	device *const d = find(pd->context);
+	ibv_mr *const mr = verbs().ibv_import_mr ? verbs().ibv_import_mr(pd, handle) : nullptr;
+	npr_mr_attr attr;
+
+	if (!mr || !d || npr_query_mr(mr, &attr))
+		return mr;
+	npr::local_key key{mr->handle};
+	/* Where its memory is in this process nobody knows. */
+	key.opaque = true;
+	try {
+		if (d->memory.pinned_for()) {
+			say(mr->context, "an imported region is not pinned, and the program needs pinned memory: refused");
+			errno = EOPNOTSUPP;
+		} else {
+			d->lib->regions.add(*mr, key);
+			return mr;
+		}
+	} catch (const std::bad_alloc &) {
+		errno = ENOMEM;
+	}
+	const int error = errno;
+	verbs().ibv_unimport_mr(mr);
+	errno = error;
+	return nullptr;
+}
+
+NPR_EXPORT void ibv_unimport_mr(ibv_mr *mr)
+{
+	if (npr::local_regions *const regions = npr::local_regions::existing(mr->context))
+		(void)regions->remove(*mr);
+	if (verbs().ibv_unimport_mr)
+		verbs().ibv_unimport_mr(mr);
 }
 
 NPR_EXPORT ibv_mr *ibv_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
@@ -54,6 +157,8 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64
 /* Not of unpinned regions, which the kernel refuses. What it moves is at the CPU's addresses. */
 NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
 {
+	if (find(mr->context) && flags & IBV_REREG_MR_CHANGE_ACCESS)
+		access &= ~int{IBV_ACCESS_ON_DEMAND};
 	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
 	auto key = regions ? regions->remove(*mr) : std::nullopt;
 	const int rc = verbs().ibv_rereg_mr(mr, flags, pd, addr, length, access);
@@ -71,5 +176,15 @@ NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_
 
 NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 {
-	return -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
+	device *const d = find(mr->context);
+	const std::uint32_t lkey = mr->lkey;
+	/* Another region may have the key as soon as this one has not. */
+	const auto twin = d ? d->regions.take(lkey) : std::nullopt;
+	const int rc = -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
+
+	if (twin && rc)
+		d->regions.put(lkey, *twin);
+	else if (twin && twin->twin)
+		(void)verbs().ibv_dereg_mr(twin->twin);
+	return rc;
 }

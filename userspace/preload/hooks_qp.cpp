@@ -34,7 +34,7 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
 	npr_qp_attr attr{};
-	if (ordered())
+	if (policy().ordered)
 		attr.flags = NPR_QP_ORDERED_WRITES;
 	npr_qp *const lib = npr_attach_qp(cq, qp, &attr);
 	if (!lib)
@@ -56,7 +56,7 @@ ibv_qp *attach_new(ibv_qp *qp)
 	std::unique_ptr<npr::qp_ex> none;
 	const int error = attach(qp, none);
 
-	if (!error || may_be_left(qp->context, "QP", qp->qp_num, error))
+	if (!error || may_be_left(*find(qp->context), "QP", qp->qp_num, error))
 		return qp;
 	(void)verbs().ibv_destroy_qp(qp);
 	errno = error;
@@ -126,15 +126,43 @@ int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 	return error;
 }
 
+bool is_taken(ibv_qp_type type)
+{
+	return type == IBV_QPT_RC || type == IBV_QPT_UC || type == IBV_QPT_UD;
+}
+
 /*
- * @create(cap) makes a QP, with twice as many entries of the send queue as were asked for if the
+ * By @make(), a QP that the library does not take. Its memory is pinned, by twins of regions. That is not
+ * enough for one that posts otherwise than by ibv_post_*() (@ex), for XRC, by which peers reach regions without a
+ * way to ask for pages, and where receives into unpinned memory would complete where the library does not poll.
+ */
+template <class F>
+ibv_qp *make_left(device &d, ibv_qp_type type, ibv_cq *recv_cq, ibv_srq *srq, bool ex, F &&make)
+{
+	const bool xrc = type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV;
+
+	if (xrc && (d.regions.any_remote() || !d.regions.any()))
+		return make_pinned(d, "an XRC queue pair", make);
+	if (ex)
+		return make_pinned(d, "a queue pair that the library does not take, with ibv_wr_*(),", make);
+	if (srq && d.srqs.find(srq->handle, srq) && !find(recv_cq))
+		return make_pinned(d, "a shared receive queue whose completions come where the library does not poll", make);
+	tell_left(d, is_taken(type) ? "a queue pair on a completion queue that the library does not take" :
+				      "a queue pair that is neither RC nor UC nor UD");
+	return make();
+}
+
+/*
+ * @create() makes a QP of @cap, of RC with twice as many entries of the send queue as were asked for if the
  * device has them, as the library needs two for a WRITE.
  */
 template <class F>
-ibv_qp *create_larger(ibv_qp_cap &cap, F &&create)
+ibv_qp *create_larger(ibv_qp_type type, ibv_qp_cap &cap, F &&create)
 {
 	const ibv_qp_cap asked = cap;
 
+	if (type != IBV_QPT_RC)
+		return create();
 	cap.max_send_wr = 2 * std::min(asked.max_send_wr, std::numeric_limits<std::uint32_t>::max() / 2);
 	if (ibv_qp *const qp = create())
 		return qp;
@@ -148,39 +176,75 @@ constexpr std::uint64_t send_ops = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RD
 	IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
 	IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
 
+/* A QP has READs if it has anything else of a peer's: WRITEs and atomics are proven by them. */
+constexpr unsigned proven = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+/* What the application asked for of what modify_qp() makes more of. */
+void remember(ibv_qp *qp, const ibv_qp_attr &attr, int mask)
+{
+	if (!(mask & (IBV_QP_ACCESS_FLAGS | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MAX_QP_RD_ATOMIC)))
+		return;
+	const std::lock_guard lock(all().mutex);
+	try {
+		asked &a = all().rights[qp];
+
+		a.context = qp->context;
+		if (mask & IBV_QP_ACCESS_FLAGS)
+			a.access = attr.qp_access_flags;
+		if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+			a.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+		if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+			a.max_rd_atomic = attr.max_rd_atomic;
+	} catch (const std::bad_alloc &) {
+		/* Then it is told what it has. */
+	}
+}
+
 } // namespace
 
 ibv_qp *npr::preload::create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
 {
-	const device &d = *find(context);
+	device &d = *find(context);
+	const bool ex = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	const auto make = [&] { return d.extended.create_qp_ex(context, attr); };
 
-	if (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UC && attr->qp_type != IBV_QPT_UD)
-		return d.create_qp_ex(context, attr);
-	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && attr->send_ops_flags & ~send_ops) {
+	if (!is_taken(attr->qp_type) || !find(attr->send_cq) || !find(attr->recv_cq))
+		return make_left(d, attr->qp_type, attr->recv_cq, attr->srq, ex, make);
+	if (ex && attr->send_ops_flags & ~send_ops) {
 		errno = EOPNOTSUPP;
 		return nullptr;
 	}
-	ibv_qp *const qp = create_larger(attr->cap, [&] { return d.create_qp_ex(context, attr); });
+	ibv_qp *const qp = create_larger(attr->qp_type, attr->cap, make);
 	return qp ? attach_new(qp) : qp;
 }
 
 NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 {
-	if (!find(pd->context))
-		return verbs().ibv_create_qp(pd, attr);
-	ibv_qp *const qp = create_larger(attr->cap, [&] { return verbs().ibv_create_qp(pd, attr); });
+	device *const d = find(pd->context);
+	const auto make = [&] { return verbs().ibv_create_qp(pd, attr); };
+
+	if (!d)
+		return make();
+	if (!is_taken(attr->qp_type) || !find(attr->send_cq) || !find(attr->recv_cq))
+		return make_left(*d, attr->qp_type, attr->recv_cq, attr->srq, false, make);
+	ibv_qp *const qp = create_larger(attr->qp_type, attr->cap, make);
 	return qp ? attach_new(qp) : qp;
 }
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
 	const completions unseen(qp);
+	device *const d = find(qp->context);
 	/* Before: what is under way ends by means of the QP. */
 	auto ex = detach(qp);
 	const int rc = verbs().ibv_destroy_qp(qp);
 
-	if (!rc)
+	if (!rc) {
 		unseen.forget();
+		(void)take(all().rights, qp);
+		if (d)
+			d->memory.gone(qp);
+	}
 	/* It is still there, which is what the caller is told. */
 	if (rc && ex)
 		(void)attach_again(qp, std::move(ex));
@@ -197,9 +261,10 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 		ex = detach(qp);
 
 	ibv_qp_attr a = *attr;
-	if (qp->qp_type == IBV_QPT_RC && find(qp)) {
-		/* WRITEs and atomics are proven by a READ: peers need to, and we. */
-		if (mask & IBV_QP_ACCESS_FLAGS && a.qp_access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
+	const bool more = qp->qp_type == IBV_QPT_RC && find(qp);
+	if (more) {
+		/* Peers need them, and we. */
+		if (mask & IBV_QP_ACCESS_FLAGS && a.qp_access_flags & proven)
 			a.qp_access_flags |= IBV_ACCESS_REMOTE_READ;
 		if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
 			a.max_dest_rd_atomic = std::max<std::uint8_t>(a.max_dest_rd_atomic, 1);
@@ -207,12 +272,32 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 			a.max_rd_atomic = std::max<std::uint8_t>(a.max_rd_atomic, 1);
 	}
 	const int rc = verbs().ibv_modify_qp(qp, &a, mask);
-	if (to_reset && !rc)
+	if (more && !rc)
+		remember(qp, *attr, mask);
+	if (to_reset && !rc) {
 		completions(qp).forget();
+		(void)take(all().rights, qp);
+	}
 	if (!reset)
 		return rc;
 	if (const int error = attach_again(qp, std::move(ex)); error && !rc)
-		return may_be_left(qp->context, "QP", qp->qp_num, error) ? 0 : error;
+		return may_be_left(*find(qp->context), "QP", qp->qp_num, error) ? 0 : error;
+	return rc;
+}
+
+NPR_EXPORT int ibv_query_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask, ibv_qp_init_attr *init)
+{
+	const int rc = verbs().ibv_query_qp(qp, attr, mask, init);
+	const asked a = find(all().rights, qp);
+
+	if (rc || !a.context)
+		return rc;
+	if (a.access & proven && !(a.access & IBV_ACCESS_REMOTE_READ))
+		attr->qp_access_flags &= ~unsigned{IBV_ACCESS_REMOTE_READ};
+	if (!a.max_rd_atomic && attr->max_rd_atomic == 1)
+		attr->max_rd_atomic = 0;
+	if (!a.max_dest_rd_atomic && attr->max_dest_rd_atomic == 1)
+		attr->max_dest_rd_atomic = 0;
 	return rc;
 }
 
@@ -229,4 +314,17 @@ NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
 	npr_qp *const lib = find(qp);
 
 	return lib ? npr_qp_to_qp_ex(lib) : verbs().ibv_qp_to_qp_ex(qp);
+}
+
+void npr::preload::leave(ibv_qp *qp)
+{
+	device *const d = find(qp->context);
+	npr_qp *const lib = find(qp);
+
+	if (!lib)
+		return;
+	const completions unseen(qp);
+	d->qps.remove(qp->handle, lib);
+	(void)npr_detach_qp(lib);
+	unseen.forget();
 }

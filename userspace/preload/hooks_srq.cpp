@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Shared receive queues. */
-#include "policy.hpp"
+#include "pointers.hpp"
 #include "real.hpp"
 #include "registry.hpp"
 
@@ -11,24 +11,59 @@
 
 using namespace npr::preload;
 
+namespace {
+
+/* @srq, which the provider has made; or null and errno. */
+ibv_srq *attach(device &d, ibv_srq *srq)
+{
+	npr_srq *const lib = npr_attach_srq(d.lib, srq);
+
+	if (lib && d.srqs.set(srq->handle, srq, lib))
+		return srq;
+	const int error = lib ? ENOMEM : errno;
+	if (lib)
+		(void)npr_detach_srq(lib);
+	if (may_be_left(d, "SRQ", srq->handle, error))
+		return srq;
+	(void)verbs().ibv_destroy_srq(srq);
+	errno = error;
+	return nullptr;
+}
+
+} // namespace
+
 NPR_EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *attr)
 {
 	ibv_srq *const srq = verbs().ibv_create_srq(pd, attr);
 	device *const d = find(pd->context);
 
-	if (!srq || !d)
-		return srq;
-	npr_srq *const lib = npr_attach_srq(d->lib, srq);
-	if (lib && d->srqs.set(srq->handle, srq, lib))
-		return srq;
-	const int error = lib ? ENOMEM : errno;
-	if (lib)
-		(void)npr_detach_srq(lib);
-	if (may_be_left(pd->context, "SRQ", srq->handle, error))
-		return srq;
-	(void)verbs().ibv_destroy_srq(srq);
-	errno = error;
-	return nullptr;
+	return srq && d ? attach(*d, srq) : srq;
+}
+
+ibv_srq *npr::preload::create_srq_ex(ibv_context *context, ibv_srq_init_attr_ex *attr)
+{
+	device &d = *find(context);
+	const bool basic = !(attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE) || attr->srq_type == IBV_SRQT_BASIC;
+
+	const auto make = [&] { return d.extended.create_srq_ex(context, attr); };
+
+	/* What tag matching receives is put in place by the HCA, in lists of its own. */
+	if (!basic && attr->srq_type != IBV_SRQT_XRC)
+		return make_pinned(d, "a shared receive queue with tag matching", make);
+	if (!basic) {
+		tell_left(d, "a shared receive queue for XRC");
+		return make();
+	}
+	ibv_srq *const srq = make();
+	return srq ? attach(d, srq) : srq;
+}
+
+/* Receives are posted to it by pointers of its own. */
+ibv_wq *npr::preload::create_wq(ibv_context *context, ibv_wq_init_attr *attr)
+{
+	device &d = *find(context);
+
+	return make_pinned(d, "a receive work queue", [&] { return d.extended.create_wq(context, attr); });
 }
 
 NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
@@ -37,8 +72,12 @@ NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
 	const std::uint32_t handle = srq->handle;
 	npr_srq *const lib = d ? d->srqs.find(handle, srq) : nullptr;
 
-	if (const int rc = verbs().ibv_destroy_srq(srq); rc || !lib)
+	if (const int rc = verbs().ibv_destroy_srq(srq); rc)
 		return rc;
+	if (d)
+		d->memory.gone(srq);
+	if (!lib)
+		return 0;
 	d->srqs.remove(handle, lib);
 	(void)npr_detach_srq(lib);
 	return 0;

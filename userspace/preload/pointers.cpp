@@ -8,28 +8,58 @@
 
 namespace npr::preload {
 
+namespace {
+
+/* Inline data is the CPU's to read. */
+bool uses_keys(const ibv_send_wr &wr)
+{
+	return !(wr.send_flags & IBV_SEND_INLINE);
+}
+
+bool uses_keys(const ibv_recv_wr &)
+{
+	return true;
+}
+
+/* What the library has not taken: by the provider's @f. */
+template <class Object, class Wr>
+int post_left(device &d, int (*f)(Object *, Wr *, Wr **), Object *object, Wr *wr, Wr **bad)
+{
+	if (!d.regions.any())
+		return f(object, wr, bad);
+	return d.regions.post(
+		wr, bad, [](const Wr &w) { return uses_keys(w); },
+		[&](Wr &w) {
+			Wr *b;
+
+			return f(object, &w, &b);
+		});
+}
+
+} // namespace
+
 int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
 {
-	const device &d = *find(qp->context);
+	device &d = *find(qp->context);
 	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	return lib ? -npr_post_send(lib, wr, bad) : d.ops.post_send(qp, wr, bad);
+	return lib ? -npr_post_send(lib, wr, bad) : post_left(d, d.ops.post_send, qp, wr, bad);
 }
 
 int post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
 {
-	const device &d = *find(qp->context);
+	device &d = *find(qp->context);
 	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	return lib ? -npr_post_recv(lib, wr, bad) : d.ops.post_recv(qp, wr, bad);
+	return lib ? -npr_post_recv(lib, wr, bad) : post_left(d, d.ops.post_recv, qp, wr, bad);
 }
 
 int post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
 {
-	const device &d = *find(srq->context);
+	device &d = *find(srq->context);
 	npr_srq *const lib = d.srqs.find(srq->handle, srq);
 
-	return lib ? -npr_post_srq_recv(lib, wr, bad) : d.ops.post_srq_recv(srq, wr, bad);
+	return lib ? -npr_post_srq_recv(lib, wr, bad) : post_left(d, d.ops.post_srq_recv, srq, wr, bad);
 }
 
 int poll_cq(ibv_cq *cq, int n, ibv_wc *wc)
@@ -47,17 +77,41 @@ int req_notify_cq(ibv_cq *cq, int solicited_only)
 
 	if (!lib)
 		return d.ops.req_notify_cq(cq, solicited_only);
-	if (!lib->notifies())
+	if (!lib->notifies()) {
+		if (!watch(cq, *lib))
+			return errno;
 		(void)set_armed(cq, true);
+	}
 	return -npr_req_notify_cq(lib, solicited_only);
 }
 
-/* It posts by itself. */
+/*
+ * The provider's posts by itself, which the library has to do. A window of type 1 gets its next key
+ * with each binding, as verbs say.
+ */
 int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind)
 {
 	const device &d = *find(qp->context);
+	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	return d.qps.find(qp->handle, qp) ? EOPNOTSUPP : d.ops.bind_mw(qp, mw, bind);
+	if (!lib)
+		return d.ops.bind_mw(qp, mw, bind);
+	if (mw->type != IBV_MW_TYPE_1)
+		return EINVAL;
+	const ibv_mr *const mr = bind->bind_info.mr;
+	if ((!mr && (bind->bind_info.addr || bind->bind_info.length)) || (mr && mr->pd != mw->pd))
+		return EINVAL;
+	ibv_send_wr wr{}, *bad;
+	wr.wr_id = bind->wr_id;
+	wr.opcode = IBV_WR_BIND_MW;
+	wr.send_flags = bind->send_flags;
+	wr.bind_mw.mw = mw;
+	wr.bind_mw.rkey = ibv_inc_rkey(mw->rkey);
+	wr.bind_mw.bind_info = bind->bind_info;
+	const int rc = -npr_post_send(lib, &wr, &bad);
+	if (!rc)
+		mw->rkey = wr.bind_mw.rkey;
+	return rc;
 }
 
 } // namespace npr::preload

@@ -3,7 +3,11 @@
 #ifndef NPR_PRELOAD_POINTERS_HPP
 #define NPR_PRELOAD_POINTERS_HPP
 
+#include <cstddef>
+#include <functional>
 #include <infiniband/verbs.h>
+
+struct npr_cq;
 
 namespace npr::preload {
 
@@ -15,6 +19,19 @@ int poll_cq(ibv_cq *cq, int n, ibv_wc *wc);
 int req_notify_cq(ibv_cq *cq, int solicited_only);
 int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind);
 ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr);
+ibv_cq_ex *create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex *attr);
+ibv_srq *create_srq_ex(ibv_context *context, ibv_srq_init_attr_ex *attr);
+ibv_wq *create_wq(ibv_context *context, ibv_wq_init_attr *attr);
+int query_device_ex(ibv_context *context, const ibv_query_device_ex_input *input, ibv_device_attr_ex *attr, size_t size);
+
+/* A device that the program has opened otherwise than by ibv_open_device(), or null. */
+ibv_context *adopt_opened(ibv_context *context);
+
+/* By @make(attr), one that the library does not take. */
+ibv_cq_ex *create_left_cq_ex(ibv_cq_init_attr_ex *attr, const std::function<ibv_cq_ex *(ibv_cq_init_attr_ex *)> &make);
+
+/* What only the library tells of @cq reaches those who wait for its channel. False and errno. */
+[[nodiscard]] bool watch(ibv_cq *cq, const npr_cq &lib);
 
 } // namespace npr::preload
 

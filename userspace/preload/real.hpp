@@ -37,6 +37,7 @@ F *real_if_any(const char *name, const char *version)
 }
 
 #define REAL(name, version) decltype(::name) *const name = real<decltype(::name)>(#name, version)
+#define REAL_IF_ANY(name, version) decltype(::name) *const name = real_if_any<decltype(::name)>(#name, version)
 
 struct functions {
 	REAL(ibv_open_device, "IBVERBS_1.1");
@@ -59,11 +60,15 @@ struct functions {
 	REAL(ibv_destroy_qp, "IBVERBS_1.1");
 	REAL(ibv_modify_qp, "IBVERBS_1.1");
 	REAL(ibv_qp_to_qp_ex, "IBVERBS_1.6");
-	decltype(::ibv_query_qp_data_in_order) *const ibv_query_qp_data_in_order =
-		real_if_any<decltype(::ibv_query_qp_data_in_order)>("ibv_query_qp_data_in_order", "IBVERBS_1.14");
+	REAL(ibv_query_qp, "IBVERBS_1.1");
+	REAL_IF_ANY(ibv_import_device, "IBVERBS_1.10");
+	REAL_IF_ANY(ibv_import_mr, "IBVERBS_1.10");
+	REAL_IF_ANY(ibv_unimport_mr, "IBVERBS_1.10");
+	REAL_IF_ANY(ibv_query_qp_data_in_order, "IBVERBS_1.14");
 };
 
 #undef REAL
+#undef REAL_IF_ANY
 
 inline const functions &verbs()
 {

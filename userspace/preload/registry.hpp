@@ -5,32 +5,146 @@
 
 #include "object/cq.hpp"
 #include "object/srq.hpp"
+#include "report.hpp"
+#include "twins.hpp"
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace npr::preload {
 
+/*
+ * Some objects of a program need all of its memory on a device pinned, such as queues that
+ * it fills itself. Keys that are given out cannot be changed, so the first region that is registered decides: it is
+ * pinned if there is such an object then, and all others are as well; otherwise no such object is made any more.
+ */
+class memory_kind {
+public:
+	/* A region is to be made. Null: unpinned; what needs it pinned. */
+	[[nodiscard]] const char *pinned_for() noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		decided_ = true;
+		return what_;
+	}
+	/* @what is to be made. False: there may be unpinned regions. */
+	[[nodiscard]] bool pin(const char *what) noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		if (decided_ && !what_)
+			return false;
+		if (!what_)
+			what_ = what;
+		return true;
+	}
+	/* It has been made, is @object, and ends with gone(). One that is not known stays. */
+	void is_for(const void *object) noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		try {
+			objects_.insert(object);
+		} catch (const std::bad_alloc &) {
+			decided_ = true;
+		}
+	}
+	/* @object is no more, or was not made at all (null). Programs make some just to see whether they can. */
+	void gone(const void *object) noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		objects_.erase(object);
+		if (objects_.empty() && !decided_)
+			what_ = nullptr;
+	}
+	/* May a region be unpinned, as far as is known? */
+	[[nodiscard]] bool may_unpin() noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		return !what_ || !decided_;
+	}
+
+private:
+	std::mutex mutex_;
+	std::unordered_set<const void *> objects_;
+	const char *what_ = nullptr; /* the first of them */
+	bool decided_ = false;	     /* there is a region, or was */
+};
+
+/* Of verbs_context, the provider's; null: it has none, or it is not replaced. */
+struct extended_ops {
+	decltype(verbs_context::create_qp_ex) create_qp_ex = nullptr;
+	decltype(verbs_context::create_cq_ex) create_cq_ex = nullptr;
+	decltype(verbs_context::create_srq_ex) create_srq_ex = nullptr;
+	decltype(verbs_context::create_wq) create_wq = nullptr;
+	decltype(verbs_context::query_device_ex) query_device_ex = nullptr;
+};
+
 struct device {
-	device(const ibv_context &verbs, decltype(verbs_context::create_qp_ex) create, npr_context *l, int cqe) noexcept
-	    : ops(verbs.ops), create_qp_ex(create), lib(l), max_cqe(cqe)
+	/* Throws std::bad_alloc. */
+	device(ibv_context &v, npr_context *l, int cqe)
+	    : verbs(v), ops(v.ops), lib(l), max_cqe(cqe), told(tally_of(&v)), regions(told)
 	{
 	}
 
+	ibv_context &verbs;
 	const ibv_context_ops ops; /* the provider's */
-	const decltype(verbs_context::create_qp_ex) create_qp_ex;
+	extended_ops extended;
 	npr_context *const lib; /* it has the CQs */
 	const int max_cqe;	/* of one CQ */
+	tally &told;
+	memory_kind memory;
+	twins regions; /* unpinned ones */
 	npr::handle_table<ibv_qp, npr_qp> qps;
 	npr::handle_table<ibv_srq, npr_srq> srqs;
 };
 
+/*
+ * @what needs all memory of the program on this device pinned. False and EOPNOTSUPP: it is not, and the user is
+ * told so. The user is told that memory stays pinned when the first region does.
+ */
+[[nodiscard]] bool keep_pinned(device &d, const char *what);
+/* By @make(), an object that needs it, until forget(). Null and errno. */
+template <class F>
+auto make_pinned(device &d, const char *what, F &&make) -> decltype(make())
+{
+	if (!keep_pinned(d, what))
+		return nullptr;
+	const auto made = make();
+	if (made)
+		d.memory.is_for(made);
+	else
+		d.memory.gone(nullptr);
+	return made;
+}
+/* Of an object that is left to the provider: what it uses is pinned. The user is told once. */
+void tell_left(device &d, const char *what);
+/* It is the provider's alone from here on, with nothing under way. */
+void leave(ibv_qp *qp);
+void leave(ibv_cq *cq);
+/*
+ * An object that the library could not attach: true if it may be used nevertheless, with pinned
+ * regions. Otherwise what is done with it would fail later, where nobody knows why.
+ */
+[[nodiscard]] bool may_be_left(device &d, const char *what, std::uint32_t number, int error);
+
 /* Of a device that does not say how many. */
 inline constexpr int some_cqe = 1 << 16;
+
+/* What the application asked for, where the QP has more. */
+struct asked {
+	ibv_context *context; /* null: nothing is known */
+	unsigned int access;
+	std::uint8_t max_rd_atomic, max_dest_rd_atomic;
+};
 
 struct queue {
 	npr_cq *lib;
@@ -39,14 +153,13 @@ struct queue {
 };
 
 /*
- * What wakes those who wait for events of a completion channel: the channel itself, and
- * what happens to the CQs on it that only the library can tell. That is edge-triggered: one
+ * What the application has for a completion channel. Its descriptor is readable when the provider's channel is, or when
+ * something happened to the CQs on it that only the library can tell. That is edge-triggered: one
  * happening wakes one thread, once, as one event does.
  */
-struct channel {
-	ibv_context *context;
-	npr::unique_fd epoll;
-	std::mutex reading; /* the file's flags are the caller's without it */
+struct channel : ibv_comp_channel {
+	ibv_comp_channel *real; /* its file does not block */
+	npr::unique_fd epoll;	/* the application's fd */
 };
 
 /*
@@ -57,10 +170,14 @@ struct channel {
 struct objects {
 	npr::handle_table<ibv_context, device> devices; /* by the descriptors of their contexts */
 
+	/* The program has asked for direct verbs, and may use them. Relaxed: it orders what depends on each other. */
+	std::atomic<bool> direct{false};
+
 	/* What is not looked up by who posts or polls. */
 	std::mutex mutex;
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
+	std::unordered_map<ibv_qp *, asked> rights;
 	/* Of QPs that could not be attached again: good until they are destroyed. */
 	std::unordered_map<ibv_qp *, std::unique_ptr<npr::qp_ex>> orphans;
 };
@@ -91,6 +208,15 @@ inline npr_cq *find(const ibv_cq *cq)
 	const device *const d = cq ? find(cq->context) : nullptr;
 
 	return d ? d->lib->cqs.find(cq->handle, cq) : nullptr;
+}
+
+/* Is it the library's? Its objects have the handle of a QP of theirs. */
+inline bool find_ex(const ibv_qp_ex *ex)
+{
+	const device *const d = find(ex->qp_base.context);
+	npr_qp *const lib = d ? d->qps.find_any(ex->qp_base.handle) : nullptr;
+
+	return lib && lib->ex.get() == ex;
 }
 
 /* A copy, or nothing. */

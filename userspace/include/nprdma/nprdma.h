@@ -61,6 +61,8 @@ struct npr_device_attr {
 
 enum npr_open_flags {
 	NPR_OPEN_SINGLE_THREADED = 1 << 0,
+	/* Neither memory of a peer nor local buffers are leased: each request proves its own, or holds it. */
+	NPR_OPEN_NO_LEASES = 1 << 1,
 };
 
 enum npr_qp_flags {

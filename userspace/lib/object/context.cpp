@@ -8,7 +8,7 @@
 using namespace npr;
 
 npr_context::npr_context(ibv_context *v, std::unique_ptr<npr::kernel> k, unsigned int flags, const npr::provider &p)
-    : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)),
+    : verbs(v), provider(p), kernel(std::move(k)), threads(!(flags & NPR_OPEN_SINGLE_THREADED)), leased(!(flags & NPR_OPEN_NO_LEASES)),
       regions(npr::local_regions::of(v)), leases(*kernel, keeper)
 {
 	if (const int rc = kernel->query(caps))
@@ -40,7 +40,7 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::
 
 	if (!key.handle)
 		return backend::no_hold;
-	if (const auto lease = leases.take(*key.handle, sge.addr, sge.length, write, term, stripe)) {
+	if (const auto lease = leased ? leases.take(*key.handle, sge.addr, sge.length, write, term, stripe) : std::nullopt) {
 		hold = lease->token;
 		sge.addr = lease->addr;
 		sge.lkey = lease->lkey;

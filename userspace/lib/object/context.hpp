@@ -40,6 +40,7 @@ struct npr_context {
 	const npr::provider provider;
 	std::unique_ptr<npr::kernel> kernel;
 	bool threads;
+	const bool leased; /* NPR_OPEN_NO_LEASES was not said */
 	rdma_np_query caps{};
 	npr::resolver resolver;
 	npr::receives receives;

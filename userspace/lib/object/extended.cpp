@@ -237,39 +237,37 @@ int qp_ex::complete() noexcept
 
 /* --- polling ----------------------------------------------------------- */
 
-cq_ex::cq_ex(npr_cq &cq, const ibv_cq &verbs, bool threads) : ibv_cq_ex{}, cq_(cq), mutex_(threads)
+namespace {
+
+poller &own(ibv_cq_ex *q) noexcept
+{
+	return static_cast<cq_ex *>(q)->polling;
+}
+
+} // namespace
+
+cq_ex::cq_ex(npr_cq &cq, const ibv_cq &verbs, bool threads) noexcept : ibv_cq_ex{}, polling(cq, threads)
 {
 	context = verbs.context;
 	ibv_cq_ex::channel = verbs.channel;
 	cq_context = verbs.cq_context;
 	handle = verbs.handle;
 	cqe = verbs.cqe;
-
-	start_poll = [](ibv_cq_ex *q, ibv_poll_cq_attr *attr) {
-		if (attr->comp_mask)
-			return EINVAL;
-		self(q).mutex_.lock();
-		const int rc = self(q).next();
-		/* Nobody calls ibv_end_poll() after this. */
-		if (rc)
-			self(q).mutex_.unlock();
-		return rc;
-	};
-	next_poll = [](ibv_cq_ex *q) { return self(q).next(); };
-	end_poll = [](ibv_cq_ex *q) { self(q).mutex_.unlock(); };
-	read_opcode = [](ibv_cq_ex *q) { return self(q).wc_.opcode; };
-	read_vendor_err = [](ibv_cq_ex *q) { return self(q).wc_.vendor_err; };
-	read_byte_len = [](ibv_cq_ex *q) { return self(q).wc_.byte_len; };
-	read_imm_data = [](ibv_cq_ex *q) { return self(q).wc_.imm_data; };
-	read_qp_num = [](ibv_cq_ex *q) { return self(q).wc_.qp_num; };
-	read_src_qp = [](ibv_cq_ex *q) { return self(q).wc_.src_qp; };
-	read_wc_flags = [](ibv_cq_ex *q) { return self(q).wc_.wc_flags; };
-	read_slid = [](ibv_cq_ex *q) { return std::uint32_t{self(q).wc_.slid}; };
-	read_sl = [](ibv_cq_ex *q) { return self(q).wc_.sl; };
-	read_dlid_path_bits = [](ibv_cq_ex *q) { return self(q).wc_.dlid_path_bits; };
+	set_polling<own>(*this, IBV_WC_STANDARD_FLAGS);
 }
 
-int cq_ex::next() noexcept
+int poller::start(ibv_cq_ex &q, const ibv_poll_cq_attr &attr) noexcept
+{
+	if (attr.comp_mask)
+		return EINVAL;
+	mutex_.lock();
+	const int rc = next(q);
+	if (rc)
+		mutex_.unlock();
+	return rc;
+}
+
+int poller::next(ibv_cq_ex &q) noexcept
 {
 	/* What a provider does not fill in is no other completion's. */
 	wc_ = {};
@@ -277,8 +275,8 @@ int cq_ex::next() noexcept
 
 	if (n <= 0)
 		return n ? -n : ENOENT;
-	wr_id = wc_.wr_id;
-	status = wc_.status;
+	q.wr_id = wc_.wr_id;
+	q.status = wc_.status;
 	return 0;
 }
 

@@ -56,17 +56,50 @@ private:
 };
 
 /* One completion at a time, which is one thread's from ibv_start_poll() to ibv_end_poll(). */
-class cq_ex : public ibv_cq_ex {
+class poller {
 public:
-	cq_ex(npr_cq &cq, const ibv_cq &verbs, bool threads);
+	poller(npr_cq &cq, bool threads) noexcept : cq_(cq), mutex_(threads) {}
+
+	/* To the members of @q. 0; an errno, and then nobody calls end(). */
+	[[nodiscard]] int start(ibv_cq_ex &q, const ibv_poll_cq_attr &attr) noexcept;
+	/* 0 or an errno. */
+	[[nodiscard]] int next(ibv_cq_ex &q) noexcept;
+	void end() noexcept { mutex_.unlock(); }
+	[[nodiscard]] const ibv_wc &wc() const noexcept { return wc_; }
 
 private:
-	static cq_ex &self(ibv_cq_ex *q) noexcept { return *static_cast<cq_ex *>(q); }
-	[[nodiscard]] int next() noexcept;
-
 	npr_cq &cq_;
 	optional_mutex mutex_;
 	ibv_wc wc_{};
+};
+
+/* The functions of @q are those of the poller that @of(q) finds, but for those that @wc_flags do not ask for. */
+template <poller &of(ibv_cq_ex *) noexcept>
+void set_polling(ibv_cq_ex &q, std::uint64_t wc_flags) noexcept
+{
+	const auto asked = [&](std::uint64_t flag, auto f) { return wc_flags & flag ? +f : nullptr; };
+
+	q.start_poll = [](ibv_cq_ex *p, ibv_poll_cq_attr *attr) { return of(p).start(*p, *attr); };
+	q.next_poll = [](ibv_cq_ex *p) { return of(p).next(*p); };
+	q.end_poll = [](ibv_cq_ex *p) { of(p).end(); };
+	q.read_opcode = [](ibv_cq_ex *p) { return of(p).wc().opcode; };
+	q.read_vendor_err = [](ibv_cq_ex *p) { return of(p).wc().vendor_err; };
+	q.read_wc_flags = [](ibv_cq_ex *p) { return of(p).wc().wc_flags; };
+	q.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN, [](ibv_cq_ex *p) { return of(p).wc().byte_len; });
+	q.read_imm_data = asked(IBV_WC_EX_WITH_IMM, [](ibv_cq_ex *p) { return of(p).wc().imm_data; });
+	q.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM, [](ibv_cq_ex *p) { return of(p).wc().qp_num; });
+	q.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP, [](ibv_cq_ex *p) { return of(p).wc().src_qp; });
+	q.read_slid = asked(IBV_WC_EX_WITH_SLID, [](ibv_cq_ex *p) { return std::uint32_t{of(p).wc().slid}; });
+	q.read_sl = asked(IBV_WC_EX_WITH_SL, [](ibv_cq_ex *p) { return of(p).wc().sl; });
+	q.read_dlid_path_bits =
+		asked(IBV_WC_EX_WITH_DLID_PATH_BITS, [](ibv_cq_ex *p) { return of(p).wc().dlid_path_bits; });
+}
+
+/* One of the library's own. */
+struct cq_ex : ibv_cq_ex {
+	cq_ex(npr_cq &cq, const ibv_cq &verbs, bool threads) noexcept;
+
+	poller polling;
 };
 
 } // namespace npr

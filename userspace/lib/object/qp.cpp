@@ -38,7 +38,7 @@ engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params,
 	c.relaxed = params.relaxed;
 	c.ordered_writes = params.ordered_writes;
 	c.local = true;
-	c.leases = true;
+	c.leases = cq.ctx.leased;
 	c.local_only = params.local_only;
 	c.opaque_sinks = params.opaque_sinks;
 	c.words = words;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <memory>
@@ -60,6 +61,8 @@ int post_send(ibv_qp *q, ibv_send_wr *wr, ibv_send_wr **)
 	for (; wr; wr = wr->next) {
 		p.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
 		p.wr_id = wr->wr_id;
+		if (wr->opcode == IBV_WR_BIND_MW)
+			p.window = wr->bind_mw.rkey;
 		p.sends.fetch_add(1);
 		if (wr->send_flags & IBV_SEND_SIGNALED)
 			complete(q->send_cq, wr->wr_id, q->qp_num, IBV_WC_SEND);
@@ -140,6 +143,59 @@ ibv_qp *create_qp_ex(ibv_context *c, ibv_qp_init_attr_ex *attr)
 	return create(c, attr->pd, attr->send_cq, attr->recv_cq, attr->srq, attr->qp_type);
 }
 
+ibv_cq *new_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp_channel *channel)
+{
+	auto q = std::make_unique<cq>();
+	ibv_cq *const v = ibv_cq_ex_to_cq(&q->verbs);
+
+	v->context = c;
+	v->channel = channel;
+	v->cq_context = cq_context;
+	v->cqe = cqe;
+	v->handle = new_handle(of(c));
+	if (channel)
+		++channel->refcnt;
+	return ibv_cq_ex_to_cq(&q.release()->verbs);
+}
+
+/* Of its functions none works: the library has to have its own. */
+ibv_cq_ex *create_cq_ex(ibv_context *c, ibv_cq_init_attr_ex *attr)
+{
+	ibv_cq *const q = new_cq(c, static_cast<int>(attr->cqe), attr->cq_context, attr->channel);
+
+	of(q).wc_flags = attr->wc_flags;
+	return &of(q).verbs;
+}
+
+ibv_srq *new_srq(ibv_context *c, ibv_pd *pd)
+{
+	auto s = std::make_unique<srq>();
+
+	s->verbs.context = c;
+	s->verbs.pd = pd;
+	s->verbs.handle = new_handle(of(c));
+	return &s.release()->verbs;
+}
+
+ibv_srq *create_srq_ex(ibv_context *c, ibv_srq_init_attr_ex *attr)
+{
+	return new_srq(c, attr->pd);
+}
+
+ibv_wq *create_wq(ibv_context *c, ibv_wq_init_attr *)
+{
+	auto w = std::make_unique<ibv_wq>();
+
+	w->context = c;
+	return w.release();
+}
+
+int query_device_ex(ibv_context *, const ibv_query_device_ex_input *, ibv_device_attr_ex *attr, std::size_t size)
+{
+	std::memset(attr, 0, size);
+	return 0;
+}
+
 /* --- the kernel --------------------------------------------------------- */
 
 template <class T>
@@ -187,6 +243,12 @@ int method(context &c, ib_uverbs_ioctl_hdr &h)
 	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_FREE:
 		c.holds.fetch_sub(1);
 		return 0;
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY_MR:
+		/* Of handles below it, which other processes have. */
+		if (h.attrs[0].data >= foreign_pinned)
+			return EINVAL;
+		pointed_to<rdma_np_mr_info>(h.attrs[1]) = {};
+		return 0;
 	default:
 		return EOPNOTSUPP;
 	}
@@ -216,13 +278,19 @@ EXPORT int ibv_query_device(ibv_context *, ibv_device_attr *attr)
 	return 0;
 }
 
-EXPORT ibv_context *ibv_open_device(ibv_device *device)
+namespace {
+
+ibv_context *open_context(ibv_device *device)
 {
 	auto c = std::make_unique<context>();
 	ibv_context &v = c->verbs.context;
 
 	c->verbs.sz = sizeof(c->verbs);
 	c->verbs.create_qp_ex = create_qp_ex;
+	c->verbs.create_cq_ex = create_cq_ex;
+	c->verbs.create_srq_ex = create_srq_ex;
+	c->verbs.create_wq = create_wq;
+	c->verbs.query_device_ex = query_device_ex;
 	v.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v.device = device;
 	v.cmd_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -237,6 +305,13 @@ EXPORT ibv_context *ibv_open_device(ibv_device *device)
 	return &c.release()->verbs.context;
 }
 
+} // namespace
+
+EXPORT ibv_context *ibv_open_device(ibv_device *device)
+{
+	return open_context(device);
+}
+
 EXPORT int ibv_close_device(ibv_context *v)
 {
 	const std::unique_ptr<context> c(&of(v));
@@ -247,10 +322,21 @@ EXPORT int ibv_close_device(ibv_context *v)
 	return 0;
 }
 
-EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t, unsigned int access)
+EXPORT ibv_context *ibv_import_device(int)
+{
+	return open_context(&fake_device);
+}
+
+EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
 	auto m = std::make_unique<mr>();
 
+	const context &c = of(pd->context);
+	if (const int error = access & RDMA_NP_ACCESS_UNPINNED ? c.refuses_unpinned : c.refuses_pinned) {
+		errno = error;
+		return nullptr;
+	}
+	m->iova = iova;
 	m->access = access;
 	m->verbs.context = pd->context;
 	m->verbs.pd = pd;
@@ -285,34 +371,53 @@ EXPORT int ibv_dereg_mr(ibv_mr *v)
 	return 0;
 }
 
+EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
+{
+	auto m = std::make_unique<mr>();
+
+	m->verbs.context = pd->context;
+	m->verbs.pd = pd;
+	m->verbs.handle = handle;
+	m->verbs.lkey = m->verbs.rkey = (handle + 1) << 8;
+	return &m.release()->verbs;
+}
+
+EXPORT void ibv_unimport_mr(ibv_mr *v)
+{
+	const std::unique_ptr<mr> m(&of(v));
+}
+
 EXPORT ibv_comp_channel *ibv_create_comp_channel(ibv_context *c)
 {
-	auto channel = std::make_unique<ibv_comp_channel>();
+	auto made = std::make_unique<channel>();
 
-	channel->context = c;
-	channel->fd = eventfd(0, EFD_CLOEXEC);
-	return channel.release();
+	made->verbs.context = c;
+	made->verbs.fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+	return &made.release()->verbs;
 }
 
 EXPORT int ibv_destroy_comp_channel(ibv_comp_channel *c)
 {
-	const std::unique_ptr<ibv_comp_channel> channel(c);
+	if (c->refcnt)
+		return EBUSY;
+	const std::unique_ptr<channel> owned(&of(c));
 
 	close(c->fd);
 	return 0;
 }
 
+EXPORT void fake_event(ibv_comp_channel *real, ibv_cq *cq)
+{
+	const std::uint64_t one = 1;
+
+	of(real).events.push_back(cq);
+	if (write(real->fd, &one, sizeof(one)) != sizeof(one))
+		std::abort();
+}
+
 EXPORT ibv_cq *ibv_create_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp_channel *channel, int)
 {
-	auto q = std::make_unique<cq>();
-	ibv_cq *const v = ibv_cq_ex_to_cq(&q->verbs);
-
-	v->context = c;
-	v->channel = channel;
-	v->cq_context = cq_context;
-	v->cqe = cqe;
-	v->handle = new_handle(of(c));
-	return ibv_cq_ex_to_cq(&q.release()->verbs);
+	return new_cq(c, cqe, cq_context, channel);
 }
 
 EXPORT int ibv_resize_cq(ibv_cq *, int)
@@ -325,26 +430,30 @@ EXPORT int ibv_destroy_cq(ibv_cq *v)
 	if (of(v).busy)
 		return EBUSY;
 	const std::unique_ptr<cq> q(&of(v));
+	if (v->channel)
+		--v->channel->refcnt;
 	free_handle(of(v->context), v->handle);
 	return 0;
 }
 
-EXPORT int ibv_get_cq_event(ibv_comp_channel *, ibv_cq **, void **)
+/* Waits, unless the file does not. */
+EXPORT int ibv_get_cq_event(ibv_comp_channel *c, ibv_cq **cq, void **cq_context)
 {
-	errno = EAGAIN;
-	return -1;
+	std::uint64_t n;
+
+	if (read(c->fd, &n, sizeof(n)) != sizeof(n))
+		return -1;
+	*cq = of(c).events.front();
+	*cq_context = (*cq)->cq_context;
+	of(c).events.erase(of(c).events.begin());
+	return 0;
 }
 
 EXPORT void ibv_ack_cq_events(ibv_cq *, unsigned int) {}
 
 EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *)
 {
-	auto s = std::make_unique<srq>();
-
-	s->verbs.context = pd->context;
-	s->verbs.pd = pd;
-	s->verbs.handle = new_handle(of(pd->context));
-	return &s.release()->verbs;
+	return new_srq(pd->context, pd);
 }
 
 EXPORT int ibv_query_srq(ibv_srq *, ibv_srq_attr *attr)
@@ -373,7 +482,9 @@ EXPORT int ibv_query_qp(ibv_qp *q, ibv_qp_attr *attr, int, ibv_qp_init_attr *ini
 	*init = {};
 	attr->qp_state = q->state;
 	attr->cap = init->cap = {16, 16, 4, 4, 64};
-	attr->max_rd_atomic = 1;
+	attr->max_rd_atomic = std::max<std::uint8_t>(of(q).attr.max_rd_atomic, 1);
+	attr->max_dest_rd_atomic = of(q).attr.max_dest_rd_atomic;
+	attr->qp_access_flags = of(q).attr.qp_access_flags;
 	init->qp_type = q->qp_type;
 	return 0;
 }
@@ -382,6 +493,12 @@ EXPORT int ibv_modify_qp(ibv_qp *q, ibv_qp_attr *attr, int mask)
 {
 	if (mask & IBV_QP_STATE)
 		q->state = attr->qp_state;
+	if (mask & IBV_QP_ACCESS_FLAGS)
+		of(q).attr.qp_access_flags = attr->qp_access_flags;
+	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+		of(q).attr.max_rd_atomic = attr->max_rd_atomic;
+	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+		of(q).attr.max_dest_rd_atomic = attr->max_dest_rd_atomic;
 	return 0;
 }
 

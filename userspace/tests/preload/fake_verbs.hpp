@@ -23,10 +23,12 @@ struct context {
 	std::uint32_t first_handle;      /* that the next object may get */
 	std::atomic<unsigned> holds;     /* of local memory, now */
 	std::atomic<unsigned> pinned;    /* regions that were registered so */
+	int refuses_unpinned, refuses_pinned; /* regions, with this errno */
 };
 
 struct cq {
 	ibv_cq_ex verbs;
+	std::uint64_t wc_flags; /* those of ibv_create_cq_ex() */
 	std::mutex mutex;
 	std::vector<ibv_wc> completions;
 	std::size_t polled;
@@ -41,27 +43,42 @@ struct srq {
 	bool busy;
 };
 
+struct channel {
+	ibv_comp_channel verbs;
+	std::vector<ibv_cq *> events;
+};
+
 struct qp {
 	ibv_qp_ex verbs;
 	std::atomic<unsigned> sends, receives;
 	std::atomic<std::uint64_t> wr_id; /* of the last one sent */
 	std::atomic<std::uint32_t> lkey;
+	std::atomic<std::uint32_t> window; /* the key that was bound last */
+	ibv_qp_attr attr;
 	bool busy;
 };
 
 struct mr {
 	ibv_mr verbs;
 	unsigned access;
+	std::uint64_t iova;
 };
 
 /* What the kernel gives instead of the key of an unpinned region. */
 inline constexpr std::uint32_t held_lkey = 0xbeef00;
+/* The handle of a pinned region of another process; lower ones are of unpinned regions. */
+inline constexpr std::uint32_t foreign_pinned = 1000;
 /* That of a peer's unpinned region; all others are of pinned memory. */
 inline constexpr std::uint32_t unpinned_rkey = 0xfeed00;
 
 inline context &of(ibv_context *c)
 {
 	return *reinterpret_cast<context *>(verbs_get_ctx(c));
+}
+
+inline channel &of(ibv_comp_channel *c)
+{
+	return *reinterpret_cast<channel *>(c);
 }
 
 inline cq &of(ibv_cq *c)
@@ -89,6 +106,8 @@ inline mr &of(ibv_mr *m)
 extern "C" {
 
 extern ibv_device fake_device;
+/* Somebody asked for an event of @cq, which the provider's channel tells now. */
+void fake_event(ibv_comp_channel *real, ibv_cq *cq);
 /* The kernel's methods: 0, or -1 and errno. */
 int fake_ioctl(int fd, void *arg);
 

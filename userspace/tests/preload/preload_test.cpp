@@ -5,19 +5,41 @@
  * provider sees the key of a hold.
  */
 #include "fake_verbs.hpp"
+#include "registry.hpp"
 
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <gtest/gtest.h>
+#include <cstddef>
+#include <cstring>
+#include <fcntl.h>
 #include <memory>
 #include <nprdma/nprdma.h>
+#include <poll.h>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 namespace {
+
+/* What the program does not see. */
+npr_cq *find_cq(ibv_cq *cq)
+{
+	return npr::preload::find(cq);
+}
+
+ibv_comp_channel *real_channel(ibv_comp_channel *c)
+{
+	return npr::preload::find(npr::preload::all().channels, c)->real;
+}
+
+/* Something happens to it that only the library can tell. */
+void kick(npr_cq *cq)
+{
+	cq->kick();
+}
 
 struct device {
 	device() : context(ibv_open_device(&fake_device))
@@ -187,7 +209,6 @@ TEST(Preload, WhatTheLibraryDoesNotTakeIsTheProviders)
 		EXPECT_EQ(fake::of(qp).receives, 1U);
 		EXPECT_EQ(d.context->ops.bind_mw(qp, &mw, &bind), 0);
 	}
-	EXPECT_EQ(d.context->ops.bind_mw(ours.qp, &mw, &bind), EOPNOTSUPP);
 	ibv_wc wc{};
 	ASSERT_EQ(ibv_poll_cq(cq, 1, &wc), 1);
 	EXPECT_EQ(wc.wr_id, 5U);
@@ -423,6 +444,7 @@ TEST(Preload, ObjectWithAHandleOutOfRangeIsNotMade)
 	device d;
 	ibv_cq *const cq = d.make_cq();
 	ibv_srq_init_attr attr{};
+	connection unpinned(d);
 
 	fake::of(d.context).first_handle = 1U << 24;
 	const std::size_t before = fake::of(d.context).handles.size();
@@ -477,6 +499,511 @@ TEST(Preload, ThreadsPostWhileOthersCreateAndDestroy)
 		t.join();
 	EXPECT_EQ(fake::of(a.context).holds, 0U);
 	EXPECT_EQ(fake::of(b.context).holds, 0U);
+}
+
+/* --- what programs do besides ------------------------------------------- */
+
+ibv_cq_ex *make_cq_ex(device &d, std::uint64_t wc_flags, ibv_comp_channel *channel = nullptr)
+{
+	ibv_cq_init_attr_ex attr{};
+
+	attr.cqe = 64;
+	attr.channel = channel;
+	attr.wc_flags = wc_flags;
+	return ibv_create_cq_ex(d.context, &attr);
+}
+
+/* The program sees its own wr_ids, whichever way it polls. */
+TEST(Preload, ExtendedQueueOfCompletionsIsTaken)
+{
+	device d;
+	ibv_cq_ex *const ex = make_cq_ex(d, IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM);
+	ASSERT_TRUE(ex);
+	ibv_cq *const cq = ibv_cq_ex_to_cq(ex);
+	ibv_qp *const qp = d.make_qp(cq);
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(memory.data()), memory.size(), mr->lkey};
+	ibv_recv_wr wr{}, *bad;
+
+	EXPECT_EQ(fake::of(cq).wc_flags, IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM);
+	EXPECT_TRUE(ex->read_byte_len && ex->read_qp_num && ex->read_opcode && ex->read_wc_flags && ex->read_vendor_err);
+	EXPECT_FALSE(ex->read_src_qp || ex->read_imm_data || ex->read_completion_ts) << "not asked for";
+	ibv_poll_cq_attr attr{};
+	EXPECT_EQ(ibv_start_poll(ex, &attr), ENOENT);
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	for (std::uint64_t id = 1; id <= 3; ++id) {
+		wr.wr_id = id;
+		ASSERT_EQ(ibv_post_recv(qp, &wr, &bad), 0);
+		EXPECT_EQ(fake::of(qp).lkey, fake::held_lkey);
+	}
+	ASSERT_EQ(ibv_start_poll(ex, &attr), 0);
+	EXPECT_EQ(ex->wr_id, 1U);
+	EXPECT_EQ(ex->status, IBV_WC_SUCCESS);
+	EXPECT_EQ(ibv_wc_read_opcode(ex), IBV_WC_RECV);
+	EXPECT_EQ(ibv_wc_read_qp_num(ex), qp->qp_num);
+	ASSERT_EQ(ibv_next_poll(ex), 0);
+	EXPECT_EQ(ex->wr_id, 2U);
+	ibv_end_poll(ex);
+	ibv_wc wc{};
+	ASSERT_EQ(ibv_poll_cq(cq, 1, &wc), 1);
+	EXPECT_EQ(wc.wr_id, 3U);
+	EXPECT_EQ(fake::of(d.context).holds, 0U);
+	EXPECT_EQ(ibv_destroy_qp(qp), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+}
+
+/* What the library leaves to the provider uses pinned memory, though the region is unpinned, and not more of it. */
+TEST(Preload, WhatIsLeftToTheProviderHasPinnedMemory)
+{
+	device d;
+	connection c(d);
+	ibv_cq_ex *const ex = make_cq_ex(d, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+	ASSERT_TRUE(ex);
+	EXPECT_FALSE(ex->start_poll) << "the provider's own";
+	ibv_qp *const timed = d.make_qp(ibv_cq_ex_to_cq(ex)), *const raw = d.make_qp(c.cq, IBV_QPT_RAW_PACKET);
+	ASSERT_TRUE(timed && raw);
+	ibv_sge s[2] = {c.sge(), c.sge()};
+	s[1].lkey = 7; /* somebody else's */
+	ibv_recv_wr rr{}, *bad_recv;
+	ibv_send_wr wr{}, *bad;
+
+	EXPECT_EQ(fake::of(d.context).pinned, 0U);
+	wr.opcode = IBV_WR_SEND;
+	wr.num_sge = rr.num_sge = 2;
+	wr.sg_list = rr.sg_list = s;
+	for (ibv_qp *const qp : {timed, raw}) {
+		wr.wr_id = 5;
+		EXPECT_EQ(ibv_post_send(qp, &wr, &bad), 0);
+		EXPECT_EQ(fake::of(qp).wr_id, 5U);
+		EXPECT_EQ(fake::of(d.context).pinned, 1U) << "one twin for all";
+		const std::uint32_t twin = fake::of(qp).lkey;
+		EXPECT_NE(twin, c.mr->lkey);
+		EXPECT_NE(twin, fake::held_lkey);
+		EXPECT_EQ(ibv_post_recv(qp, &rr, &bad_recv), 0);
+		EXPECT_EQ(fake::of(qp).lkey, twin);
+		EXPECT_EQ(s[0].lkey, c.mr->lkey) << "the program's list is the program's";
+		wr.send_flags = IBV_SEND_INLINE;
+		EXPECT_EQ(ibv_post_send(qp, &wr, &bad), 0);
+		EXPECT_EQ(fake::of(qp).lkey, c.mr->lkey) << "which nobody looks at";
+		wr.send_flags = 0;
+	}
+	EXPECT_EQ(c.next(), 0U) << "that of the raw one";
+	c.expect_taken();
+	const std::size_t before = fake::of(d.context).handles.size();
+	EXPECT_EQ(ibv_dereg_mr(c.mr), 0);
+	EXPECT_EQ(fake::of(d.context).handles.size(), before - 2) << "the region and its twin";
+	c.mr = ibv_reg_mr(&d.pd, c.memory.data(), c.memory.size(), IBV_ACCESS_LOCAL_WRITE);
+	EXPECT_EQ(ibv_destroy_qp(timed), 0);
+	EXPECT_EQ(ibv_destroy_qp(raw), 0);
+	EXPECT_EQ(ibv_destroy_cq(ibv_cq_ex_to_cq(ex)), 0);
+}
+
+TEST(Preload, ProvidersWorkRequestsKeepTheirOrderAndTheFirstBadOneIsNamed)
+{
+	device d;
+	connection c(d);
+	ibv_qp *const raw = d.make_qp(c.cq, IBV_QPT_RAW_PACKET);
+	ibv_sge s = c.sge();
+	std::array<ibv_send_wr, 3> wr{};
+	ibv_send_wr *bad = nullptr;
+
+	for (std::size_t k = 0; k < wr.size(); ++k) {
+		wr[k].wr_id = k;
+		wr[k].next = k + 1 < wr.size() ? &wr[k + 1] : nullptr;
+		wr[k].sg_list = &s;
+		wr[k].num_sge = 1;
+		wr[k].opcode = IBV_WR_SEND;
+		wr[k].send_flags = IBV_SEND_SIGNALED;
+	}
+	EXPECT_EQ(ibv_post_send(raw, wr.data(), &bad), 0);
+	EXPECT_EQ(fake::of(raw).sends, 3U);
+	for (std::uint64_t k = 0; k < wr.size(); ++k)
+		EXPECT_EQ(fake::of(c.cq).completions[k].wr_id, k);
+	fake::of(d.context).refuses_pinned = ENOMEM;
+	connection other(d);
+	ibv_sge t = other.sge();
+	wr[1].sg_list = &t;
+	EXPECT_EQ(ibv_post_send(raw, wr.data(), &bad), ENOMEM);
+	EXPECT_EQ(bad, &wr[1]);
+	EXPECT_EQ(fake::of(raw).sends, 4U);
+	fake::of(d.context).refuses_pinned = 0;
+	fake::of(c.cq).completions.clear();
+	EXPECT_EQ(ibv_destroy_qp(raw), 0);
+}
+
+/* An XRC queue pair of a peer cannot ask for pages. */
+TEST(Preload, XrcNeedsAllRemoteMemoryPinned)
+{
+	device d, other;
+	ibv_cq *const cq = d.make_cq();
+	std::array<std::byte, 64> memory{};
+	constexpr int remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+
+	/* Just to see whether it can. */
+	ibv_qp *xrc = d.make_qp(cq, IBV_QPT_XRC_SEND);
+	ASSERT_TRUE(xrc);
+	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
+	ibv_mr *mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
+	EXPECT_TRUE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
+	/* Local memory has a twin. */
+	xrc = d.make_qp(cq, IBV_QPT_XRC_SEND);
+	ASSERT_TRUE(xrc);
+	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
+	ibv_mr *const theirs = ibv_reg_mr(&d.pd, memory.data(), memory.size(), remote);
+	errno = 0;
+	EXPECT_FALSE(d.make_qp(cq, IBV_QPT_XRC_SEND)) << "peers have its key";
+	EXPECT_EQ(errno, EOPNOTSUPP);
+	EXPECT_EQ(ibv_dereg_mr(theirs), 0);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+
+	ibv_cq *const first = other.make_cq();
+	xrc = other.make_qp(first, IBV_QPT_XRC_SEND);
+	ASSERT_TRUE(xrc);
+	mr = ibv_reg_mr(&other.pd, memory.data(), memory.size(), remote);
+	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
+	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	mr = ibv_reg_mr(&other.pd, memory.data(), memory.size(), remote);
+	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << "one is pinned, and so are all";
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	EXPECT_EQ(ibv_destroy_cq(first), 0);
+}
+
+TEST(Preload, QueuesThatTheLibraryCannotPostToNeedPinnedMemory)
+{
+	device d;
+	ibv_wq_init_attr wq{};
+	ibv_srq_init_attr_ex tags{};
+	ibv_qp_init_attr_ex raw{};
+
+	tags.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+	tags.srq_type = IBV_SRQT_TM;
+	tags.pd = raw.pd = &d.pd;
+	raw.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	raw.qp_type = IBV_QPT_RAW_PACKET;
+	raw.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	{
+		connection unpinned(d);
+
+		raw.send_cq = raw.recv_cq = unpinned.cq;
+		for (unsigned k = 0; k < 3; ++k) {
+			errno = 0;
+			EXPECT_FALSE(k == 0 ? static_cast<void *>(ibv_create_wq(d.context, &wq)) :
+				     k == 1 ? static_cast<void *>(ibv_create_srq_ex(d.context, &tags)) :
+					      static_cast<void *>(ibv_create_qp_ex(d.context, &raw)))
+				<< k;
+			EXPECT_EQ(errno, EOPNOTSUPP);
+		}
+		unpinned.expect_taken();
+	}
+	for (unsigned k = 0; k < 3; ++k) {
+		device e;
+		ibv_cq *const cq = e.make_cq();
+
+		tags.pd = raw.pd = &e.pd;
+		raw.send_cq = raw.recv_cq = cq;
+		EXPECT_TRUE(k == 0 ? static_cast<void *>(ibv_create_wq(e.context, &wq)) :
+			    k == 1 ? static_cast<void *>(ibv_create_srq_ex(e.context, &tags)) :
+				     static_cast<void *>(ibv_create_qp_ex(e.context, &raw)))
+			<< k;
+		std::array<std::byte, 64> memory{};
+		ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
+		EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << k;
+		EXPECT_EQ(ibv_dereg_mr(mr), 0);
+		EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	}
+}
+
+TEST(Preload, SharedReceiveQueueOfTheExtendedKindIsTaken)
+{
+	device d;
+	connection c(d);
+	ibv_srq_init_attr_ex attr{};
+	ibv_sge s = c.sge();
+	ibv_recv_wr wr{}, *bad;
+
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	attr.pd = &d.pd;
+	attr.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ;
+	attr.cq = c.cq;
+	for (const ibv_srq_type type : {IBV_SRQT_BASIC, IBV_SRQT_XRC}) {
+		attr.srq_type = type;
+		ibv_srq *const srq = ibv_create_srq_ex(d.context, &attr);
+		ASSERT_TRUE(srq);
+		ASSERT_EQ(ibv_post_srq_recv(srq, &wr, &bad), 0);
+		EXPECT_EQ(fake::of(srq).lkey == fake::held_lkey, type == IBV_SRQT_BASIC);
+		EXPECT_NE(fake::of(srq).lkey, c.mr->lkey);
+		EXPECT_EQ(ibv_destroy_srq(srq), 0);
+	}
+	/* Its receives would complete where nobody translates them. */
+	ibv_srq_init_attr plain{};
+	ibv_srq *const srq = ibv_create_srq(&d.pd, &plain);
+	ibv_cq_ex *const timed = make_cq_ex(d, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+	ibv_qp_init_attr qp{};
+	qp.send_cq = c.cq;
+	qp.recv_cq = ibv_cq_ex_to_cq(timed);
+	qp.srq = srq;
+	qp.qp_type = IBV_QPT_RC;
+	errno = 0;
+	EXPECT_FALSE(ibv_create_qp(&d.pd, &qp));
+	EXPECT_EQ(errno, EOPNOTSUPP);
+	EXPECT_EQ(ibv_destroy_srq(srq), 0);
+	EXPECT_EQ(ibv_destroy_cq(ibv_cq_ex_to_cq(timed)), 0);
+}
+
+TEST(Preload, WindowOnPinnedMemoryIsBoundInOrderAndOnUnpinnedRefused)
+{
+	device d;
+	connection c(d);
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const pinned =
+		ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	ibv_mw_bind bind{};
+	ibv_mw mw{};
+
+	EXPECT_FALSE(fake::of(pinned).access & IBV_ACCESS_UNPINNED);
+	EXPECT_TRUE(fake::of(pinned).access & IBV_ACCESS_MW_BIND);
+	mw.context = d.context;
+	mw.pd = &d.pd;
+	mw.rkey = 0x1234ff;
+	mw.type = IBV_MW_TYPE_1;
+	bind.wr_id = 9;
+	bind.send_flags = IBV_SEND_SIGNALED;
+	bind.bind_info = {pinned, reinterpret_cast<std::uintptr_t>(memory.data()), memory.size(), IBV_ACCESS_REMOTE_WRITE};
+	ASSERT_EQ(ibv_bind_mw(c.qp, &mw, &bind), 0);
+	EXPECT_EQ(mw.rkey, 0x123400U) << "the next of its 256";
+	EXPECT_EQ(fake::of(c.qp).window, mw.rkey);
+	EXPECT_EQ(c.next(), 9U);
+	bind.bind_info.mr = c.mr;
+	EXPECT_EQ(ibv_bind_mw(c.qp, &mw, &bind), EOPNOTSUPP);
+	EXPECT_EQ(mw.rkey, 0x123400U);
+	bind.bind_info.mr = nullptr;
+	EXPECT_EQ(ibv_bind_mw(c.qp, &mw, &bind), EINVAL);
+	bind.bind_info = {};
+	mw.type = IBV_MW_TYPE_2;
+	EXPECT_EQ(ibv_bind_mw(c.qp, &mw, &bind), EINVAL);
+	EXPECT_EQ(ibv_dereg_mr(pinned), 0);
+}
+
+TEST(Preload, FlagsThatOnlyPinnedMemoryHasKeepItPinned)
+{
+	device d;
+	std::array<std::byte, 64> memory{};
+	const auto made = [&](unsigned access) {
+		ibv_mr *const mr = ibv_reg_mr_iova2(&d.pd, memory.data(), memory.size(), 0, access | IBV_ACCESS_LOCAL_WRITE);
+		const unsigned got = mr ? fake::of(mr).access : 0;
+
+		if (mr) {
+			EXPECT_EQ(ibv_dereg_mr(mr), 0);
+		}
+		return got & ~unsigned{IBV_ACCESS_LOCAL_WRITE};
+	};
+	constexpr unsigned unpinned = IBV_ACCESS_UNPINNED;
+
+	EXPECT_EQ(made(0), unpinned);
+	EXPECT_EQ(made(IBV_ACCESS_RELAXED_ORDERING), unpinned | IBV_ACCESS_RELAXED_ORDERING);
+	EXPECT_EQ(made(IBV_ACCESS_HUGETLB), unpinned) << "a hint";
+	EXPECT_EQ(made(IBV_ACCESS_ON_DEMAND), unpinned);
+	EXPECT_EQ(made(IBV_ACCESS_MW_BIND), unsigned{IBV_ACCESS_MW_BIND});
+	EXPECT_EQ(made(IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND), unsigned{IBV_ACCESS_MW_BIND});
+	EXPECT_EQ(made(IBV_ACCESS_ZERO_BASED), unsigned{IBV_ACCESS_ZERO_BASED});
+	EXPECT_EQ(made(1 << 8), 1U << 8) << "of a header to come";
+	fake::of(d.context).refuses_unpinned = EOPNOTSUPP;
+	EXPECT_EQ(made(IBV_ACCESS_HUGETLB), unsigned{IBV_ACCESS_HUGETLB}) << "as the program asked for it";
+	fake::of(d.context).refuses_unpinned = EFAULT;
+	errno = 0;
+	EXPECT_EQ(made(0), 0U);
+	EXPECT_EQ(errno, EFAULT);
+}
+
+TEST(Preload, DeviceSaysThatItHasOnDemandPaging)
+{
+	device d;
+	ibv_device_attr_ex attr{};
+
+	ASSERT_EQ(ibv_query_device_ex(d.context, nullptr, &attr), 0);
+	EXPECT_EQ(attr.odp_caps.general_caps, std::uint64_t{IBV_ODP_SUPPORT});
+	EXPECT_TRUE(attr.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_ATOMIC);
+	EXPECT_FALSE(attr.odp_caps.per_transport_caps.uc_odp_caps & IBV_ODP_SUPPORT_READ);
+	EXPECT_EQ(attr.xrc_odp_caps, 0U);
+	/* A program of another header has a shorter structure. */
+	ibv_device_attr_ex guarded;
+	std::memset(&guarded, 0xa5, sizeof(guarded));
+	ASSERT_EQ(verbs_get_ctx(d.context)->query_device_ex(d.context, nullptr, &guarded, offsetof(ibv_device_attr_ex, odp_caps)), 0);
+	EXPECT_EQ(guarded.odp_caps.general_caps, 0xa5a5a5a5a5a5a5a5U);
+	/* Not where memory stays pinned. */
+	device e;
+	ibv_wq_init_attr wq{};
+	ASSERT_TRUE(ibv_create_wq(e.context, &wq));
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), 0);
+	ASSERT_EQ(ibv_query_device_ex(e.context, nullptr, &attr), 0);
+	EXPECT_EQ(attr.odp_caps.general_caps, 0U);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+}
+
+TEST(Preload, QueryTellsWhatTheProgramAskedFor)
+{
+	device d;
+	connection c(d);
+	ibv_qp_attr attr{}, got{};
+	ibv_qp_init_attr init{};
+	constexpr int mask = IBV_QP_ACCESS_FLAGS | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MAX_QP_RD_ATOMIC;
+
+	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+	ASSERT_EQ(ibv_modify_qp(c.qp, &attr, mask), 0);
+	EXPECT_EQ(fake::of(c.qp).attr.qp_access_flags, unsigned{IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ});
+	EXPECT_EQ(fake::of(c.qp).attr.max_dest_rd_atomic, 1);
+	ASSERT_EQ(ibv_query_qp(c.qp, &got, mask, &init), 0);
+	EXPECT_EQ(got.qp_access_flags, unsigned{IBV_ACCESS_REMOTE_WRITE});
+	EXPECT_EQ(got.max_dest_rd_atomic, 0);
+	EXPECT_EQ(got.max_rd_atomic, 0);
+	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+	attr.max_dest_rd_atomic = 4;
+	attr.max_rd_atomic = 1;
+	ASSERT_EQ(ibv_modify_qp(c.qp, &attr, mask), 0);
+	ASSERT_EQ(ibv_query_qp(c.qp, &got, mask, &init), 0);
+	EXPECT_EQ(got.qp_access_flags, attr.qp_access_flags);
+	EXPECT_EQ(got.max_dest_rd_atomic, 4);
+	EXPECT_EQ(got.max_rd_atomic, 1);
+}
+
+/* Of another process: where it is in this one nobody knows, but it is no pinned memory. */
+TEST(Preload, ImportedRegionIsWhatItIs)
+{
+	device d;
+	ibv_context *const shared = ibv_import_device(d.context->cmd_fd);
+	ASSERT_TRUE(shared);
+	ibv_pd pd{};
+	pd.context = shared;
+	ibv_cq *const cq = ibv_create_cq(shared, 64, nullptr, nullptr, 0);
+	ibv_qp_init_attr attr{};
+	attr.send_cq = attr.recv_cq = cq;
+	attr.qp_type = IBV_QPT_RC;
+	attr.cap = {4, 4, 4, 4, 64};
+	ibv_qp *const qp = ibv_create_qp(&pd, &attr);
+	ASSERT_TRUE(qp);
+	for (const std::uint32_t handle : {5U, fake::foreign_pinned}) {
+		ibv_mr *const mr = ibv_import_mr(&pd, handle);
+		ASSERT_TRUE(mr);
+		ibv_sge s{0, 64, mr->lkey};
+		ibv_recv_wr wr{}, *bad;
+		wr.sg_list = &s;
+		wr.num_sge = 1;
+		ASSERT_EQ(ibv_post_recv(qp, &wr, &bad), 0);
+		EXPECT_EQ(fake::of(qp).lkey, handle == 5 ? fake::held_lkey : mr->lkey);
+		ibv_unimport_mr(mr);
+	}
+	EXPECT_EQ(ibv_destroy_qp(qp), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	EXPECT_EQ(ibv_close_device(shared), 0);
+}
+
+/* --- completion channels ------------------------------------------------ */
+
+struct channel {
+	explicit channel(device &d, bool blocks = false) : made(ibv_create_comp_channel(d.context))
+	{
+		if (!blocks) {
+			EXPECT_EQ(fcntl(made->fd, F_SETFL, fcntl(made->fd, F_GETFL) | O_NONBLOCK), 0);
+		}
+	}
+	[[nodiscard]] bool readable(int ms = 0) const
+	{
+		pollfd p{made->fd, POLLIN, 0};
+
+		return poll(&p, 1, ms) == 1;
+	}
+	/* Of which CQ there is an event, or null. */
+	[[nodiscard]] ibv_cq *event() const
+	{
+		ibv_cq *cq;
+		void *context;
+
+		if (!ibv_get_cq_event(made, &cq, &context))
+			return cq;
+		EXPECT_EQ(errno, EAGAIN);
+		return nullptr;
+	}
+	ibv_comp_channel *made;
+};
+
+/* Programs hand the descriptor to poll(), epoll and libraries of events. */
+TEST(PreloadChannel, DescriptorIsReadableForEveryEvent)
+{
+	device d;
+	channel ch(d);
+	ibv_cq *const cq = ibv_create_cq(d.context, 64, nullptr, ch.made, 0);
+	ibv_cq *const silent = ibv_create_cq(d.context, 64, nullptr, ch.made, 0);
+	ASSERT_TRUE(cq && silent);
+	EXPECT_EQ(cq->channel, ch.made);
+	npr_cq *const lib = find_cq(cq), *const other = find_cq(silent);
+	ASSERT_TRUE(lib && other);
+
+	EXPECT_FALSE(ch.readable());
+	EXPECT_EQ(ch.event(), nullptr);
+	/* Nobody has asked. */
+	kick(lib);
+	EXPECT_FALSE(ch.readable()) << "who waits in ibv_get_cq_event() after that would wait for ever";
+	ASSERT_EQ(ibv_req_notify_cq(cq, 0), 0);
+	EXPECT_FALSE(ch.readable()) << "the program polls after it has asked";
+	kick(other);
+	EXPECT_FALSE(ch.readable());
+	/* What only the library can tell, */
+	kick(lib);
+	ASSERT_TRUE(ch.readable());
+	EXPECT_EQ(ch.event(), cq);
+	EXPECT_EQ(ch.event(), nullptr);
+	/* and what the provider tells. */
+	fake_event(real_channel(ch.made), silent);
+	ASSERT_TRUE(ch.readable());
+	EXPECT_EQ(ch.event(), silent);
+	EXPECT_EQ(ch.event(), nullptr);
+	EXPECT_FALSE(ch.readable());
+	EXPECT_EQ(ibv_destroy_comp_channel(ch.made), EBUSY);
+	ibv_ack_cq_events(cq, 1);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	fake_event(real_channel(ch.made), silent);
+	EXPECT_TRUE(ch.readable()) << "after a destruction that was refused";
+	EXPECT_EQ(ch.event(), silent);
+	fake::of(silent).busy = true;
+	EXPECT_EQ(ibv_destroy_cq(silent), EBUSY);
+	EXPECT_EQ(silent->channel, ch.made);
+	fake::of(silent).busy = false;
+	EXPECT_EQ(ibv_destroy_cq(silent), 0);
+	EXPECT_EQ(ibv_destroy_comp_channel(ch.made), 0);
+}
+
+TEST(PreloadChannel, WhoWaitsInAReadIsWokenByBoth)
+{
+	device d;
+	channel ch(d, true);
+	ibv_cq_ex *const ex = make_cq_ex(d, IBV_WC_STANDARD_FLAGS, ch.made);
+	ibv_cq *const cq = ibv_cq_ex_to_cq(ex);
+	npr_cq *const lib = find_cq(cq);
+	ASSERT_TRUE(lib);
+	EXPECT_EQ(ex->channel, ch.made);
+
+	ASSERT_EQ(ibv_req_notify_cq(cq, 0), 0);
+	for (unsigned k = 0; k < 4; ++k) {
+		std::thread waker([&] {
+			std::this_thread::sleep_for(std::chrono::milliseconds(5));
+			if (k % 2)
+				kick(lib);
+			else
+				fake_event(real_channel(ch.made), cq);
+		});
+		EXPECT_EQ(ch.event(), cq);
+		waker.join();
+	}
+	ibv_ack_cq_events(cq, 2);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	EXPECT_EQ(ibv_destroy_comp_channel(ch.made), 0);
 }
 
 } // namespace

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#include "twins.hpp"
+
+#include "real.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+namespace npr::preload {
+
+bool twins::add(ibv_mr *mr, std::uint64_t iova, unsigned access) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	try {
+		regions_.insert_or_assign(mr->lkey, region{mr, iova, access, nullptr});
+	} catch (const std::bad_alloc &) {
+		return false;
+	}
+	any_.store(true, std::memory_order_relaxed);
+	return true;
+}
+
+bool twins::has(std::uint32_t lkey) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	return regions_.contains(lkey);
+}
+
+std::optional<twins::region> twins::take(std::uint32_t lkey) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	const auto node = regions_.extract(lkey);
+
+	return node ? std::optional(node.mapped()) : std::nullopt;
+}
+
+void twins::put(std::uint32_t lkey, const region &r) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	try {
+		regions_.insert_or_assign(lkey, r);
+	} catch (const std::bad_alloc &) {
+		/* It is a region still, but without a twin. */
+	}
+}
+
+void twins::clear() noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	for (const auto &[lkey, r] : regions_)
+		if (r.twin)
+			(void)verbs().ibv_dereg_mr(r.twin);
+	regions_.clear();
+}
+
+bool twins::any_remote() noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	return std::any_of(regions_.begin(), regions_.end(), [](const auto &r) { return r.second.access & remote_rights; });
+}
+
+int twins::translate(ibv_sge &sge) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	const auto it = regions_.find(sge.lkey);
+
+	if (it == regions_.end())
+		return 0;
+	region &r = it->second;
+	if (!r.twin) {
+		/* Peers have the region's own key. */
+		r.twin = verbs().ibv_reg_mr_iova2(r.mr->pd, r.mr->addr, r.mr->length, r.iova, r.access & IBV_ACCESS_LOCAL_WRITE);
+		if (!r.twin)
+			return errno;
+		tally_.add(tally_.pinned[static_cast<std::size_t>(because::copied)], r.mr->length);
+		if (!tally_.said[static_cast<std::size_t>(because::copied)].exchange(true))
+			say(r.mr->context, "a region of %zu bytes is pinned as well, because a queue uses it that unpinned memory "
+			    "cannot be used by: others may follow", r.mr->length);
+	}
+	sge.lkey = r.twin->lkey;
+	return 0;
+}
+
+} // namespace npr::preload

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Queues that the library does not take (raw packets, XRC, a CQ with time stamps) post by the provider,
+ * for which the key of an unpinned region is no local key. What they name is given the key of a twin: a
+ * pinned region of the same memory, made when it is first used so, and gone with the region.
+ */
+#ifndef NPR_PRELOAD_TWINS_HPP
+#define NPR_PRELOAD_TWINS_HPP
+
+#include "report.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <infiniband/verbs.h>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace npr::preload {
+
+inline constexpr unsigned remote_rights = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+class twins {
+public:
+	explicit twins(tally &t) noexcept : tally_(t) {}
+
+	struct region {
+		ibv_mr *mr;
+		std::uint64_t iova; /* of its first byte, in work requests */
+		unsigned access;
+		ibv_mr *twin; /* null: none yet */
+	};
+
+	/* False: no memory. */
+	[[nodiscard]] bool add(ibv_mr *mr, std::uint64_t iova, unsigned access) noexcept;
+	[[nodiscard]] bool has(std::uint32_t lkey) noexcept;
+	/* Takes it out, if it is there. */
+	[[nodiscard]] std::optional<region> take(std::uint32_t lkey) noexcept;
+	/* What take() gave. */
+	void put(std::uint32_t lkey, const region &r) noexcept;
+	void clear() noexcept;
+	/* May there be unpinned regions? */
+	[[nodiscard]] bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
+	/* May peers use one of them? */
+	[[nodiscard]] bool any_remote() noexcept;
+	/*
+	 * @post(wr) for each of the list @wr, the provider's, with keys that it may use; @wants(wr): it uses them. 0 or an
+	 * errno and @bad.
+	 */
+	template <class Wr, class Wants, class Post>
+	[[nodiscard]] int post(Wr *wr, Wr **bad, Wants &&wants, Post &&post);
+
+private:
+	/* 0 or an errno. */
+	[[nodiscard]] int translate(ibv_sge &sge) noexcept;
+
+	tally &tally_;
+	std::atomic<bool> any_{false}; /* relaxed: who names a region has synchronised with who made it */
+	std::mutex mutex_;
+	std::unordered_map<std::uint32_t, region> regions_; /* by lkey */
+};
+
+template <class Wr, class Wants, class Post>
+int twins::post(Wr *wr, Wr **bad, Wants &&wants, Post &&post)
+{
+	std::vector<ibv_sge> sges;
+
+	for (; wr; wr = wr->next) {
+		Wr w = *wr;
+		int error = 0;
+
+		w.next = nullptr;
+		if (wants(*wr) && wr->num_sge > 0) {
+			try {
+				sges.assign(wr->sg_list, wr->sg_list + wr->num_sge);
+			} catch (const std::bad_alloc &) {
+				error = ENOMEM;
+			}
+			for (ibv_sge &s : sges)
+				if (!error)
+					error = translate(s);
+			w.sg_list = sges.data();
+		}
+		if (!error)
+			error = post(w);
+		if (error) {
+			*bad = wr;
+			return error;
+		}
+	}
+	return 0;
+}
+
+} // namespace npr::preload
+
+#endif
