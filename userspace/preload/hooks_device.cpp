@@ -83,6 +83,9 @@ void adopt(ibv_context *context)
 	REPLACE(create_cq_ex);
 	REPLACE(create_srq_ex);
 	REPLACE(create_wq);
+	REPLACE(destroy_wq);
+	REPLACE(open_xrcd);
+	REPLACE(close_xrcd);
 	REPLACE(query_device_ex);
 }
 
@@ -102,6 +105,9 @@ void give_back(const device &d)
 	restore(&verbs_context::create_cq_ex, d.extended.create_cq_ex);
 	restore(&verbs_context::create_srq_ex, d.extended.create_srq_ex);
 	restore(&verbs_context::create_wq, d.extended.create_wq);
+	restore(&verbs_context::destroy_wq, d.extended.destroy_wq);
+	restore(&verbs_context::open_xrcd, d.extended.open_xrcd);
+	restore(&verbs_context::close_xrcd, d.extended.close_xrcd);
 	restore(&verbs_context::query_device_ex, d.extended.query_device_ex);
 }
 

@@ -154,14 +154,14 @@ ibv_qp *make_left(device &d, ibv_qp_type type, ibv_cq *recv_cq, ibv_srq *srq, bo
 
 /*
  * @create() makes a QP of @cap, of RC with twice as many entries of the send queue as were asked for if the
- * device has them, as the library needs two for a WRITE.
+ * device has them, as the library needs two for a WRITE; and of no type with a single one.
  */
 template <class F>
 ibv_qp *create_larger(ibv_qp_type type, ibv_qp_cap &cap, F &&create)
 {
 	const ibv_qp_cap asked = cap;
 
-	if (type != IBV_QPT_RC)
+	if (type != IBV_QPT_RC && asked.max_send_wr != 1)
 		return create();
 	cap.max_send_wr = 2 * std::min(asked.max_send_wr, std::numeric_limits<std::uint32_t>::max() / 2);
 	if (ibv_qp *const qp = create())

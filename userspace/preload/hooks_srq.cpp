@@ -66,6 +66,38 @@ ibv_wq *npr::preload::create_wq(ibv_context *context, ibv_wq_init_attr *attr)
 	return make_pinned(d, "a receive work queue", [&] { return d.extended.create_wq(context, attr); });
 }
 
+int npr::preload::destroy_wq(ibv_wq *wq)
+{
+	device &d = *find(wq->context);
+	const int rc = d.extended.destroy_wq(wq);
+
+	if (!rc)
+		d.memory.gone(wq);
+	return rc;
+}
+
+/* XRC queue pairs come later than memory, and peers reach it through them without a way to ask for pages. */
+ibv_xrcd *npr::preload::open_xrcd(ibv_context *context, ibv_xrcd_init_attr *attr)
+{
+	device &d = *find(context);
+	ibv_xrcd *const xrcd = d.extended.open_xrcd(context, attr);
+
+	/* Where there is unpinned memory already it is seen what for. */
+	if (xrcd && d.memory.pin("an XRC domain"))
+		d.memory.is_for(xrcd);
+	return xrcd;
+}
+
+int npr::preload::close_xrcd(ibv_xrcd *xrcd)
+{
+	device &d = *find(xrcd->context);
+	const int rc = d.extended.close_xrcd(xrcd);
+
+	if (!rc)
+		d.memory.gone(xrcd);
+	return rc;
+}
+
 NPR_EXPORT int ibv_destroy_srq(ibv_srq *srq)
 {
 	device *const d = find(srq->context);

@@ -22,6 +22,9 @@ ibv_qp *create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr);
 ibv_cq_ex *create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex *attr);
 ibv_srq *create_srq_ex(ibv_context *context, ibv_srq_init_attr_ex *attr);
 ibv_wq *create_wq(ibv_context *context, ibv_wq_init_attr *attr);
+int destroy_wq(ibv_wq *wq);
+ibv_xrcd *open_xrcd(ibv_context *context, ibv_xrcd_init_attr *attr);
+int close_xrcd(ibv_xrcd *xrcd);
 int query_device_ex(ibv_context *context, const ibv_query_device_ex_input *input, ibv_device_attr_ex *attr, size_t size);
 
 /* A device that the program has opened otherwise than by ibv_open_device(), or null. */

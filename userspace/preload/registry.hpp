@@ -85,6 +85,9 @@ struct extended_ops {
 	decltype(verbs_context::create_cq_ex) create_cq_ex = nullptr;
 	decltype(verbs_context::create_srq_ex) create_srq_ex = nullptr;
 	decltype(verbs_context::create_wq) create_wq = nullptr;
+	decltype(verbs_context::destroy_wq) destroy_wq = nullptr;
+	decltype(verbs_context::open_xrcd) open_xrcd = nullptr;
+	decltype(verbs_context::close_xrcd) close_xrcd = nullptr;
 	decltype(verbs_context::query_device_ex) query_device_ex = nullptr;
 };
 

@@ -523,6 +523,7 @@ struct Objects : ::testing::Test {
 		q.context = &dev.context;
 		q.pd = &dev.pd;
 		q.qp_num = number;
+		q.state = IBV_QPS_RTS;
 		q.recv_cq = &dev.cq;
 		return q;
 	}

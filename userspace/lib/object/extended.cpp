@@ -232,6 +232,9 @@ int qp_ex::complete() noexcept
 		wrs_[i].next = i + 1 < count_ ? &wrs_[i + 1] : nullptr;
 	}
 	npr_qp *const qp = qp_;
+	/* A queue pair that does not send yet says so here, as providers do. */
+	if (qp && (qp->verbs->state == IBV_QPS_RESET || qp->verbs->state == IBV_QPS_INIT || qp->verbs->state == IBV_QPS_RTR))
+		return EINVAL;
 	return qp ? -qp->cq.post_send(*qp, wrs_.data(), &bad, true) : EINVAL;
 }
 

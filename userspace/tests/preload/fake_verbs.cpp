@@ -290,6 +290,19 @@ ibv_context *open_context(ibv_device *device)
 	c->verbs.create_cq_ex = create_cq_ex;
 	c->verbs.create_srq_ex = create_srq_ex;
 	c->verbs.create_wq = create_wq;
+	c->verbs.open_xrcd = [](ibv_context *v, ibv_xrcd_init_attr *) {
+		auto x = std::make_unique<ibv_xrcd>();
+		x->context = v;
+		return x.release();
+	};
+	c->verbs.close_xrcd = [](ibv_xrcd *x) {
+		const std::unique_ptr<ibv_xrcd> owned(x);
+		return 0;
+	};
+	c->verbs.destroy_wq = [](ibv_wq *w) {
+		const std::unique_ptr<ibv_wq> owned(w);
+		return 0;
+	};
 	c->verbs.query_device_ex = query_device_ex;
 	v.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v.device = device;

@@ -316,6 +316,13 @@ TEST(Preload, QueuePairThatIsResetGoesOnAndSoDoesItsExtendedOne)
 	ASSERT_TRUE(ex);
 	for (std::uint64_t id = 1; id <= 3; ++id) {
 		const unsigned before = fake::of(c.qp).sends;
+		for (const ibv_qp_state state : {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS}) {
+			ibv_wr_start(ex);
+			ibv_wr_send(ex);
+			EXPECT_EQ(ibv_wr_complete(ex), EINVAL) << "it does not send yet";
+			attr.qp_state = state;
+			ASSERT_EQ(ibv_modify_qp(c.qp, &attr, IBV_QP_STATE), 0);
+		}
 		ibv_wr_start(ex);
 		ex->wr_id = id;
 		ex->wr_flags = IBV_SEND_SIGNALED;
@@ -646,6 +653,10 @@ TEST(Preload, XrcNeedsAllRemoteMemoryPinned)
 	ibv_qp *xrc = d.make_qp(cq, IBV_QPT_XRC_SEND);
 	ASSERT_TRUE(xrc);
 	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
+	ibv_xrcd_init_attr domain{};
+	ibv_xrcd *xrcd = ibv_open_xrcd(d.context, &domain);
+	ASSERT_TRUE(xrcd);
+	EXPECT_EQ(ibv_close_xrcd(xrcd), 0);
 	ibv_mr *mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
 	EXPECT_TRUE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
 	/* Local memory has a twin. */
@@ -671,6 +682,15 @@ TEST(Preload, XrcNeedsAllRemoteMemoryPinned)
 	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << "one is pinned, and so are all";
 	EXPECT_EQ(ibv_dereg_mr(mr), 0);
 	EXPECT_EQ(ibv_destroy_cq(first), 0);
+
+	/* Its queue pairs are made when memory is registered. */
+	device third;
+	xrcd = ibv_open_xrcd(third.context, &domain);
+	ASSERT_TRUE(xrcd);
+	mr = ibv_reg_mr(&third.pd, memory.data(), memory.size(), remote);
+	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	EXPECT_EQ(ibv_close_xrcd(xrcd), 0);
 }
 
 TEST(Preload, QueuesThatTheLibraryCannotPostToNeedPinnedMemory)
