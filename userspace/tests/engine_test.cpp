@@ -2273,6 +2273,8 @@ TEST_F(Engine, UnsignaledRequestThatWasDoneBeforeAFailureIsNoFailure)
 	wr.wr.rdma.rkey = r.rkey;
 	wr.wr.rdma.remote_addr = r.info.base - 1;
 	ASSERT_EQ(a.eng->post_send(&wr, &bad), 0);
+	ASSERT_EQ(a.world.resolves.size(), 1U) << "another region may have the key by now";
+	a.world.answer_resolve(0);
 	a.world.run_wire();
 	EXPECT_TRUE(a.world.qp_error);
 	ibv_wc wc;
@@ -2331,6 +2333,8 @@ TEST_F(Engine, ErrorIsTheOneThatWasFoundWhateverBecomesOfItsRefusal)
 		if (!posted)
 			b.world.refuse_post_after = 0;
 		b.post(IBV_WR_RDMA_READ, 0, 0, 8);
+		ASSERT_EQ(b.world.resolves.size(), 1U) << "another region may have the key by now";
+		b.world.answer_resolve(0);
 		if (posted) {
 			ASSERT_EQ(b.world.queue.size(), 1U);
 			b.world.queue[0].status = IBV_WC_RETRY_EXC_ERR;
@@ -2790,6 +2794,31 @@ TEST_F(Engine, KeyOfARegionThatDiedIsResolvedAnew)
 	a.world.all_in(second, false);
 	a.world.settle();
 	EXPECT_EQ(a.poll(), 1U);
+}
+
+/* The owner tells of a death by a message, and the next region of the key may be announced sooner. */
+TEST_F(Engine, WhatTheRegionThatAKeyNamedHasNotTheNextOneMayHave)
+{
+	const std::uint64_t whole = r.info.length;
+
+	r.info.length = 4 * page_size;
+	resolve();
+	sim_region &next = a.world.replace_region(r);
+	next.info.length = whole;
+	a.world.all_in(next, false);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
+	EXPECT_EQ(a.world.resolves.size(), 1U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	/* What is outside of that one as well fails, after one question. */
+	a.expect_success = false;
+	a.completions.clear();
+	a.post(IBV_WR_RDMA_READ, 0, whole - 8, 16);
+	EXPECT_EQ(a.world.resolves.size(), 1U);
+	a.world.settle();
+	a.poll();
+	EXPECT_EQ(only_status(), IBV_WC_REM_ACCESS_ERR);
+	EXPECT_TRUE(a.world.resolves.empty());
 }
 
 /* A key value comes again, as that of pinned memory, and nobody has told yet that its region died. */

@@ -350,9 +350,9 @@ private:
 		/* when the first of these was asked, and the requests that there were then */
 		nanoseconds asked = 0;
 		std::uint64_t tail = 0;
-		/* state plain: for how long it is, and for which requests in any case; see is_plain() */
+		/* state plain: for how long it is; see is_plain() */
 		nanoseconds until = 0;
-		std::uint64_t upto = 0;
+		std::uint64_t upto = 0; /* those below had been posted when what is known was asked for */
 	};
 
 	enum class op_kind : std::uint8_t { undecided, pass, leased, read, write, once };
@@ -681,6 +681,7 @@ private:
 	void send_resolve(binding &b) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
 	[[nodiscard]] bool stays_plain(binding &b) noexcept;
+	[[nodiscard]] static bool answered_for(const binding &b, std::uint64_t i) noexcept { return i < b.upto; }
 	void make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept;
 	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
 		   std::uint64_t tail) noexcept;

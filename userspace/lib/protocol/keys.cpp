@@ -245,13 +245,14 @@ void engine::rebind(piece &p) noexcept
 	binding *b = make_binding(rkey_of(o.wr));
 	if (!b)
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
-	if (++p.rebinds > max_rebinds || (b->state == binding_state::bound && !serves(*b->to, p)))
+	const bool other = b->state == binding_state::bound && !serves(*b->to, p);
+	if (++p.rebinds > max_rebinds || (other && answered_for(*b, p.op)))
 		return fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 	if (b->state == binding_state::plain && is_plain(*b, p.op)) {
 		go_plain(p);
 		return put(posting_, p);
 	}
-	if (b->state == binding_state::bound) {
+	if (b->state == binding_state::bound && !other) {
 		reset_piece(p, *b->to);
 		return put(posting_, p);
 	}
@@ -287,6 +288,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 				error = -ENOBUFS;
 			} else if (!r->gone) {
 				bind(*b, binding_state::bound, r);
+				b->upto = tail;
 				/* It is the peer's bound for the QP, which all of its regions tell. */
 				config_.max_faults = std::min(config_.max_faults, info.max_outstanding);
 				++stats_.resolves;
@@ -325,9 +327,11 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			} else {
 				ask_resolve(*b);
 			}
-		} else {
+		} else if (answered_for(*b, p.op)) {
 			fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 			after = rebinding_.first;
+		} else {
+			ask_resolve(*b);
 		}
 	}
 	forget_dead();

@@ -55,8 +55,16 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 {
 	binding *b = make_binding(rkey_of(o.wr));
 
-	if (!b || (b->state == binding_state::bound && !allowed(o.wr, o.length, *b->to))) {
-		fail_op(i, b ? IBV_WC_REM_ACCESS_ERR : IBV_WC_GENERAL_ERR);
+	if (!b) {
+		fail_op(i, IBV_WC_GENERAL_ERR);
+		return false;
+	}
+	if (b->state == binding_state::bound && !allowed(o.wr, o.length, *b->to)) {
+		/* The owner may have ended that region, and given its key to another, before this was posted. */
+		if (answered_for(*b, i))
+			fail_op(i, IBV_WC_REM_ACCESS_ERR);
+		else
+			ask_resolve(*b);
 		return false;
 	}
 	const bool plain = b->state == binding_state::plain && is_plain(*b, i);
