@@ -106,6 +106,8 @@ inline mr &of(ibv_mr *m)
 extern "C" {
 
 extern ibv_device fake_device;
+/* Past ibv_open_device(). */
+ibv_context *fake_open(ibv_device *device);
 /* Somebody asked for an event of @cq, which the provider's channel tells now. */
 void fake_event(ibv_comp_channel *real, ibv_cq *cq);
 /* The kernel's methods: 0, or -1 and errno. */

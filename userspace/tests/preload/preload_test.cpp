@@ -5,6 +5,7 @@
  * provider sees the key of a hold.
  */
 #include "fake_verbs.hpp"
+#include "pointers.hpp"
 #include "registry.hpp"
 
 #include <array>
@@ -12,8 +13,10 @@
 #include <cerrno>
 #include <chrono>
 #include <gtest/gtest.h>
+#include <infiniband/mlx5dv.h>
 #include <cstddef>
 #include <cstring>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <memory>
 #include <nprdma/nprdma.h>
@@ -922,6 +925,187 @@ TEST(Preload, ImportedRegionIsWhatItIs)
 	EXPECT_EQ(ibv_destroy_qp(qp), 0);
 	EXPECT_EQ(ibv_destroy_cq(cq), 0);
 	EXPECT_EQ(ibv_close_device(shared), 0);
+}
+
+/* Each pointer that preload/functions calls hooked. */
+TEST(Preload, EveryPointerIsReplacedAndGivenBack)
+{
+	ibv_context *const plain = fake_open(&fake_device);
+	const ibv_context_ops theirs = plain->ops;
+	const verbs_context extended = *verbs_get_ctx(plain);
+	ibv_context *const context = ibv_open_device(&fake_device);
+	const verbs_context *const v = verbs_get_ctx(context);
+
+#define REPLACED(member) EXPECT_NE(context->ops.member, theirs.member) << #member
+	REPLACED(post_send);
+	REPLACED(post_recv);
+	REPLACED(post_srq_recv);
+	REPLACED(poll_cq);
+	REPLACED(req_notify_cq);
+	REPLACED(bind_mw);
+#undef REPLACED
+#define REPLACED(member) \
+	EXPECT_TRUE(extended.member) << #member; \
+	EXPECT_NE(v->member, extended.member) << #member
+	REPLACED(create_qp_ex);
+	REPLACED(create_cq_ex);
+	REPLACED(create_srq_ex);
+	REPLACED(create_wq);
+	REPLACED(destroy_wq);
+	REPLACED(open_xrcd);
+	REPLACED(close_xrcd);
+	REPLACED(query_device_ex);
+#undef REPLACED
+	EXPECT_EQ(ibv_close_device(context), 0);
+	EXPECT_EQ(ibv_close_device(plain), 0);
+	/* One of an older libibverbs ends before some. */
+	ibv_context *const old = fake_open(&fake_device);
+	verbs_get_ctx(old)->sz = sizeof(verbs_context) - offsetof(verbs_context, create_cq_ex) - 1;
+	npr::preload::adopt_opened(old);
+	EXPECT_EQ(verbs_get_ctx(old)->create_cq_ex, extended.create_cq_ex);
+	EXPECT_NE(verbs_get_ctx(old)->create_qp_ex, extended.create_qp_ex);
+	EXPECT_EQ(ibv_close_device(old), 0);
+}
+
+/* --- direct verbs ------------------------------------------------------- */
+
+/* In a scope of its own, where nothing of the program's is looked for. */
+struct with_provider : ::testing::Test {
+	with_provider()
+	{
+		static void *const library = dlopen(FAKE_MLX5, RTLD_NOW | RTLD_LOCAL);
+
+		EXPECT_TRUE(library) << dlerror();
+	}
+};
+struct DirectVerbs : with_provider {};
+struct DirectVerbsHidden : with_provider {};
+
+bool registers_unpinned(device &d)
+{
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
+	const bool unpinned = fake::of(mr).access & IBV_ACCESS_UNPINNED;
+
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	return unpinned;
+}
+
+TEST_F(DirectVerbs, QueueThatTheProgramFillsIsNotTheLibrarys)
+{
+	device d;
+	ibv_cq *const cq = d.make_cq();
+	ibv_qp *const qp = d.make_qp(cq);
+	mlx5dv_obj obj{};
+
+	obj.qp.in = qp;
+	obj.cq.in = cq;
+	ASSERT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ), 0);
+	ibv_send_wr wr{}, *bad;
+	wr.wr_id = 5;
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	ASSERT_EQ(ibv_post_send(qp, &wr, &bad), 0);
+	EXPECT_EQ(fake::of(qp).wr_id, 5U);
+	ibv_wc wc{};
+	ASSERT_EQ(ibv_poll_cq(cq, 1, &wc), 1);
+	EXPECT_EQ(wc.wr_id, 5U);
+	EXPECT_FALSE(registers_unpinned(d));
+	EXPECT_EQ(ibv_destroy_qp(qp), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+}
+
+TEST_F(DirectVerbs, ThatCameToNothingDecideNothing)
+{
+	device d;
+	ibv_cq *const cq = d.make_cq();
+	ibv_qp *const qp = d.make_qp(cq);
+	mlx5dv_obj obj{};
+
+	obj.qp.in = qp;
+	obj.cq.in = cq;
+	ASSERT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ), 0);
+	EXPECT_EQ(ibv_destroy_qp(qp), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	EXPECT_TRUE(registers_unpinned(d));
+}
+
+TEST_F(DirectVerbs, AreRefusedWhereMemoryIsUnpinned)
+{
+	device d;
+	connection c(d);
+	mlx5dv_obj obj{};
+
+	obj.qp.in = c.qp;
+	EXPECT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP), EOPNOTSUPP);
+	errno = 0;
+	EXPECT_FALSE(mlx5dv_devx_obj_create(d.context, nullptr, 0, nullptr, 0));
+	EXPECT_EQ(errno, EOPNOTSUPP);
+	/* A domain is no queue. */
+	EXPECT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_PD), 0);
+	ibv_qp_ex *const ex = ibv_qp_to_qp_ex(c.qp);
+	errno = 0;
+	EXPECT_FALSE(mlx5dv_qp_ex_from_ibv_qp_ex(ex)) << "it is no object of the provider's";
+	EXPECT_EQ(errno, EOPNOTSUPP);
+	c.expect_taken();
+}
+
+TEST_F(DirectVerbs, ProgramThatAsksForThemHasPinnedMemory)
+{
+	ASSERT_TRUE(mlx5dv_is_supported(&fake_device));
+	device d;
+	EXPECT_FALSE(registers_unpinned(d));
+	ibv_context *const opened = mlx5dv_open_device(&fake_device, nullptr);
+	ASSERT_TRUE(opened);
+	ibv_cq *const cq = ibv_create_cq(opened, 64, nullptr, nullptr, 0);
+	EXPECT_TRUE(find_cq(cq)) << "a device like another";
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	EXPECT_EQ(ibv_close_device(opened), 0);
+}
+
+/* With NPRDMA_DIRECT_VERBS=hidden in the environment. */
+TEST_F(DirectVerbsHidden, ProgramIsToldThatThereAreNone)
+{
+	device d;
+	connection c(d);
+	mlx5dv_obj obj{};
+	mlx5dv_context attr{};
+
+	obj.qp.in = c.qp;
+	EXPECT_FALSE(mlx5dv_is_supported(&fake_device));
+	EXPECT_FALSE(mlx5dv_open_device(&fake_device, nullptr));
+	EXPECT_EQ(mlx5dv_query_device(d.context, &attr), EOPNOTSUPP);
+	EXPECT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP), EOPNOTSUPP);
+	EXPECT_FALSE(mlx5dv_devx_obj_create(d.context, nullptr, 0, nullptr, 0));
+	EXPECT_TRUE(registers_unpinned(d));
+	c.expect_taken();
+}
+
+/* With NPRDMA_UNPINNED=odp in the environment. */
+TEST(PolicyOdp, OnlyWhatAsksForOnDemandPagingIsUnpinned)
+{
+	device d;
+	std::array<std::byte, 64> memory{};
+
+	EXPECT_FALSE(registers_unpinned(d));
+	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+}
+
+/* With NPRDMA_UNPINNED=none. */
+TEST(PolicyNone, NothingIsUnpinned)
+{
+	device d;
+	ibv_device_attr_ex attr{};
+
+	EXPECT_FALSE(registers_unpinned(d));
+	ASSERT_EQ(ibv_query_device_ex(d.context, nullptr, &attr), 0);
+	EXPECT_EQ(attr.odp_caps.general_caps, 0U);
+	/* A peer's unpinned memory is in reach all the same. */
+	ibv_cq *const cq = d.make_cq();
+	EXPECT_TRUE(find_cq(cq));
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
 }
 
 /* --- completion channels ------------------------------------------------ */
