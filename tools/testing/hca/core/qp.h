@@ -24,8 +24,9 @@ class device;
 inline constexpr size_t max_wqe = 1024;
 
 struct segment {
-	uint64_t va;
+	uint64_t va; /* inline: where in the request's data */
 	uint32_t key, length;
+	bool is_inline = false;
 };
 
 /* A send work request between its fetch and its completion. */
@@ -42,9 +43,8 @@ struct send_wqe {
 	uint32_t first_psn = 0, packets = 0;
 	uint32_t next = 0;     /* packet to send next */
 	uint32_t received = 0; /* packets of a READ's response that arrived */
-	bool is_inline = false;
 	std::vector<segment> sgl;
-	std::vector<uint8_t> data; /* inline */
+	std::vector<uint8_t> data; /* of the segments that are inline */
 
 	[[nodiscard]] bool wants_response() const noexcept
 	{

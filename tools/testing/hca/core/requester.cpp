@@ -98,10 +98,6 @@ bool qp::read_sq(uint16_t counter, uint8_t *buf, size_t len)
 
 mem_result qp::gather(const send_wqe &w, uint32_t offset, uint8_t *buf, uint32_t len)
 {
-	if (w.is_inline) {
-		std::copy_n(w.data.begin() + offset, len, buf);
-		return mem_result::ok;
-	}
 	for (const segment &s : w.sgl) {
 		if (!len)
 			break;
@@ -110,9 +106,12 @@ mem_result qp::gather(const send_wqe &w, uint32_t offset, uint8_t *buf, uint32_t
 			continue;
 		}
 		const uint32_t n = std::min(len, s.length - offset);
-		const mem_result r = dev.access(s.key, s.va + offset, buf, n, false, LOCAL_READ, self());
+		const mem_result r = s.is_inline ? mem_result::ok :
+						   dev.access(s.key, s.va + offset, buf, n, false, LOCAL_READ, self());
 		if (r != mem_result::ok)
 			return r;
+		if (s.is_inline)
+			std::copy_n(w.data.begin() + static_cast<ptrdiff_t>(s.va + offset), n, buf);
 		buf += n;
 		len -= n;
 		offset = 0;
@@ -205,18 +204,18 @@ wc_error qp::parse(send_wqe &w, const_bytes raw)
 	while (at + 16 <= raw.size()) {
 		const uint32_t count = load32(&raw[at]);
 		if (count & seg_inline) {
+			/* In front of, behind or between others: UCX has its headers so. */
 			const size_t n = count & seg_inline_len;
-			if (w.wants_response() || !w.sgl.empty() || n + 4 > raw.size() - at)
+			if (w.wants_response() || n + 4 > raw.size() - at)
 				return wc_error::local_qp_op;
-			w.is_inline = true;
+			if (n)
+				w.sgl.push_back({w.data.size(), 0, static_cast<uint32_t>(n), true});
 			w.data.insert(w.data.end(), raw.begin() + static_cast<ptrdiff_t>(at + 4),
 				      raw.begin() + static_cast<ptrdiff_t>(at + 4 + n));
 			total += n;
 			at += (n + 4 + 15) & ~size_t{15};
 			continue;
 		}
-		if (w.is_inline)
-			return wc_error::local_qp_op;
 		if (count) {
 			w.sgl.push_back({load64(&raw[at + 8]), load32(&raw[at + 4]), count});
 			total += count;

@@ -66,6 +66,20 @@ TEST_F(reliable, inline_data_needs_no_key)
 	EXPECT_EQ(std::memcmp(m.at(b_buf), "hello, this is more than one block of the send queue", 52), 0);
 }
 
+/* As UCX has them: a header in the request, and the data where it is. */
+TEST_F(reliable, inline_data_may_stand_among_segments)
+{
+	const std::string head = "a header, ", tail = " and an end";
+
+	std::memcpy(m.at(a_buf), "some data", 9);
+	a.post(aq, wr(WQE_WRITE).remote(b_buf, b_key).inline_data(head).sge(a_buf, a_key, 9).inline_data("").inline_data(tail).sge(a_buf, a_key, 4));
+	a.expect(a_cq, CQE_REQ);
+	const std::string all = head + "some data" + tail + "some";
+	EXPECT_EQ(std::string(reinterpret_cast<const char *>(m.at(b_buf)), all.size()), all);
+	a.post(aq, wr(WQE_READ).remote(b_buf, b_key).inline_data(head));
+	a.expect(a_cq, CQE_REQ_ERR);
+}
+
 TEST_F(reliable, queue_wraps_in_the_middle_of_a_request)
 {
 	const std::string text(150, 'x');
