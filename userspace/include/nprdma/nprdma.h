@@ -39,6 +39,14 @@
 extern "C" {
 #endif
 
+/* Of this header; npr_version() is that of the library which the program runs with. */
+#define NPRDMA_VERSION_MAJOR 1
+#define NPRDMA_VERSION_MINOR 0
+#define NPRDMA_VERSION_MICRO 0
+#define NPRDMA_VERSION_NUMBER(major, minor, micro) ((major) << 16 | (minor) << 8 | (micro))
+#define NPRDMA_VERSION \
+	NPRDMA_VERSION_NUMBER(NPRDMA_VERSION_MAJOR, NPRDMA_VERSION_MINOR, NPRDMA_VERSION_MICRO)
+
 /* Access flag of ibv_reg_mr(): do not pin. Kernels without it answer EINVAL. */
 #ifndef IBV_ACCESS_UNPINNED
 #define IBV_ACCESS_UNPINNED (1 << 10)
@@ -147,6 +155,9 @@ struct npr_stats {
 	uint64_t recalls;		/* of these, recalled */
 	uint64_t reserved[3];
 };
+
+/* NPRDMA_VERSION of the library: what a program compiled with an older one calls is in it. */
+int npr_version(void);
 
 /* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
 int npr_query_device(struct ibv_context *verbs, struct npr_device_attr *attr);
