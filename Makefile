@@ -96,6 +96,14 @@ qemu: deps ## the emulator with the HCA
 userspace: deps ## libnprdma, its tools and tests
 	@scripts/build-cmake userspace release
 
+PREFIX ?= /usr/local
+
+.PHONY: install
+install: userspace ## libnprdma, its headers, tools and manual pages, below DESTDIR and PREFIX
+	@DESTDIR=$(abspath $(DESTDIR)) cmake --install $(BUILD)/userspace/release --prefix $(abspath $(PREFIX))
+	@# Or the new library is not found.
+	$(if $(DESTDIR),,ldconfig)
+
 .PHONY: selftests
 selftests: kernel userspace ## the kselftests and the tests of libnprdma that run in guests
 	@# The dependencies name the sources they were built from.
