@@ -104,6 +104,10 @@ install: userspace ## libnprdma, its headers, tools and manual pages, below DEST
 	@# Or the new library is not found.
 	$(if $(DESTDIR),,ldconfig)
 
+.PHONY: deb
+deb: deps ## Debian packages of the library, its tools and documentation, in BUILD/deb
+	@scripts/build-deb
+
 .PHONY: selftests
 selftests: kernel userspace ## the kselftests and the tests of libnprdma that run in guests
 	@# The dependencies name the sources they were built from.
@@ -127,6 +131,6 @@ clean: ## remove what was built, keep what was downloaded and unpacked
 
 .PHONY: distclean
 distclean: clean ## remove all that this project has put into the build directory
-	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock demo dl herd kernel mutants \
+	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock deb demo dl herd kernel mutants \
 		qemu-src qemu_*.orig.tar.*)
 	@[ ! -d $(BUILD) ] || rmdir --ignore-fail-on-non-empty $(BUILD)
