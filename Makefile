@@ -105,8 +105,15 @@ install: userspace ## libnprdma, its headers, tools and manual pages, below DEST
 	$(if $(DESTDIR),,ldconfig)
 
 .PHONY: deb
-deb: deps ## Debian packages of the library, its tools and documentation, in BUILD/deb
+deb: deb-userspace deb-kernel ## Debian packages of user space and of a kernel, in BUILD/deb
+
+.PHONY: deb-userspace
+deb-userspace: deps ## Debian packages of the library, its tools and documentation
 	@scripts/build-deb
+
+.PHONY: deb-kernel
+deb-kernel: deps ## Debian packages of a kernel, configured as the guests' or as the file CONFIG says
+	@scripts/build-kernel $(if $(CONFIG),--config $(CONFIG)) deb
 
 .PHONY: selftests
 selftests: kernel userspace ## the kselftests and the tests of libnprdma that run in guests
@@ -126,7 +133,7 @@ patches: ## regenerate the patch series from the work tree in TREE
 
 .PHONY: clean
 clean: ## remove what was built, keep what was downloaded and unpacked
-	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/kcsan kernel/stock qemu userspace hca model \
+	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/deb kernel/kcsan kernel/stock qemu userspace hca model \
 		selftests soak vm logs)
 
 .PHONY: distclean
