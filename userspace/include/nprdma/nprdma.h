@@ -25,6 +25,9 @@
  * posted either way: those with buffers in unpinned regions with npr_post_recv() or
  * npr_post_srq_recv(), and then every CQ on which they complete is attached.
  *
+ * Structures grow by their reserved words, so that programs need not be compiled anew: an application
+ * sets those to 0 that it hands in, or the call is refused, and the library those that it fills.
+ *
  * ibv_wr_*() and ibv_start_poll() with what belongs to it are there, too, on the
  * objects that npr_qp_to_qp_ex() and npr_cq_to_cq_ex() return.
  */
@@ -113,6 +116,7 @@ struct npr_region_attr {
 	uint64_t id;
 	uint64_t base;
 	uint64_t length;
+	uint64_t reserved[3];
 };
 
 /* A local unpinned region. */
