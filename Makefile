@@ -96,6 +96,25 @@ qemu: deps ## the emulator with the HCA
 userspace: deps ## libnprdma, its tools and tests
 	@scripts/build-cmake userspace release
 
+PREFIX ?= /usr/local
+
+.PHONY: install
+install: userspace ## libnprdma, its headers, tools and manual pages, below DESTDIR and PREFIX
+	@DESTDIR=$(abspath $(DESTDIR)) cmake --install $(BUILD)/userspace/release --prefix $(abspath $(PREFIX))
+	@# Or the new library is not found.
+	$(if $(DESTDIR),,ldconfig)
+
+.PHONY: deb
+deb: deb-userspace deb-kernel ## Debian packages of user space and of a kernel, in BUILD/deb
+
+.PHONY: deb-userspace
+deb-userspace: deps ## Debian packages of the library, its tools and documentation
+	@scripts/build-deb
+
+.PHONY: deb-kernel
+deb-kernel: deps ## Debian packages of a kernel, configured as the guests' or as the file CONFIG says
+	@scripts/build-kernel $(if $(CONFIG),--config $(CONFIG)) deb
+
 .PHONY: selftests
 selftests: kernel userspace ## the kselftests and the tests of libnprdma that run in guests
 	@# The dependencies name the sources they were built from.
@@ -114,11 +133,11 @@ patches: ## regenerate the patch series from the work tree in TREE
 
 .PHONY: clean
 clean: ## remove what was built, keep what was downloaded and unpacked
-	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/kcsan kernel/stock qemu userspace hca model \
+	rm -rf $(addprefix $(BUILD)/,kernel/base kernel/debug kernel/deb kernel/kcsan kernel/stock qemu userspace hca model \
 		selftests soak vm logs)
 
 .PHONY: distclean
 distclean: clean ## remove all that this project has put into the build directory
-	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock demo dl herd kernel mutants \
+	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock deb demo dl herd kernel mutants \
 		qemu-src qemu_*.orig.tar.*)
 	@[ ! -d $(BUILD) ] || rmdir --ignore-fail-on-non-empty $(BUILD)

@@ -49,6 +49,11 @@ bool all_zero(const T &reserved) noexcept
 
 } // namespace
 
+NPR_EXPORT int npr_version()
+{
+	return NPRDMA_VERSION;
+}
+
 NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 {
 	npr::uverbs_kernel k(*verbs);

@@ -996,12 +996,20 @@ TEST_F(Objects, RegionThatMakesNoSenseIsNoAnswer)
 {
 	npr_qp *qp = attach(1);
 	kernel_ptr->nonsense = true;
-	npr_region_attr attr = {.unpinned = 7, .access = 7, .id = 7, .base = 7, .length = 7};
+	npr_region_attr attr = {.unpinned = 7, .access = 7, .id = 7, .base = 7, .length = 7, .reserved = {7, 7, 7}};
 	EXPECT_EQ(npr_resolve(qp, rkey, &attr), -EPROTO);
 	EXPECT_EQ(attr.base, 7U);
 	kernel_ptr->nonsense = false;
 	EXPECT_EQ(npr_resolve(qp, rkey, &attr), 0);
 	EXPECT_EQ(attr.base, base);
+	for (const std::uint64_t r : attr.reserved)
+		EXPECT_EQ(r, 0U);
+}
+
+TEST(Version, OfTheLibraryIsTheHeaders)
+{
+	EXPECT_EQ(npr_version(), NPRDMA_VERSION);
+	EXPECT_EQ(NPRDMA_VERSION_NUMBER(1, 2, 3), 0x010203);
 }
 
 /* Who is connected first may ask before the other end is. */

@@ -259,7 +259,9 @@ public:
 		wr.send_flags = IBV_SEND_SIGNALED;
 		wr.wr.rdma.remote_addr = peer_.addr + offset;
 		wr.wr.rdma.rkey = peer_.rkey;
-		if (o_.plain ? ibv_post_send(e_.qp.get(), &wr, &bad) : qp_->post_send(wr, bad))
+		/* verbs return an errno value, libnprdma a negative one */
+		errno = std::abs(o_.plain ? ibv_post_send(e_.qp.get(), &wr, &bad) : qp_->post_send(wr, bad));
+		if (errno)
 			die("post_send");
 		ibv_wc wc;
 		int n;

@@ -25,6 +25,9 @@
  * posted either way: those with buffers in unpinned regions with npr_post_recv() or
  * npr_post_srq_recv(), and then every CQ on which they complete is attached.
  *
+ * Structures grow by their reserved words, so that programs need not be compiled anew: an application
+ * sets those to 0 that it hands in, or the call is refused, and the library those that it fills.
+ *
  * ibv_wr_*() and ibv_start_poll() with what belongs to it are there, too, on the
  * objects that npr_qp_to_qp_ex() and npr_cq_to_cq_ex() return.
  */
@@ -38,6 +41,14 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Of this header; npr_version() is that of the library which the program runs with. */
+#define NPRDMA_VERSION_MAJOR 1
+#define NPRDMA_VERSION_MINOR 0
+#define NPRDMA_VERSION_MICRO 0
+#define NPRDMA_VERSION_NUMBER(major, minor, micro) ((major) << 16 | (minor) << 8 | (micro))
+#define NPRDMA_VERSION \
+	NPRDMA_VERSION_NUMBER(NPRDMA_VERSION_MAJOR, NPRDMA_VERSION_MINOR, NPRDMA_VERSION_MICRO)
 
 /* Access flag of ibv_reg_mr(): do not pin. Kernels without it answer EINVAL. */
 #ifndef IBV_ACCESS_UNPINNED
@@ -107,6 +118,7 @@ struct npr_region_attr {
 	uint64_t id;
 	uint64_t base;
 	uint64_t length;
+	uint64_t reserved[3];
 };
 
 /* A local unpinned region. */
@@ -149,6 +161,9 @@ struct npr_stats {
 	uint64_t recalls;		/* of these, recalled */
 	uint64_t reserved[3];
 };
+
+/* NPRDMA_VERSION of the library: what a program compiled with an older one calls is in it. */
+int npr_version(void);
 
 /* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
 int npr_query_device(struct ibv_context *verbs, struct npr_device_attr *attr);

@@ -2,7 +2,8 @@
 /*
  * Move-only C++20 owners of libnprdma's objects. Setup throws
  * std::system_error; the data path is noexcept and returns what C returns.
- * An owner must not outlive the verbs objects that it was made from.
+ * An owner must not outlive the verbs objects that it was made from, nor the owner that it was
+ * attached by: a cq that ends before one of its qps stays attached, and its memory is lost.
  */
 #ifndef NPRDMA_NPRDMA_HPP
 #define NPRDMA_NPRDMA_HPP
