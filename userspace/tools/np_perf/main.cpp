@@ -385,7 +385,7 @@ int listen_for(const options &o)
 	std::uint64_t run = 0;
 	std::size_t expected = 1;
 
-	fmt::print("# np_perf " NPRDMA_VERSION " listens at port {} for one run\n", o.port);
+	fmt::print("# np_perf " NP_PERF_VERSION " listens at port {} for one run\n", o.port);
 	std::fflush(stdout);
 	while (pids.size() < expected) {
 		/* A client that fails leaves without all of its sessions. */

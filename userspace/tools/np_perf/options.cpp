@@ -134,7 +134,7 @@ options parse(int argc, const char *const *argv)
 	app.add_option("--serve", o.serve)->group("");
 	app.add_option("--work", o.work)->group("");
 	app.add_option("--connection", o.connection)->group("");
-	app.set_version_flag("--version", std::string("np_perf " NPRDMA_VERSION));
+	app.set_version_flag("--version", std::string("np_perf " NP_PERF_VERSION));
 	app.footer(
 	    "Before each pass memory is made as it is to be; in each round each mode has one pass. What is\n"
 	    "printed are medians of the rounds. See np_perf(1).");

@@ -86,7 +86,7 @@ std::string heading(const options &o)
 	std::string out;
 	auto to = std::back_inserter(out);
 
-	fmt::format_to(to, "# np_perf " NPRDMA_VERSION ": {} over {}, {}, {} thread{}\n",
+	fmt::format_to(to, "# np_perf " NP_PERF_VERSION ": {} over {}, {}, {} thread{}\n",
 		       name_of(verb_names, t.op), name_of(transport_names, t.over), what_is_measured(t),
 		       t.threads, t.threads == 1 ? "" : "s");
 	if (o.host.empty())
@@ -245,7 +245,7 @@ std::string json(const options &o, const std::vector<turn> &all)
 	    "  \"minor\": {},\n  \"pressure\": {},\n  \"ordered\": {},\n  \"verify\": {},\n  \"rounds\": "
 	    "{},\n"
 	    "  \"note\": \"times are good as ratios within this run only\",\n  \"results\": [",
-	    quoted(NPRDMA_VERSION), quoted(fmt::format("{} {}", system.release, system.version)),
+	    quoted(NP_PERF_VERSION), quoted(fmt::format("{} {}", system.release, system.version)),
 	    quoted(o.host), quoted(o.device.name), quoted(o.target_device.name),
 	    quoted(name_of(verb_names, t.op)), quoted(name_of(transport_names, t.over)),
 	    quoted(what_is_measured(t)), t.threads, t.window, t.signal_every, t.inline_bytes, t.unaligned,
