@@ -68,6 +68,10 @@ litmus: deps kernel-stock ## the litmus tests of the barriers, with a herd7 that
 bench: all ## the figures: registration, latency, bandwidth, faults
 	@scripts/bench
 
+.PHONY: compat
+compat: all ## programs of others on unpinned memory, and the table of them (an hour)
+	@scripts/compat
+
 .PHONY: deps
 deps: ## install the Debian packages that are missing
 	@scripts/deps

@@ -72,6 +72,18 @@ public:
 		return true;
 	}
 
+	/* Calls @f(value) for each. Nobody destroys one meanwhile. */
+	template <class F>
+	void for_each(F &&f)
+	{
+		const std::lock_guard lock(mutex_);
+
+		slots_.for_each([&](slot &s) {
+			if (const Value *const v = s.value.load(std::memory_order_relaxed))
+				f(v);
+		});
+	}
+
 	/* Removes all, and calls @f(value) for each. Nobody else uses them any more. */
 	template <class F>
 	void drain(F &&f)

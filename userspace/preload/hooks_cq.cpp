@@ -46,7 +46,7 @@ ibv_cq *create(device &d, std::uint32_t own, ibv_comp_channel *channel, F &&crea
 	npr_cq *const lib = npr::attach_cq(d.lib, cq, own);
 	int error = errno;
 	if (lib) {
-		if (add(all().cqs, cq, queue{lib, 0, false})) {
+		if (add(all().cqs, cq, queue{lib, 0, false, std::nullopt})) {
 			if (c)
 				cq->channel = c.get();
 			return cq;
@@ -144,8 +144,13 @@ ibv_cq_ex *npr::preload::create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex 
 		return made ? ibv_cq_ex_to_cq(made) : nullptr;
 	});
 	ibv_cq_ex *const ex = reinterpret_cast<ibv_cq_ex *>(cq);
-	if (cq && find(cq))
+	if (cq && find(cq)) {
+		{
+			const std::lock_guard lock(all().mutex);
+			all().cqs.at(cq).theirs = *ex;
+		}
 		npr::set_polling<poller_of>(*ex, attr->wc_flags);
+	}
 	return ex;
 }
 
@@ -187,6 +192,8 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 	if (q.lib) {
 		drop(cq, q.lib);
 		(void)npr_detach_cq(q.lib);
+	} else {
+		drop(cq, nullptr);
 	}
 	return 0;
 }
@@ -194,6 +201,7 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 void npr::preload::leave(ibv_cq *cq)
 {
 	npr_cq *const lib = find(cq);
+	device *const d = find(cq->context);
 
 	if (!lib)
 		return;
@@ -202,13 +210,21 @@ void npr::preload::leave(ibv_cq *cq)
 		unwatch(*c, *lib);
 	/* Those that complete there do so where the library does not poll any more. */
 	std::vector<ibv_qp *> qps;
-	{
-		const std::lock_guard lock(lib->mutex);
-		for (const auto &q : lib->qps)
+	d->qps.for_each([&](const npr_qp *q) {
+		if (q->verbs->send_cq == cq || q->verbs->recv_cq == cq)
 			qps.push_back(q->verbs);
-	}
+	});
 	for (ibv_qp *const q : qps)
 		leave(q);
-	drop(cq, lib);
+	{
+		/* What it has told of is acknowledged later. */
+		const std::lock_guard lock(all().mutex);
+		const auto it = all().cqs.find(cq);
+		if (it != all().cqs.end()) {
+			it->second.lib = nullptr;
+			if (const auto &theirs = it->second.theirs)
+				npr::copy_polling(*reinterpret_cast<ibv_cq_ex *>(cq), *theirs);
+		}
+	}
 	(void)npr_detach_cq(lib);
 }

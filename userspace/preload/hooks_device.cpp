@@ -86,6 +86,7 @@ void adopt(ibv_context *context)
 	REPLACE(destroy_wq);
 	REPLACE(open_xrcd);
 	REPLACE(close_xrcd);
+	REPLACE(open_qp);
 	REPLACE(query_device_ex);
 }
 
@@ -108,6 +109,7 @@ void give_back(const device &d)
 	restore(&verbs_context::destroy_wq, d.extended.destroy_wq);
 	restore(&verbs_context::open_xrcd, d.extended.open_xrcd);
 	restore(&verbs_context::close_xrcd, d.extended.close_xrcd);
+	restore(&verbs_context::open_qp, d.extended.open_qp);
 	restore(&verbs_context::query_device_ex, d.extended.query_device_ex);
 }
 
@@ -173,7 +175,9 @@ int npr::preload::query_device_ex(ibv_context *context, const ibv_query_device_e
 	device &d = *find(context);
 	const int rc = d.extended.query_device_ex(context, input, attr, size);
 
-	if (rc || policy().which == settings::unpin::none || !d.memory.may_unpin())
+	/* relaxed: see objects::direct */
+	if (rc || policy().which == settings::unpin::none || !d.memory.may_unpin() ||
+	    all().direct.load(std::memory_order_relaxed))
 		return rc;
 	if (size >= offsetof(ibv_device_attr_ex, odp_caps) + sizeof(attr->odp_caps)) {
 		attr->odp_caps.general_caps = IBV_ODP_SUPPORT;

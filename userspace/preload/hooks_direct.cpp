@@ -66,7 +66,7 @@ bool hidden(const void *caller)
 	const auto does_without = [&] {
 		Dl_info module;
 
-		return dladdr(caller, &module) && module.dli_fname && std::strstr(module.dli_fname, "/libuct_ib.so") &&
+		return dladdr(caller, &module) && module.dli_fname && std::strstr(module.dli_fname, "/libuct_ib") &&
 			!ucx_is_to_use_them();
 	};
 
@@ -81,9 +81,9 @@ bool hidden(const void *caller)
 
 /* By @make(f), if the provider has the function, what needs the program's memory on @context pinned. */
 template <class F, class Make>
-auto make(F *f, bool hidden, ibv_context *context, const char *what, Make &&make) -> decltype(make(f))
+auto make_direct(F *f, bool may_not, ibv_context *context, const char *what, Make &&make) -> decltype(make(f))
 {
-	if (!f || hidden) {
+	if (!f || may_not) {
 		errno = EOPNOTSUPP;
 		return nullptr;
 	}
@@ -111,8 +111,10 @@ NPR_EXPORT ibv_context *mlx5dv_open_device(ibv_device *device, mlx5dv_context_at
 		errno = EOPNOTSUPP;
 		return nullptr;
 	}
-	all().direct.store(true, std::memory_order_relaxed);
-	return adopt_opened(f(device, attr));
+	ibv_context *const context = f(device, attr);
+	if (context)
+		all().direct.store(true, std::memory_order_relaxed);
+	return adopt_opened(context);
 }
 
 NPR_EXPORT int mlx5dv_query_device(ibv_context *context, mlx5dv_context *attr)
@@ -155,27 +157,27 @@ NPR_EXPORT ibv_cq_ex *mlx5dv_create_cq(ibv_context *context, ibv_cq_init_attr_ex
 	const bool may_not = HIDDEN();
 
 	return create_left_cq_ex(attr, [&](ibv_cq_init_attr_ex *a) {
-		return make(DIRECT(mlx5dv_create_cq), may_not, context, "a completion queue of direct verbs",
+		return make_direct(DIRECT(mlx5dv_create_cq), may_not, context, "a completion queue of direct verbs",
 			    [&](auto *f) { return f(context, a, more); });
 	});
 }
 
 NPR_EXPORT ibv_qp *mlx5dv_create_qp(ibv_context *context, ibv_qp_init_attr_ex *attr, mlx5dv_qp_init_attr *more)
 {
-	return make(DIRECT(mlx5dv_create_qp), HIDDEN(), context, "a queue pair of direct verbs",
+	return make_direct(DIRECT(mlx5dv_create_qp), HIDDEN(), context, "a queue pair of direct verbs",
 		    [&](auto *f) { return f(context, attr, more); });
 }
 
 NPR_EXPORT ibv_wq *mlx5dv_create_wq(ibv_context *context, ibv_wq_init_attr *attr, mlx5dv_wq_init_attr *more)
 {
-	return make(DIRECT(mlx5dv_create_wq), HIDDEN(), context, "a receive work queue of direct verbs",
+	return make_direct(DIRECT(mlx5dv_create_wq), HIDDEN(), context, "a receive work queue of direct verbs",
 		    [&](auto *f) { return f(context, attr, more); });
 }
 
 /* It shows memory of other regions, by their keys. */
 NPR_EXPORT mlx5dv_mkey *mlx5dv_create_mkey(mlx5dv_mkey_init_attr *attr)
 {
-	return make(DIRECT(mlx5dv_create_mkey), HIDDEN(), attr->pd->context, "a memory key of direct verbs",
+	return make_direct(DIRECT(mlx5dv_create_mkey), HIDDEN(), attr->pd->context, "a memory key of direct verbs",
 		    [&](auto *f) { return f(attr); });
 }
 
@@ -183,7 +185,7 @@ NPR_EXPORT mlx5dv_mkey *mlx5dv_create_mkey(mlx5dv_mkey_init_attr *attr)
 NPR_EXPORT mlx5dv_devx_obj *mlx5dv_devx_obj_create(ibv_context *context, const void *in, std::size_t inlen, void *out,
 						   std::size_t outlen)
 {
-	return make(DIRECT(mlx5dv_devx_obj_create), HIDDEN(), context, "an object of DevX",
+	return make_direct(DIRECT(mlx5dv_devx_obj_create), HIDDEN(), context, "an object of DevX",
 		    [&](auto *f) { return f(context, in, inlen, out, outlen); });
 }
 

@@ -25,8 +25,10 @@ std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 	using unpin = settings::unpin;
 	const settings &s = policy();
 
-	if (s.which == unpin::none || length < s.at_least || (s.which == unpin::remote && !(access & remote_rights)) ||
-	    (s.which == unpin::odp && !(access & IBV_ACCESS_ON_DEMAND)))
+	/* What has on-demand paging was promised it by the device. */
+	if (s.which == unpin::none ||
+	    (!(access & IBV_ACCESS_ON_DEMAND) &&
+	     (length < s.at_least || s.which == unpin::odp || (s.which == unpin::remote && !(access & remote_rights)))))
 		return because::nobody_asked;
 	if (access & IBV_ACCESS_MW_BIND)
 		return because::windows;
@@ -34,9 +36,11 @@ std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 		return because::zero_based;
 	if (access & ~known)
 		return because::access;
+	/* relaxed: see there. It stays so. */
 	if (all().direct.load(std::memory_order_relaxed))
 		(void)d.memory.pin("a program that uses direct verbs (mlx5dv)");
-	const char *const what = d.memory.pinned_for();
+	const char *const what = access & remote_rights && d.xrc.load(std::memory_order_relaxed) ?
+		"XRC, by which peers may reach it," : d.memory.pinned_for();
 	if (what && !d.told.said_objects.exchange(true))
 		say(&d.verbs, "%s needs pinned memory: what the program registers on this device stays pinned", what);
 	return what ? std::optional(because::object) : std::nullopt;
@@ -54,13 +58,13 @@ void stays_pinned(device &d, because why, std::size_t length)
 
 ibv_mr *reg_mr(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, unsigned access)
 {
-	/* Of the program's own: those that have on-demand paging do without it, and huge pages are a hint. */
-	const unsigned plain = access & ~unsigned{IBV_ACCESS_ON_DEMAND};
 	std::optional<because> why = pinned(d, length, access);
 
 	if (!why) {
-		ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova,
-							    (plain & ~unsigned{IBV_ACCESS_HUGETLB}) | IBV_ACCESS_UNPINNED);
+		/* Huge pages are a hint. */
+		const unsigned unpinned = access & ~unsigned{IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB};
+		ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, unpinned | IBV_ACCESS_UNPINNED);
+		d.memory.unpinned_made(mr);
 		if (mr) {
 			if (d.regions.add(mr, iova, access)) {
 				d.told.add(d.told.unpinned, length);
@@ -74,9 +78,12 @@ ibv_mr *reg_mr(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint6
 			return nullptr;
 		why = because::refused;
 	}
-	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, plain);
+	/* With on-demand paging, if the device has its own: pages that stay are not what such a program expects. */
+	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	if (mr)
 		stays_pinned(d, *why, length);
+	else if (access & IBV_ACCESS_ON_DEMAND && *why != because::nobody_asked && !d.told.said_odp.exchange(true))
+		say(&d.verbs, "a region with on-demand paging is refused, because %s", text(*why));
 	return mr;
 }
 
@@ -119,7 +126,10 @@ NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 	/* Where its memory is in this process nobody knows. */
 	key.opaque = true;
 	try {
-		if (d->memory.pinned_for()) {
+		const bool unpinned = !d->memory.pinned_for();
+		if (unpinned)
+			d->memory.unpinned_made(true);
+		if (!unpinned) {
 			say(mr->context, "an imported region is not pinned, and the program needs pinned memory: refused");
 			errno = EOPNOTSUPP;
 		} else {

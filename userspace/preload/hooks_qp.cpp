@@ -30,7 +30,8 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	device *const d = find(qp->context);
 	npr_cq *const cq = find(qp->send_cq);
 
-	if (!cq || !find(qp->recv_cq) ||
+	/* A program that fills its queues itself goes on to. */
+	if (!cq || !find(qp->recv_cq) || d->memory.has(qp) ||
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
 	npr_qp_attr attr{};
@@ -133,16 +134,15 @@ bool is_taken(ibv_qp_type type)
 
 /*
  * By @make(), a QP that the library does not take. Its memory is pinned, by twins of regions. That is not
- * enough for one that posts otherwise than by ibv_post_*() (@ex), for XRC, by which peers reach regions without a
- * way to ask for pages, and where receives into unpinned memory would complete where the library does not poll.
+ * enough for one that posts otherwise than by ibv_post_*() (@ex). It is not enough for XRC: peers reach regions through
+ * it, and have no way to ask for pages. It is not enough where receives into unpinned memory would complete on a CQ
+ * that the library does not poll.
  */
 template <class F>
 ibv_qp *make_left(device &d, ibv_qp_type type, ibv_cq *recv_cq, ibv_srq *srq, bool ex, F &&make)
 {
-	const bool xrc = type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV;
-
-	if (xrc && (d.regions.any_remote() || !d.regions.any()))
-		return make_pinned(d, "an XRC queue pair", make);
+	if (type == IBV_QPT_XRC_RECV && d.regions.any_remote())
+		return make_pinned(d, "an XRC queue pair of a program with memory for peers", make);
 	if (ex)
 		return make_pinned(d, "a queue pair that the library does not take, with ibv_wr_*(),", make);
 	if (srq && d.srqs.find(srq->handle, srq) && !find(recv_cq))
@@ -216,6 +216,14 @@ ibv_qp *npr::preload::create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *at
 	}
 	ibv_qp *const qp = create_larger(attr->qp_type, attr->cap, make);
 	return qp ? attach_new(qp) : qp;
+}
+
+/* One that another process may have made, of XRC. */
+ibv_qp *npr::preload::open_qp(ibv_context *context, ibv_qp_open_attr *attr)
+{
+	device &d = *find(context);
+
+	return make_left(d, IBV_QPT_XRC_RECV, nullptr, nullptr, false, [&] { return d.extended.open_qp(context, attr); });
 }
 
 NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
@@ -318,13 +326,17 @@ NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
 
 void npr::preload::leave(ibv_qp *qp)
 {
-	device *const d = find(qp->context);
-	npr_qp *const lib = find(qp);
-
-	if (!lib)
-		return;
 	const completions unseen(qp);
-	d->qps.remove(qp->handle, lib);
-	(void)npr_detach_qp(lib);
+	auto ex = detach(qp);
+
 	unseen.forget();
+	if (!ex)
+		return;
+	/* The program may have it still. */
+	const std::lock_guard lock(all().mutex);
+	try {
+		all().orphans[qp] = std::move(ex);
+	} catch (const std::bad_alloc &) {
+		(void)ex.release();
+	}
 }

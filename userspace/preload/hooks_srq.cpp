@@ -82,9 +82,13 @@ ibv_xrcd *npr::preload::open_xrcd(ibv_context *context, ibv_xrcd_init_attr *attr
 	device &d = *find(context);
 	ibv_xrcd *const xrcd = d.extended.open_xrcd(context, attr);
 
-	/* Where there is unpinned memory already it is seen what for. */
-	if (xrcd && d.memory.pin("an XRC domain"))
+	if (!xrcd)
+		return xrcd;
+	/* Where there is unpinned memory already, what peers may use is pinned from here on. */
+	if (d.memory.pin("an XRC domain"))
 		d.memory.is_for(xrcd);
+	else
+		d.xrc.store(true, std::memory_order_relaxed);
 	return xrcd;
 }
 

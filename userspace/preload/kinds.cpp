@@ -19,8 +19,14 @@ bool keep_pinned(device &d, const char *what)
 
 void tell_left(device &d, const char *what)
 {
-	if (!d.told.said_left.exchange(true))
-		say(&d.verbs, "%s is left to the provider: memory that it uses is pinned, and unpinned memory of a peer is out of its "
+	const std::lock_guard lock(d.told.mutex);
+
+	try {
+		if (!d.told.left.insert(what).second)
+			return;
+	} catch (const std::bad_alloc &) {
+	}
+	say(&d.verbs, "%s is left to the provider: memory that it uses is pinned, and unpinned memory of a peer is out of its "
 		    "reach", what);
 }
 

@@ -93,7 +93,7 @@ constexpr std::array<std::pair<const char *, const char *>, 5> variables{{
 settings read_all()
 {
 	settings s;
-	const char *const named = std::getenv("NPRDMA_CONFIG");
+	const char *const named = secure_getenv("NPRDMA_CONFIG");
 	const char *const file = named ? named : host_file;
 
 	/* An empty name: no file. */
@@ -108,7 +108,7 @@ settings read_all()
 			wrong(std::string(file) + ", " + *error);
 	}
 	for (const auto &[variable, name] : variables) {
-		const char *const value = std::getenv(variable);
+		const char *const value = secure_getenv(variable);
 
 		if (!value || !*value)
 			continue;

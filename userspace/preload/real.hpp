@@ -42,8 +42,6 @@ F *real_if_any(const char *name, const char *version)
 struct functions {
 	REAL(ibv_open_device, "IBVERBS_1.1");
 	REAL(ibv_close_device, "IBVERBS_1.1");
-	REAL(ibv_reg_mr, "IBVERBS_1.1");
-	REAL(ibv_reg_mr_iova, "IBVERBS_1.7");
 	REAL(ibv_reg_mr_iova2, "IBVERBS_1.8");
 	REAL(ibv_rereg_mr, "IBVERBS_1.1");
 	REAL(ibv_dereg_mr, "IBVERBS_1.1");

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -25,58 +26,89 @@ namespace npr::preload {
  */
 class memory_kind {
 public:
-	/* A region is to be made. Null: unpinned; what needs it pinned. */
+	/* A region is to be made. Null: unpinned, and unpinned_made() follows; otherwise what needs it pinned. */
 	[[nodiscard]] const char *pinned_for() noexcept
 	{
 		const std::lock_guard lock(mutex_);
 
-		decided_ = true;
+		if (what_)
+			decided_ = true;
+		else
+			++registering_;
 		return what_;
 	}
-	/* @what is to be made. False: there may be unpinned regions. */
+	void unpinned_made(bool made) noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		--registering_;
+		decided_ = decided_ || made;
+	}
+	/* @what is to be made; is_for() or not_made() follows. False: there may be unpinned regions. */
 	[[nodiscard]] bool pin(const char *what) noexcept
 	{
 		const std::lock_guard lock(mutex_);
 
-		if (decided_ && !what_)
+		if (!what_ && (decided_ || registering_))
 			return false;
 		if (!what_)
 			what_ = what;
+		++making_;
 		return true;
 	}
-	/* It has been made, is @object, and ends with gone(). One that is not known stays. */
+	/* It has been made, is @object, and ends with gone(). One that cannot be remembered stays. */
 	void is_for(const void *object) noexcept
 	{
 		const std::lock_guard lock(mutex_);
 
 		try {
 			objects_.insert(object);
+			--making_;
 		} catch (const std::bad_alloc &) {
-			decided_ = true;
 		}
 	}
-	/* @object is no more, or was not made at all (null). Programs make some just to see whether they can. */
+	/* Programs try some just to see whether they can. */
+	void not_made() noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		--making_;
+		forget();
+	}
 	void gone(const void *object) noexcept
 	{
 		const std::lock_guard lock(mutex_);
 
-		objects_.erase(object);
-		if (objects_.empty() && !decided_)
-			what_ = nullptr;
+		if (objects_.erase(object))
+			forget();
 	}
-	/* May a region be unpinned, as far as is known? */
+	/* Is @object one of them? */
+	[[nodiscard]] bool has(const void *object) noexcept
+	{
+		const std::lock_guard lock(mutex_);
+
+		return objects_.contains(object);
+	}
+	/* Is a region that is registered now unpinned? */
 	[[nodiscard]] bool may_unpin() noexcept
 	{
 		const std::lock_guard lock(mutex_);
 
-		return !what_ || !decided_;
+		return !what_;
 	}
 
 private:
+	void forget() noexcept
+	{
+		if (objects_.empty() && !making_ && !decided_)
+			what_ = nullptr;
+	}
+
 	std::mutex mutex_;
 	std::unordered_set<const void *> objects_;
 	const char *what_ = nullptr; /* the first of them */
-	bool decided_ = false;	     /* there is a region, or was */
+	unsigned making_ = 0, registering_ = 0;
+	bool decided_ = false; /* there is a region, or was */
 };
 
 /* Of verbs_context, the provider's; null: it has none, or it is not replaced. */
@@ -88,6 +120,7 @@ struct extended_ops {
 	decltype(verbs_context::destroy_wq) destroy_wq = nullptr;
 	decltype(verbs_context::open_xrcd) open_xrcd = nullptr;
 	decltype(verbs_context::close_xrcd) close_xrcd = nullptr;
+	decltype(verbs_context::open_qp) open_qp = nullptr;
 	decltype(verbs_context::query_device_ex) query_device_ex = nullptr;
 };
 
@@ -105,6 +138,7 @@ struct device {
 	const int max_cqe;	/* of one CQ */
 	tally &told;
 	memory_kind memory;
+	std::atomic<bool> xrc{false}; /* peers may reach regions through XRC; relaxed, as all().direct */
 	twins regions; /* unpinned ones */
 	npr::handle_table<ibv_qp, npr_qp> qps;
 	npr::handle_table<ibv_srq, npr_srq> srqs;
@@ -125,7 +159,7 @@ auto make_pinned(device &d, const char *what, F &&make) -> decltype(make())
 	if (made)
 		d.memory.is_for(made);
 	else
-		d.memory.gone(nullptr);
+		d.memory.not_made();
 	return made;
 }
 /* Of an object that is left to the provider: what it uses is pinned. The user is told once. */
@@ -150,9 +184,10 @@ struct asked {
 };
 
 struct queue {
-	npr_cq *lib;
+	npr_cq *lib;	     /* null: it is the provider's by now */
 	unsigned int events; /* that only we have seen, not acknowledged yet */
 	bool armed;	     /* once at least: who never asked for events gets none */
+	std::optional<ibv_cq_ex> theirs; /* with the provider's functions, if ours are in their place */
 };
 
 /*
@@ -270,7 +305,7 @@ inline ibv_cq *any_cq(const npr_context *context)
 {
 	const std::lock_guard lock(all().mutex);
 	const auto it = std::find_if(all().cqs.begin(), all().cqs.end(),
-				     [&](const auto &entry) { return &entry.second.lib->ctx == context; });
+				     [&](const auto &entry) { return entry.second.lib && &entry.second.lib->ctx == context; });
 
 	return it == all().cqs.end() ? nullptr : it->first;
 }

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <unistd.h>
@@ -21,6 +22,7 @@ namespace {
 struct tallies {
 	std::mutex mutex;
 	std::deque<tally> of;
+	pid_t process = 0; /* that has opened a device */
 };
 
 tallies &all_tallies()
@@ -51,22 +53,8 @@ void print(std::FILE *to, const char *what, const tally::count &c)
 			     with_unit(c.bytes.load(std::memory_order_relaxed)).c_str(), what);
 }
 
-[[gnu::destructor]] void report()
+void report_to(std::FILE *to, const tallies &t)
 {
-	tallies &t = all_tallies();
-
-	if (!policy().report)
-		return;
-	std::FILE *const to = policy().report_file.empty() ? stderr : std::fopen(policy().report_file.c_str(), "ae");
-	if (!to) {
-		std::fprintf(stderr, "libnprdma-preload: %s cannot be written: %s\n", policy().report_file.c_str(),
-			     std::strerror(errno));
-		return;
-	}
-	const std::lock_guard lock(t.mutex);
-	if (t.of.empty())
-		std::fprintf(to, "libnprdma-preload: %s (%d) opened no device by ibv_open_device()\n",
-			     program_invocation_short_name, static_cast<int>(getpid()));
 	for (const tally &x : t.of) {
 		std::fprintf(to, "libnprdma-preload: %s (%d) registered on %s:\n", program_invocation_short_name,
 			     static_cast<int>(getpid()), x.name.c_str());
@@ -74,8 +62,29 @@ void print(std::FILE *to, const char *what, const tally::count &c)
 		for (std::size_t k = 0; k < x.pinned.size(); ++k)
 			print(to, (std::string("pinned: ") + text(static_cast<because>(k))).c_str(), x.pinned[k]);
 	}
-	if (to != stderr)
-		(void)std::fclose(to);
+}
+
+/* A process that has opened no device says nothing, and neither does a child of one that has. */
+[[gnu::destructor]] void report() noexcept
+{
+	try {
+		tallies &t = all_tallies();
+		const std::lock_guard lock(t.mutex);
+
+		if (t.of.empty() || t.process != getpid() || !policy().report)
+			return;
+		const std::string &file = policy().report_file;
+		std::FILE *const to = file.empty() ? stderr : std::fopen(file.c_str(), "ae");
+		if (!to) {
+			std::fprintf(stderr, "libnprdma-preload: %s cannot be written: %s\n", file.c_str(), std::strerror(errno));
+			return;
+		}
+		report_to(to, t);
+		if (to != stderr)
+			(void)std::fclose(to);
+	} catch (const std::exception &) {
+		/* The program has ended, and this was to be told only. */
+	}
 }
 
 } // namespace
@@ -112,6 +121,7 @@ tally &tally_of(const ibv_context *context)
 	for (tally &x : t.of)
 		if (x.name == name)
 			return x;
+	t.process = getpid();
 	t.of.emplace_back();
 	t.of.back().name = name;
 	return t.of.back();

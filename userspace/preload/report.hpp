@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <infiniband/verbs.h>
+#include <mutex>
+#include <set>
 #include <string>
 
 namespace npr::preload {
@@ -43,7 +45,9 @@ struct tally {
 	count unpinned;
 	std::array<count, static_cast<std::size_t>(because::count)> pinned;
 	std::array<std::atomic<bool>, static_cast<std::size_t>(because::count)> said;
-	std::atomic<bool> said_objects, said_left;
+	std::atomic<bool> said_objects, said_odp;
+	std::mutex mutex;
+	std::set<std::string> left; /* what the user was told to be left to the provider */
 };
 
 /* Throws std::bad_alloc. */

@@ -2934,6 +2934,37 @@ TEST_F(Engine, KeyThatWasPinnedMemorysIsAskedAboutAgainInTime)
 	EXPECT_EQ(a.poll(), 6U);
 }
 
+/* Whose answer comes first nobody knows, so with two questions at a time none would be good enough for ever. */
+TEST_F(Engine, WrongRequestFailsThoughItsKeyIsBeingAskedAbout)
+{
+	a.expect_success = false;
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.world.answer_resolve(0);
+	a.world.clock += pinned_time / 2 + 1;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	ASSERT_EQ(a.world.resolves.size(), 1U) << "the promise is renewed";
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 2U);
+	a.world.clock += pinned_time / 2 + 1;
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	ASSERT_EQ(a.world.resolves.size(), 1U);
+	a.world.run_wire();
+	a.world.clock += pinned_time;
+	sim_region &second = a.world.replace_region(a.world.regions.back());
+	second.pinned = false;
+	a.world.events.clear();
+	a.post(IBV_WR_RDMA_READ, 0, second.info.length - 8, 16);
+	for (unsigned k = 0; k < 8 && !a.world.resolves.empty(); ++k)
+		a.world.answer_resolve(0);
+	EXPECT_TRUE(a.world.resolves.empty()) << "a request that asks for ever";
+	a.world.settle();
+	a.poll();
+	ASSERT_EQ(a.completions.size(), 4U);
+	EXPECT_EQ(a.completions[3].status, IBV_WC_REM_ACCESS_ERR);
+}
+
 TEST_F(Engine, KeyThatWasPinnedMemorysIsNotUsedLongerThanPromised)
 {
 	for (const nanoseconds late : {nanoseconds{0}, pinned_time}) {

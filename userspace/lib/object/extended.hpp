@@ -95,6 +95,24 @@ void set_polling(ibv_cq_ex &q, std::uint64_t wc_flags) noexcept
 		asked(IBV_WC_EX_WITH_DLID_PATH_BITS, [](ibv_cq_ex *p) { return of(p).wc().dlid_path_bits; });
 }
 
+/* What set_polling() changes is as in @from again. */
+inline void copy_polling(ibv_cq_ex &to, const ibv_cq_ex &from) noexcept
+{
+	to.start_poll = from.start_poll;
+	to.next_poll = from.next_poll;
+	to.end_poll = from.end_poll;
+	to.read_opcode = from.read_opcode;
+	to.read_vendor_err = from.read_vendor_err;
+	to.read_wc_flags = from.read_wc_flags;
+	to.read_byte_len = from.read_byte_len;
+	to.read_imm_data = from.read_imm_data;
+	to.read_qp_num = from.read_qp_num;
+	to.read_src_qp = from.read_src_qp;
+	to.read_slid = from.read_slid;
+	to.read_sl = from.read_sl;
+	to.read_dlid_path_bits = from.read_dlid_path_bits;
+}
+
 /* One of the library's own. */
 struct cq_ex : ibv_cq_ex {
 	cq_ex(npr_cq &cq, const ibv_cq &verbs, bool threads) noexcept;

@@ -678,6 +678,7 @@ private:
 	void erase(binding &b) noexcept;
 	void drop_key() noexcept;
 	void ask_resolve(binding &b) noexcept;
+	void ask_afresh(binding &b) noexcept;
 	void send_resolve(binding &b) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
 	[[nodiscard]] bool stays_plain(binding &b) noexcept;

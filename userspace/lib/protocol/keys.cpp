@@ -95,6 +95,17 @@ void engine::ask_resolve(binding &b) noexcept
 }
 
 /*
+ * What is known of @b is too old for a request. So may an answer be that is to come, and then the request asks once
+ * more; two questions at a time would never let it see one that is its own.
+ */
+void engine::ask_afresh(binding &b) noexcept
+{
+	bind(b, binding_state::asked);
+	if (!b.asks)
+		send_resolve(b);
+}
+
+/*
  * May request @i be posted with its key as it is?
  *
  * A key value that was pinned memory's may be an unpinned region's later. The peer's kernel
@@ -257,7 +268,10 @@ void engine::rebind(piece &p) noexcept
 		return put(posting_, p);
 	}
 	put(rebinding_, p);
-	ask_resolve(*b);
+	if (other)
+		ask_afresh(*b);
+	else
+		ask_resolve(*b);
 }
 
 void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
@@ -331,7 +345,7 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 			after = rebinding_.first;
 		} else {
-			ask_resolve(*b);
+			ask_afresh(*b);
 		}
 	}
 	forget_dead();

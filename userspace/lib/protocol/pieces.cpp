@@ -64,7 +64,7 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 		if (answered_for(*b, i))
 			fail_op(i, IBV_WC_REM_ACCESS_ERR);
 		else
-			ask_resolve(*b);
+			ask_afresh(*b);
 		return false;
 	}
 	const bool plain = b->state == binding_state::plain && is_plain(*b, i);

@@ -293,6 +293,9 @@ EXPORT ibv_context *fake_open(ibv_device *device)
 		x->context = v;
 		return x.release();
 	};
+	c->verbs.open_qp = [](ibv_context *v, ibv_qp_open_attr *) {
+		return create(v, nullptr, nullptr, nullptr, nullptr, IBV_QPT_XRC_RECV);
+	};
 	c->verbs.close_xrcd = [](ibv_xrcd *x) {
 		const std::unique_ptr<ibv_xrcd> owned(x);
 		return 0;

@@ -647,53 +647,73 @@ TEST(Preload, ProvidersWorkRequestsKeepTheirOrderAndTheFirstBadOneIsNamed)
 /* An XRC queue pair of a peer cannot ask for pages. */
 TEST(Preload, XrcNeedsAllRemoteMemoryPinned)
 {
-	device d, other;
+	device d;
 	ibv_cq *const cq = d.make_cq();
 	std::array<std::byte, 64> memory{};
 	constexpr int remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	ibv_xrcd_init_attr domain{};
+	ibv_qp_open_attr open{};
+	const auto unpinned = [&](device &of, int access) {
+		ibv_mr *const mr = ibv_reg_mr(&of.pd, memory.data(), memory.size(), access);
+		const bool is = fake::of(mr).access & IBV_ACCESS_UNPINNED;
+
+		EXPECT_EQ(ibv_dereg_mr(mr), 0);
+		return is;
+	};
 
 	/* Just to see whether it can. */
-	ibv_qp *xrc = d.make_qp(cq, IBV_QPT_XRC_SEND);
-	ASSERT_TRUE(xrc);
-	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
-	ibv_xrcd_init_attr domain{};
 	ibv_xrcd *xrcd = ibv_open_xrcd(d.context, &domain);
 	ASSERT_TRUE(xrcd);
 	EXPECT_EQ(ibv_close_xrcd(xrcd), 0);
-	ibv_mr *mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
-	EXPECT_TRUE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
-	/* Local memory has a twin. */
-	xrc = d.make_qp(cq, IBV_QPT_XRC_SEND);
-	ASSERT_TRUE(xrc);
-	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
 	ibv_mr *const theirs = ibv_reg_mr(&d.pd, memory.data(), memory.size(), remote);
-	errno = 0;
-	EXPECT_FALSE(d.make_qp(cq, IBV_QPT_XRC_SEND)) << "peers have its key";
-	EXPECT_EQ(errno, EOPNOTSUPP);
+	EXPECT_TRUE(fake::of(theirs).access & IBV_ACCESS_UNPINNED);
+	/* Peers have its key. */
+	for (unsigned k = 0; k < 2; ++k) {
+		errno = 0;
+		EXPECT_FALSE(k ? d.make_qp(cq, IBV_QPT_XRC_RECV) : ibv_open_qp(d.context, &open));
+		EXPECT_EQ(errno, EOPNOTSUPP);
+	}
+	ibv_qp *const sender = d.make_qp(cq, IBV_QPT_XRC_SEND);
+	EXPECT_TRUE(sender) << "which has twins, and by which nobody comes";
 	EXPECT_EQ(ibv_dereg_mr(theirs), 0);
-	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	xrcd = ibv_open_xrcd(d.context, &domain);
+	ibv_qp *const target = d.make_qp(cq, IBV_QPT_XRC_RECV);
+	ASSERT_TRUE(xrcd && target);
+	EXPECT_FALSE(unpinned(d, remote)) << "from here on";
+	EXPECT_TRUE(unpinned(d, IBV_ACCESS_LOCAL_WRITE));
+	EXPECT_EQ(ibv_destroy_qp(target), 0);
+	EXPECT_EQ(ibv_destroy_qp(sender), 0);
+	EXPECT_EQ(ibv_close_xrcd(xrcd), 0);
 	EXPECT_EQ(ibv_destroy_cq(cq), 0);
 
-	ibv_cq *const first = other.make_cq();
-	xrc = other.make_qp(first, IBV_QPT_XRC_SEND);
-	ASSERT_TRUE(xrc);
-	mr = ibv_reg_mr(&other.pd, memory.data(), memory.size(), remote);
-	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
-	EXPECT_EQ(ibv_destroy_qp(xrc), 0);
-	EXPECT_EQ(ibv_dereg_mr(mr), 0);
-	mr = ibv_reg_mr(&other.pd, memory.data(), memory.size(), remote);
-	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << "one is pinned, and so are all";
-	EXPECT_EQ(ibv_dereg_mr(mr), 0);
-	EXPECT_EQ(ibv_destroy_cq(first), 0);
-
 	/* Its queue pairs are made when memory is registered. */
-	device third;
-	xrcd = ibv_open_xrcd(third.context, &domain);
-	ASSERT_TRUE(xrcd);
-	mr = ibv_reg_mr(&third.pd, memory.data(), memory.size(), remote);
-	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
-	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	device other;
+	xrcd = ibv_open_xrcd(other.context, &domain);
+	EXPECT_FALSE(unpinned(other, remote));
 	EXPECT_EQ(ibv_close_xrcd(xrcd), 0);
+	EXPECT_FALSE(unpinned(other, remote)) << "one was pinned, and so are all";
+}
+
+/* What failed, or was refused by the kernel, has decided nothing. */
+TEST(Preload, OnlyARegionThatIsUnpinnedRefusesWhatNeedsPinnedMemory)
+{
+	device d;
+	std::array<std::byte, 64> memory{};
+	ibv_wq_init_attr wq{};
+
+	fake::of(d.context).refuses_unpinned = EFAULT;
+	EXPECT_FALSE(ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE));
+	fake::of(d.context).refuses_unpinned = EOPNOTSUPP;
+	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_TRUE(mr);
+	ibv_wq *const made = ibv_create_wq(d.context, &wq);
+	ASSERT_TRUE(made);
+	EXPECT_EQ(ibv_destroy_wq(made), 0);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	fake::of(d.context).refuses_unpinned = 0;
+	connection c(d);
+	c.expect_taken();
+	EXPECT_FALSE(ibv_create_wq(d.context, &wq));
 }
 
 TEST(Preload, QueuesThatTheLibraryCannotPostToNeedPinnedMemory)
@@ -833,7 +853,7 @@ TEST(Preload, FlagsThatOnlyPinnedMemoryHasKeepItPinned)
 	EXPECT_EQ(made(IBV_ACCESS_HUGETLB), unpinned) << "a hint";
 	EXPECT_EQ(made(IBV_ACCESS_ON_DEMAND), unpinned);
 	EXPECT_EQ(made(IBV_ACCESS_MW_BIND), unsigned{IBV_ACCESS_MW_BIND});
-	EXPECT_EQ(made(IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND), unsigned{IBV_ACCESS_MW_BIND});
+	EXPECT_EQ(made(IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND), unsigned{IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND}) << "the device says whether it can";
 	EXPECT_EQ(made(IBV_ACCESS_ZERO_BASED), unsigned{IBV_ACCESS_ZERO_BASED});
 	EXPECT_EQ(made(1 << 8), 1U << 8) << "of a header to come";
 	fake::of(d.context).refuses_unpinned = EOPNOTSUPP;
@@ -954,6 +974,7 @@ TEST(Preload, EveryPointerIsReplacedAndGivenBack)
 	REPLACED(destroy_wq);
 	REPLACED(open_xrcd);
 	REPLACED(close_xrcd);
+	REPLACED(open_qp);
 	REPLACED(query_device_ex);
 #undef REPLACED
 	EXPECT_EQ(ibv_close_device(context), 0);
@@ -1013,6 +1034,45 @@ TEST_F(DirectVerbs, QueueThatTheProgramFillsIsNotTheLibrarys)
 	EXPECT_FALSE(registers_unpinned(d));
 	EXPECT_EQ(ibv_destroy_qp(qp), 0);
 	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+}
+
+/* What the program has of them still works, by the provider. */
+TEST_F(DirectVerbs, ExtendedObjectsOfAQueueThatIsLeftAreTheProviders)
+{
+	device d;
+	ibv_cq_ex *const ex = make_cq_ex(d, IBV_WC_STANDARD_FLAGS);
+	ibv_cq *const cq = ibv_cq_ex_to_cq(ex), *const receives = d.make_cq();
+	ibv_qp_init_attr attr{};
+	attr.send_cq = receives;
+	attr.recv_cq = cq;
+	attr.qp_type = IBV_QPT_RC;
+	attr.cap = {4, 4, 4, 4, 64};
+	ibv_qp *const qp = ibv_create_qp(&d.pd, &attr);
+	ibv_qp_ex *const qp_ex = ibv_qp_to_qp_ex(qp);
+	mlx5dv_obj obj{};
+
+	ASSERT_TRUE(ex->start_poll && qp_ex);
+	obj.cq.in = cq;
+	ASSERT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_CQ), 0);
+	EXPECT_FALSE(ex->start_poll) << "the provider's, of which there is none here";
+	ibv_recv_wr wr{}, *bad;
+	wr.wr_id = 4;
+	EXPECT_EQ(ibv_post_recv(qp, &wr, &bad), 0) << "whose completions are not the library's any more";
+	ibv_wc wc{};
+	ASSERT_EQ(ibv_poll_cq(cq, 1, &wc), 1);
+	EXPECT_EQ(wc.wr_id, 4U);
+	ibv_wr_start(qp_ex);
+	ibv_wr_send(qp_ex);
+	EXPECT_EQ(ibv_wr_complete(qp_ex), EINVAL);
+	ibv_qp_attr reset{};
+	obj.qp.in = qp;
+	ASSERT_EQ(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP), 0);
+	ASSERT_EQ(ibv_modify_qp(qp, &reset, IBV_QP_STATE), 0);
+	EXPECT_EQ(ibv_post_recv(qp, &wr, &bad), 0);
+	EXPECT_EQ(fake::of(qp).receives, 2U);
+	EXPECT_EQ(ibv_destroy_qp(qp), 0);
+	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	EXPECT_EQ(ibv_destroy_cq(receives), 0);
 }
 
 TEST_F(DirectVerbs, ThatCameToNothingDecideNothing)
