@@ -648,4 +648,87 @@ TEST_F(SingleThreadedLeases, RecallsComeWhileTheApplicationPostsAndPolls)
 	EXPECT_EQ(stats(qp).writes, n);
 }
 
+/* What is used often enough for a lease of it, with and without NPR_OPEN_NO_LEASES. */
+struct LeasesOrNot : KeptLeases, ::testing::WithParamInterface<unsigned> {
+	LeasesOrNot() : KeptLeases(GetParam()) {}
+
+	/* @use at least 300 times, and until @asked; with the flag it never is. */
+	template <class F, class A>
+	void often(F &&use, A &&asked)
+	{
+		const bool none = GetParam() & NPR_OPEN_NO_LEASES;
+		const auto begun = std::chrono::steady_clock::now();
+
+		for (int i = 0; i < 300 || (!none && !asked()); ++i) {
+			ASSERT_LT(std::chrono::steady_clock::now() - begun, 20s);
+			ASSERT_NO_FATAL_FAILURE(use());
+		}
+		EXPECT_EQ(asked() != 0, !none);
+	}
+};
+
+TEST_P(LeasesOrNot, MemoryOfAPeerIsLeasedIfItMayBe)
+{
+	npr_qp *const qp = known(1);
+
+	EXPECT_EQ(npr_advise(qp, rkey, base, 64, NPR_ADVISE_WRITE_OFTEN), 0);
+	for (const ibv_wr_opcode op : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
+		b.fill(std::byte{0x33});
+		often(
+		    [&] {
+			    ASSERT_EQ(post(qp, op, 0, b, 1), 0);
+			    EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+			    EXPECT_EQ(std::memcmp(b.data(), dev.memory.data(), b.size()), 0);
+		    },
+		    [&] { return kernel_ptr->leases_asked.load(); });
+	}
+	if (GetParam()) {
+		EXPECT_EQ(stats(qp).leases, 0U);
+		EXPECT_EQ(kernel_ptr->live(), 0U);
+	}
+}
+
+/* Without a lease each request takes a hold of its own, which ends with it. */
+TEST_P(LeasesOrNot, LocalMemoryIsLeasedIfItMayBe)
+{
+	alignas(4096) static std::array<std::byte, 4096> sink;
+	npr_qp *const qp = known(1);
+	ibv_mr mr{};
+	std::uint32_t requests = 0;
+
+	kernel_ptr->grants = false;
+	kernel_ptr->local_base = reinterpret_cast<std::uintptr_t>(sink.data());
+	kernel_ptr->local_length = sink.size();
+	mr.context = &dev.context;
+	mr.lkey = 0x900;
+	mr.handle = 42;
+	ctx.regions.add(mr);
+	often(
+	    [&] {
+		    ibv_sge s{kernel_ptr->local_base, 64, mr.lkey};
+		    ibv_send_wr wr{}, *bad;
+
+		    wr.sg_list = &s;
+		    wr.num_sge = 1;
+		    wr.opcode = IBV_WR_RDMA_READ;
+		    wr.send_flags = IBV_SEND_SIGNALED;
+		    wr.wr.rdma.remote_addr = base;
+		    wr.wr.rdma.rkey = rkey;
+		    ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
+		    EXPECT_EQ(next().status, IBV_WC_SUCCESS);
+		    EXPECT_EQ(std::memcmp(sink.data(), dev.memory.data(), 64), 0);
+		    ++requests;
+	    },
+	    [&] { return kernel_ptr->local_leases_asked.load(); });
+	if (GetParam()) {
+		EXPECT_EQ(kernel_ptr->holds_made, requests);
+		EXPECT_TRUE(kernel_ptr->local_holds.empty());
+	} else {
+		EXPECT_LT(kernel_ptr->holds_made, requests);
+	}
+	EXPECT_TRUE(ctx.regions.remove(mr));
+}
+
+INSTANTIATE_TEST_SUITE_P(Flags, LeasesOrNot, ::testing::Values(0U, unsigned{NPR_OPEN_NO_LEASES}));
+
 } // namespace

@@ -262,6 +262,7 @@ struct fake_kernel final : npr::kernel {
 	{
 		const std::lock_guard lock(mutex);
 		const bool lease = req.flags & RDMA_NP_FAULT_LEASE, write = req.flags & RDMA_NP_FAULT_WRITE;
+		leases_asked += lease;
 		/* What is not granted needs no look by the library's thread, of which most tests know nothing. */
 		if (lease && !grants)
 			return -EBUSY;
@@ -395,6 +396,7 @@ struct fake_kernel final : npr::kernel {
 		if (holds_made == most_holds)
 			return -EFAULT;
 		handle = ++holds_made;
+		local_leases_asked += (req.flags & RDMA_NP_FAULT_LEASE) != 0;
 		local_holds[handle] = {mr, req};
 		info = {req.addr, held_lkey, 0};
 		return 0;
@@ -405,7 +407,13 @@ struct fake_kernel final : npr::kernel {
 		EXPECT_EQ(local_holds.erase(handle), 1U);
 		return 0;
 	}
-	int query_mr(const ibv_mr &, rdma_np_mr_info &) noexcept override { return -EINVAL; }
+	int query_mr(const ibv_mr &, rdma_np_mr_info &i) noexcept override
+	{
+		i = {};
+		i.base = local_base;
+		i.length = local_length;
+		return local_length ? 0 : -EINVAL;
+	}
 	bool connected(ibv_qp &qp) noexcept override
 	{
 		const std::lock_guard lock(dev.mutex);
@@ -474,6 +482,8 @@ struct fake_kernel final : npr::kernel {
 	};
 	static constexpr std::uint64_t first_lease = 100;
 	bool grants = false; /* leases of the peer's memory */
+	std::atomic<unsigned> leases_asked{0}, local_leases_asked{0};
+	std::uint64_t local_base = 0, local_length = 0; /* of local memory that can be leased; 0: there is none */
 	bool maps = true;    /* says how many events there are */
 	std::atomic<std::uint64_t> reads{0}; /* system calls */
 	std::uint32_t next_lease_key = first_lease_key;

@@ -240,7 +240,7 @@ link::link(const test &t, const device_choice &device, bool client)
 	    static_cast<std::uint8_t>((access & ~IBV_ACCESS_LOCAL_WRITE) | IBV_ACCESS_REMOTE_READ);
 
 	if (t.library()) {
-		library_.emplace(*context_);
+		library_.emplace(*context_, t.how == mode::optimistic ? unsigned{NPR_OPEN_NO_LEASES} : 0);
 		region_.emplace(*pd_, memory_.all(), access);
 	} else {
 		plain_ = rc::own(

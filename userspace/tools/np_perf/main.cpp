@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -32,20 +31,6 @@ namespace perf
 
 namespace
 {
-
-/* All that were started, for the signal handler. */
-std::array<std::atomic<pid_t>, 2 * max_sessions> children;
-static_assert(std::atomic<pid_t>::is_always_lock_free);
-
-volatile std::sig_atomic_t ended = 0;
-
-extern "C" void end_children(int)
-{
-	ended = 1;
-	for (const std::atomic<pid_t> &child : children)
-		if (const pid_t pid = child.load(); pid > 0)
-			kill(pid, SIGTERM);
-}
 
 /* Beside this program, or where both are installed. */
 std::string preload_library(const options &o)
@@ -86,22 +71,13 @@ pid_t spawn(const options &o, mode how, bool ordered, const device_choice &devic
 	for (std::string &a : arguments)
 		argv.push_back(a.data());
 	argv.push_back(nullptr);
-	std::size_t place = 0;
-	while (place < children.size() && children[place])
-		place++;
-	if (place == children.size())
-		throw std::runtime_error("too many sessions");
 
 	const pid_t pid = fork();
 	if (pid < 0)
 		rc::fail(errno, "fork");
-	if (pid) {
-		children[place] = pid;
+	if (pid)
 		return pid;
-	}
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
-	std::signal(SIGINT, SIG_DFL);
-	std::signal(SIGTERM, SIG_DFL);
 	for (const int fd : fds)
 		fcntl(fd, F_SETFD, 0);
 	if (how == mode::preload) {
@@ -119,9 +95,6 @@ bool reap(pid_t pid)
 
 	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
-	for (std::size_t i = 0; i < children.size(); i++)
-		if (children[i] == pid)
-			children[i] = 0;
 	return status == 0;
 }
 
@@ -246,27 +219,6 @@ private:
 	std::vector<pid_t> pids_;
 };
 
-/* Puts leases back as they were, whatever happens to the processes that turn them off. */
-class leases_as_before
-{
-public:
-	explicit leases_as_before(bool needed)
-	{
-		if (needed)
-			switch_.emplace();
-	}
-	leases_as_before(const leases_as_before &) = delete;
-	leases_as_before &operator=(const leases_as_before &) = delete;
-	~leases_as_before()
-	{
-		if (switch_)
-			switch_->restore();
-	}
-
-private:
-	std::optional<lease_switch> switch_;
-};
-
 int measure(const options &o)
 {
 	test t = o.what;
@@ -281,8 +233,6 @@ int measure(const options &o)
 		if (!file)
 			rc::fail(errno, o.json);
 	}
-	const leases_as_before guard(std::find(o.modes.begin(), o.modes.end(), mode::optimistic) !=
-				     o.modes.end());
 	std::vector<std::unique_ptr<session>> sessions;
 	for (const mode m : o.modes)
 		sessions.push_back(std::make_unique<session>(o, t, m));
@@ -381,7 +331,6 @@ int listen_for(const options &o)
 {
 	const int port = open_port(o.port);
 	std::vector<pid_t> pids;
-	std::optional<lease_switch> leases;
 	std::uint64_t run = 0;
 	std::size_t expected = 1;
 
@@ -390,8 +339,6 @@ int listen_for(const options &o)
 	while (pids.size() < expected) {
 		/* A client that fails leaves without all of its sessions. */
 		pollfd p = {.fd = port, .events = POLLIN, .revents = 0};
-		if (ended)
-			break;
 		if (::poll(&p, 1, 1000) <= 0) {
 			const bool gone =
 			    !pids.empty() && std::all_of(pids.begin(), pids.end(), [](pid_t pid) {
@@ -415,11 +362,6 @@ int listen_for(const options &o)
 
 			if (!pids.empty() && t.run != run)
 				throw bad_message("another run is under way");
-			if (t.how == mode::optimistic && !leases) {
-				leases.emplace();
-				fmt::print("# no leases on this host during passes of mode optimistic\n");
-				std::fflush(stdout);
-			}
 			setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 			setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 			pids.push_back(
@@ -446,8 +388,6 @@ int listen_for(const options &o)
 	bool well = pids.size() == expected;
 	for (const pid_t pid : pids)
 		well &= reap(pid);
-	if (leases)
-		leases->restore();
 	if (!well)
 		throw std::runtime_error("the run has not ended well");
 	return 0;
@@ -462,11 +402,6 @@ int run(int argc, char **argv)
 		return serve(o.serve, o.device);
 	if (o.work >= 0)
 		return work(o.work, o.connection, o.device);
-	struct sigaction action {
-	};
-	action.sa_handler = end_children;
-	sigaction(SIGINT, &action, nullptr);
-	sigaction(SIGTERM, &action, nullptr);
 	return o.listens ? listen_for(o) : measure(o);
 }
 

@@ -15,7 +15,6 @@
 
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <vector>
 
 namespace perf
@@ -295,34 +294,6 @@ void evictor::evict(int commands, std::size_t bytes) const
 	for (int i = 0; rmdir(group_.c_str()) && errno == EBUSY && i < 500; i++)
 		usleep(10'000);
 	_exit(0);
-}
-
-namespace
-{
-
-constexpr const char *lease_percent = "/sys/module/ib_core/parameters/nprdma_lease_percent";
-
-} // namespace
-
-lease_switch::lease_switch()
-{
-	std::ifstream in(lease_percent);
-
-	if (!(in >> before_))
-		rc::fail(ENOENT, fmt::format("mode optimistic turns leases off by {}", lease_percent));
-}
-
-void lease_switch::off() const
-{
-	if (!write_file(lease_percent, "0"))
-		rc::fail(errno,
-			 fmt::format("mode optimistic turns leases off on the whole host by {}, as root",
-				     lease_percent));
-}
-
-void lease_switch::restore() const
-{
-	(void)write_file(lease_percent, before_);
 }
 
 } // namespace perf

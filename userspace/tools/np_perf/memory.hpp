@@ -83,19 +83,6 @@ private:
 	pid_t child_ = -1;
 };
 
-/* The kernel's parameter by which this host has leases or not. */
-class lease_switch
-{
-public:
-	/* Remembers how it is. */
-	lease_switch();
-	void off() const;
-	void restore() const;
-
-private:
-	std::string before_;
-};
-
 } // namespace perf
 
 #endif // NP_PERF_MEMORY_HPP

@@ -105,9 +105,6 @@ std::string heading(const options &o)
 	if (t.ordered)
 		fmt::format_to(
 		    to, "# WRITEs to unpinned memory are ordered: without a lease each takes a hold.\n");
-	if (std::find(o.modes.begin(), o.modes.end(), mode::optimistic) != o.modes.end())
-		fmt::format_to(to,
-			       "# During passes of mode optimistic there are no leases on the whole host.\n");
 	if ((t.absent || t.local_absent || t.pressure) &&
 	    std::find(o.modes.begin(), o.modes.end(), mode::pinned) != o.modes.end())
 		fmt::format_to(to, "# Pinned memory is neither paged out nor reclaimed.\n");
