@@ -2799,12 +2799,10 @@ TEST_F(Engine, KeyOfARegionThatDiedIsResolvedAnew)
 /* The owner tells of a death by a message, and the next region of the key may be announced sooner. */
 TEST_F(Engine, WhatTheRegionThatAKeyNamedHasNotTheNextOneMayHave)
 {
-	const std::uint64_t whole = r.info.length;
-
 	r.info.length = 4 * page_size;
 	resolve();
 	sim_region &next = a.world.replace_region(r);
-	next.info.length = whole;
+	next.info.length = 8 * page_size;
 	a.world.all_in(next, false);
 	a.post(IBV_WR_RDMA_READ, 0, 0, 8 * page_size);
 	EXPECT_EQ(a.world.resolves.size(), 1U);
@@ -2813,7 +2811,7 @@ TEST_F(Engine, WhatTheRegionThatAKeyNamedHasNotTheNextOneMayHave)
 	/* What is outside of that one as well fails, after one question. */
 	a.expect_success = false;
 	a.completions.clear();
-	a.post(IBV_WR_RDMA_READ, 0, whole - 8, 16);
+	a.post(IBV_WR_RDMA_READ, 0, 8 * page_size - 8, 16);
 	EXPECT_EQ(a.world.resolves.size(), 1U);
 	a.world.settle();
 	a.poll();
@@ -2954,6 +2952,7 @@ TEST_F(Engine, WrongRequestFailsThoughItsKeyIsBeingAskedAbout)
 	a.world.clock += pinned_time;
 	sim_region &second = a.world.replace_region(a.world.regions.back());
 	second.pinned = false;
+	second.info.length = 4 * page_size;
 	a.world.events.clear();
 	a.post(IBV_WR_RDMA_READ, 0, second.info.length - 8, 16);
 	for (unsigned k = 0; k < 8 && !a.world.resolves.empty(); ++k)

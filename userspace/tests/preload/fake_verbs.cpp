@@ -244,10 +244,13 @@ int method(context &c, ib_uverbs_ioctl_hdr &h)
 		c.holds.fetch_sub(1);
 		return 0;
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY_MR:
-		/* Of handles below it, which other processes have. */
+		/* Those of this process are not leased, which no test here is about. */
+		if (const std::lock_guard lock(c.mutex); c.handles.contains(static_cast<std::uint32_t>(h.attrs[0].data)))
+			return EOPNOTSUPP;
 		if (h.attrs[0].data >= foreign_pinned)
 			return EINVAL;
 		pointed_to<rdma_np_mr_info>(h.attrs[1]) = {};
+		pointed_to<rdma_np_mr_info>(h.attrs[1]).length = 4096;
 		return 0;
 	default:
 		return EOPNOTSUPP;

@@ -749,14 +749,15 @@ TEST(Preload, QueuesThatTheLibraryCannotPostToNeedPinnedMemory)
 
 		tags.pd = raw.pd = &e.pd;
 		raw.send_cq = raw.recv_cq = cq;
-		EXPECT_TRUE(k == 0 ? static_cast<void *>(ibv_create_wq(e.context, &wq)) :
-			    k == 1 ? static_cast<void *>(ibv_create_srq_ex(e.context, &tags)) :
-				     static_cast<void *>(ibv_create_qp_ex(e.context, &raw)))
-			<< k;
+		ibv_wq *const w = k == 0 ? ibv_create_wq(e.context, &wq) : nullptr;
+		ibv_srq *const s = k == 1 ? ibv_create_srq_ex(e.context, &tags) : nullptr;
+		ibv_qp *const q = k == 2 ? ibv_create_qp_ex(e.context, &raw) : nullptr;
+		EXPECT_TRUE(w || s || q) << k;
 		std::array<std::byte, 64> memory{};
 		ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
 		EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << k;
 		EXPECT_EQ(ibv_dereg_mr(mr), 0);
+		EXPECT_EQ(w ? ibv_destroy_wq(w) : s ? ibv_destroy_srq(s) : ibv_destroy_qp(q), 0);
 		EXPECT_EQ(ibv_destroy_cq(cq), 0);
 	}
 }
@@ -882,12 +883,14 @@ TEST(Preload, DeviceSaysThatItHasOnDemandPaging)
 	/* Not where memory stays pinned. */
 	device e;
 	ibv_wq_init_attr wq{};
-	ASSERT_TRUE(ibv_create_wq(e.context, &wq));
+	ibv_wq *const made = ibv_create_wq(e.context, &wq);
+	ASSERT_TRUE(made);
 	std::array<std::byte, 64> memory{};
 	ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), 0);
 	ASSERT_EQ(ibv_query_device_ex(e.context, nullptr, &attr), 0);
 	EXPECT_EQ(attr.odp_caps.general_caps, 0U);
 	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	EXPECT_EQ(ibv_destroy_wq(made), 0);
 }
 
 TEST(Preload, QueryTellsWhatTheProgramAskedFor)
