@@ -79,7 +79,7 @@ struct stream {
 static struct list args, envs, overlays, keeps, empties;
 static const char *cwd = "/";
 static int hcas;
-static bool want_out, want_swap;
+static bool want_out, want_swap, want_ethernet;
 static int ctl = -1;
 static struct stream in, out, err;
 
@@ -276,6 +276,8 @@ static void read_request(const char *path)
 			want_out = true;
 		else if (KEY("swap"))
 			want_swap = true;
+		else if (KEY("ethernet"))
+			want_ethernet = true;
 		else {
 			errno = 0;
 			fail("request key '%s'", s);
@@ -434,6 +436,39 @@ static void swap_on(void)
 	}
 	errno = ENOENT;
 	fail("the swap disk");
+}
+
+/* A port of Ethernet is up when its network interface is. */
+static void interfaces_up(void)
+{
+	char *const argv[] = { "tools/testing/guest/roce-up", NULL };
+	char text[800], more[800];
+	int status, p[2];
+	size_t n = 0;
+	ssize_t r;
+	pid_t pid;
+
+	if (pipe2(p, O_CLOEXEC) || (pid = fork()) < 0)
+		fail("start %s", argv[0]);
+	if (!pid) {
+		dup2(p[1], 1);
+		dup2(p[1], 2);
+		if (!chdir(cwd))
+			execve(argv[0], argv, envs.v);
+		fprintf(stderr, "%s: %s\n", argv[0], strerror(errno));
+		_exit(127);
+	}
+	close(p[1]);
+	/* The first words; the rest only so that it gets on with what it does. */
+	while ((r = read(p[0], n ? more : text, sizeof(text) - 1)) > 0)
+		n = n ? n : (size_t)r;
+	text[n] = 0;
+	text[strcspn(text, "\n")] = 0;
+	close(p[0]);
+	if (waitpid(pid, &status, 0) != pid || status) {
+		errno = 0;
+		fail("%s: %s", argv[0], text);
+	}
 }
 
 /*
@@ -688,6 +723,8 @@ int main(int argc, char **argv)
 	loopback_up();
 	if (want_swap)
 		swap_on();
+	if (want_ethernet)
+		interfaces_up();
 	wait_for_hcas();
 
 	sigemptyset(&chld);

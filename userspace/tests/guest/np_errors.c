@@ -355,7 +355,7 @@ static int fail_unanswered(struct world *w, const struct fault *f, enum ibv_qp_t
 	const struct variant v = { .type = type, .local = UNPINNED, .ex = signaled };
 	const bool sender = f->wrong == LKEY || f->wrong == LOCAL_RANGE;
 	struct ibv_qp_attr go_on = { .qp_state = IBV_QPS_RTS, .cur_qp_state = IBV_QPS_SQE };
-	struct ibv_ah_attr av = { .dlid = w->b.lid, .port_num = 1 };
+	struct ibv_ah_attr av = np_path(w->a.ctx, w->b.lid);
 	struct ibv_ah *ah = ibv_create_ah(w->a.pd, &av);
 	struct area *areas[] = { &w->here, &w->there, &w->sink };
 	struct ibv_send_wr wr[3] = {}, after;

@@ -513,7 +513,7 @@ static int connect_qp(unsigned int lid, unsigned int qpn, unsigned int rq_psn, u
 		.rq_psn = rq_psn,
 		.max_dest_rd_atomic = 8,
 		.min_rnr_timer = 12,
-		.ah_attr = { .dlid = lid, .port_num = 1 },
+		.ah_attr = np_path(end.ctx, lid),
 	};
 	if (!ret)
 		ret = -ibv_modify_qp(end.qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |

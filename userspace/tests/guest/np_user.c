@@ -607,7 +607,7 @@ static int start_qp(struct ibv_qp *qp, uint32_t qpn, uint16_t lid)
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
 		.dest_qp_num = qpn,
-		.ah_attr = { .dlid = lid, .port_num = 1 },
+		.ah_attr = np_path(qp->context, lid),
 	};
 	bool uc = qp->qp_type == IBV_QPT_UC;
 	int ret;
@@ -636,7 +636,7 @@ TEST_F(library, queues_without_answers_take_local_buffers)
 	ASSERT_NE(NULL, from);
 	ASSERT_NE(NULL, to);
 	for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
-		struct ibv_ah_attr av = { .dlid = pair->owner.lid, .port_num = 1 };
+		struct ibv_ah_attr av = np_path(pair->peer.ctx, pair->owner.lid);
 		struct ibv_qp *a = make_qp(&pair->peer, types[t]), *b = make_qp(&pair->owner, types[t]);
 		const size_t header = types[t] == IBV_QPT_UD ? 40 : 0;
 		struct ibv_ah *ah = ibv_create_ah(pair->peer.pd, &av);

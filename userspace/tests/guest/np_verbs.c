@@ -172,7 +172,7 @@ static void *receive(void *arg)
 /* Runs the variant once: 0, or -errno with the line in *@line. */
 static int run(struct world *w, const struct variant *v, bool pinned, struct result *r, int *line)
 {
-	struct ibv_ah_attr av = { .dlid = w->b.lid, .port_num = 1 };
+	struct ibv_ah_attr av = np_path(w->a.ctx, w->b.lid);
 	struct ibv_ah *ah = ibv_create_ah(w->a.pd, &av);
 	struct area *areas[] = { &w->here, &w->there, &w->sink };
 	struct ibv_srq_attr limit = { .srq_limit = 2 };

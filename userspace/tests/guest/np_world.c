@@ -18,13 +18,15 @@ int side_open(struct side *s, const char *dev)
 		.cap = { .max_send_wr = 1, .max_send_sge = 1 },
 	};
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
-	struct ibv_port_attr port;
+	int ret;
 
 	memset(s, 0, sizeof(*s));
 	s->ctx = np_open_device(dev);
-	if (!s->ctx || ibv_query_port(s->ctx, 1, &port))
+	if (!s->ctx)
 		return -errno;
-	s->lid = port.lid;
+	ret = np_port_lid(s->ctx, &s->lid);
+	if (ret)
+		return ret;
 	s->pd = ibv_alloc_pd(s->ctx);
 	s->lib = npr_open(s->ctx, 0);
 	if (!s->pd || !s->lib)
@@ -124,7 +126,7 @@ int side_connect(struct side *s, const struct side *to, unsigned int rnr_retry)
 		.dest_qp_num = to->qp->qp_num,
 		.max_dest_rd_atomic = 4,
 		.min_rnr_timer = 1,
-		.ah_attr = { .dlid = to->lid, .port_num = 1 },
+		.ah_attr = np_path(s->ctx, to->lid),
 	};
 	int mask = IBV_QP_STATE, ret;
 

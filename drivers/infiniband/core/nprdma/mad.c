@@ -149,33 +149,6 @@ static int np_mad_send(struct np_path *path, const struct np_msg *msg)
 
 /* Receiving */
 
-static int np_wc_addr(struct np_port *port, struct ib_mad_recv_wc *recv,
-		      struct np_addr *addr)
-{
-	const struct ib_wc *wc = recv->wc;
-	enum rdma_network_type type;
-	union ib_gid dgid;
-
-	*addr = (struct np_addr) {
-		.roce = rdma_protocol_roce(port->hca->ibdev, port->port_num),
-		.grh = wc->wc_flags & IB_WC_GRH,
-		.lid = wc->slid,
-		.qpn = wc->src_qp,
-	};
-	if (!addr->roce) {
-		if (addr->grh)
-			addr->gid = recv->recv_buf.grh->sgid;
-		return 0;
-	}
-	if (!addr->grh)
-		return -EINVAL;
-	type = wc->wc_flags & IB_WC_WITH_NETWORK_HDR_TYPE ?
-	       wc->network_hdr_type : RDMA_NETWORK_IPV6;
-	return ib_get_gids_from_rdma_hdr((union rdma_network_hdr *)
-					 recv->recv_buf.grh, type,
-					 &addr->gid, &dgid);
-}
-
 static void np_mad_received(struct ib_mad_agent *agent,
 			    struct ib_mad_send_buf *send_buf,
 			    struct ib_mad_recv_wc *recv)
@@ -188,7 +161,7 @@ static void np_mad_received(struct ib_mad_agent *agent,
 
 	err = np_msg_decode((const struct np_wire *)mad->data, &msg);
 	if (err == -EINVAL || (err && msg.answer) ||
-	    np_wc_addr(port, recv, &from))
+	    np_wc_addr(port, recv->wc, recv->recv_buf.grh, &from))
 		goto out;
 	port->receive(port, &msg, err, &from, recv);
 out:

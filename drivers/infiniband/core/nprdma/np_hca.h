@@ -182,6 +182,8 @@ bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg);
 
 void np_lose_init(void);
 void np_lose_exit(void);
+int np_wc_addr(const struct np_port *port, const struct ib_wc *wc, const void *grh,
+	       struct np_addr *addr);
 struct np_path *np_path_make(struct np_port *port, struct ib_ah *ah, u16 pkey_index);
 struct np_path *np_path_get(struct np_path *path);
 void np_path_put(struct np_path *path);

@@ -56,6 +56,39 @@ void np_lose_exit(void)
 }
 #endif
 
+/**
+ * np_wc_addr - Where a datagram came from
+ * @port: that received it
+ * @wc: its completion
+ * @grh: the first bytes of its receive buffer
+ * @addr: set
+ *
+ * Return: 0 or -EINVAL: on Ethernet it does not say so
+ */
+int np_wc_addr(const struct np_port *port, const struct ib_wc *wc, const void *grh,
+	       struct np_addr *addr)
+{
+	enum rdma_network_type type;
+	union ib_gid dgid;
+
+	*addr = (struct np_addr) {
+		.roce = rdma_protocol_roce(port->hca->ibdev, port->port_num),
+		.grh = wc->wc_flags & IB_WC_GRH,
+		.lid = wc->slid,
+		.qpn = wc->src_qp,
+	};
+	if (!addr->roce) {
+		if (addr->grh)
+			addr->gid = ((const struct ib_grh *)grh)->sgid;
+		return 0;
+	}
+	if (!addr->grh)
+		return -EINVAL;
+	type = wc->wc_flags & IB_WC_WITH_NETWORK_HDR_TYPE ?
+	       wc->network_hdr_type : RDMA_NETWORK_IPV6;
+	return ib_get_gids_from_rdma_hdr(grh, type, &addr->gid, &dgid);
+}
+
 static void np_path_free(struct work_struct *work)
 {
 	struct np_path *path = container_of(work, struct np_path, free);

@@ -31,7 +31,7 @@
  * struct np_ud_recv - a receive buffer
  * @cqe: its completion
  * @ud: the QP it belongs to
- * @buf: GRH and message
+ * @buf: GRH, or on Ethernet the header in its place, and message
  * @dma: of @buf
  */
 struct np_ud_recv {
@@ -250,20 +250,15 @@ static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 	struct np_ud_recv *recv = container_of(wc->wr_cqe, struct np_ud_recv,
 					       cqe);
 	struct np_ud *ud = recv->ud;
-	struct np_addr from = {
-		.grh = wc->wc_flags & IB_WC_GRH,
-		.lid = wc->slid,
-		.qpn = wc->src_qp,
-	};
+	struct np_addr from;
 	struct np_msg msg;
 
 	if (wc->status != IB_WC_SUCCESS) {
 		np_ud_fail(ud, wc);
 		return;
 	}
-	if (from.grh)
-		from.gid = ((struct ib_grh *)recv->buf)->sgid;
-	if (np_ud_decode(recv->buf, wc->byte_len, &msg)) {
+	if (!np_wc_addr(ud->port, wc, recv->buf, &from) &&
+	    np_ud_decode(recv->buf, wc->byte_len, &msg)) {
 		msg.quick = true;
 		ud->port->receive(ud->port, &msg, false, &from, NULL);
 	}
@@ -365,8 +360,8 @@ void np_ud_open(struct np_port *port)
 	struct np_ud *ud;
 	int err;
 
-	/* Addresses of RoCE peers take more than is told here */
-	if (!rdma_protocol_ib(ibdev, port->port_num) ||
+	if ((!rdma_protocol_ib(ibdev, port->port_num) &&
+	     !rdma_protocol_roce(ibdev, port->port_num)) ||
 	    rdma_cap_opa_ah(ibdev, port->port_num) || ib_uses_virt_dma(ibdev))
 		return;
 	ud = kvzalloc(sizeof(*ud), GFP_KERNEL);

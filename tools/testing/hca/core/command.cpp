@@ -120,6 +120,16 @@ void device::caps(uint16_t type, bytes c) noexcept
 		set(c, atomic_atomic_size_qp, 8);
 		return;
 	}
+	if (type == 4 && ethernet) {
+		set(c, roce_sw_udp_sport, 1);
+		set(c, roce_l3_type, ROCE_L3_CAPS);
+		set(c, roce_version, ROCE_VERSION_CAPS);
+		set(c, roce_dest_udp_port, roce_udp_port);
+		set(c, roce_max_src_udp_port, 0xffff);
+		set(c, roce_min_src_udp_port, 0xc000);
+		set(c, roce_address_table_size, addresses.size());
+		return;
+	}
 	if (type != 0)
 		return;
 	const struct {
@@ -133,7 +143,8 @@ void device::caps(uint16_t type, bytes c) noexcept
 		{cap_log_max_klm_list_size, 16}, {cap_log_max_ra_req_qp, 4}, {cap_log_max_ra_res_qp, 4},
 		{cap_log_max_msg, 30}, {cap_max_wqe_sz_sq, 1024}, {cap_max_wqe_sz_rq, 512}, {cap_log_max_pd, 16},
 		{cap_log_max_mcg, 8}, {cap_max_qp_mcg, 64}, {cap_log_max_rmp, 16}, {cap_log_max_xrcd, 16},
-		{cap_gid_table_size, 0}, {cap_pkey_table_size, 0}, {cap_ib_virt, 1}, {cap_num_ports, 1}, {cap_port_type, 0},
+		{cap_gid_table_size, 0}, {cap_pkey_table_size, 0}, {cap_ib_virt, 1}, {cap_num_ports, 1},
+		{cap_port_type, ethernet ? 1u : 0u}, {cap_roce, ethernet ? 1u : 0u},
 		{cap_rc, 1}, {cap_uc, 1}, {cap_ud, 1}, {cap_xrc, 1}, {cap_local_ca_ack_delay, 16},
 		{cap_cqe_version, 1}, {cap_compact_address_vector, 1}, {cap_log_pg_sz, 12},
 		{cap_device_frequency_khz, 1000000}, {cap_log_bf_reg_size, 9}, {cap_repeated_block_disabled, 1},
@@ -155,6 +166,13 @@ cmd_status device::access_register(const_bytes in, bytes out)
 	switch (get32(in, access_register_in_register_id)) {
 	case REG_PTYS:
 		set(reg, ptys_local_port, 1);
+		if (ethernet) {
+			constexpr uint32_t gbe_100 = 1u << 20; /* on copper, 4x */
+			set(reg, ptys_proto_mask, 4);
+			for (const field f : {ptys_eth_proto_capability, ptys_eth_proto_admin, ptys_eth_proto_oper})
+				set(reg, f, gbe_100);
+			break;
+		}
 		set(reg, ptys_proto_mask, 1);
 		set(reg, ptys_ib_link_width_capability, 4);
 		set(reg, ptys_ib_proto_capability, 32);
@@ -223,6 +241,77 @@ cmd_status device::query_vport(uint16_t op, const_bytes in, bytes out)
 		for (size_t i = 0; i + 4 <= pkey.size(); i += 4)
 			store32(pkey.data() + i, i ? 0 : 0xffff);
 	}
+	return cmd_status::ok;
+}
+
+/* What only an Ethernet port has. */
+cmd_status device::cmd_nic(uint16_t op, const_bytes in, bytes out)
+{
+	constexpr uint16_t frame = 14 + 4 + 4; /* with a tag and the check sequence */
+
+	if (!ethernet)
+		return cmd_status::bad_op;
+	switch (op) {
+	case OP_QUERY_VPORT_STATE:
+		set(out, vport_state_admin, 1);
+		set(out, vport_state_state, 1);
+		return cmd_status::ok;
+	case OP_QUERY_NIC_VPORT_CONTEXT: {
+		const bytes c = part(out, 16);
+		set(c, nic_vport_roce_en, roce_enabled_ ? 1 : 0);
+		set(c, nic_vport_mtu, max_mtu + grh_size + frame);
+		set(c, nic_vport_system_image_guid, guid);
+		set(c, nic_vport_port_guid, guid);
+		set(c, nic_vport_node_guid, guid);
+		set(c, nic_vport_permanent_address, mac());
+		return cmd_status::ok;
+	}
+	case OP_MODIFY_NIC_VPORT_CONTEXT:
+		if (get(in, modify_nic_vport_in_roce))
+			roce_enabled_ = get(part(in, modify_nic_vport_in_ctx), nic_vport_roce_en);
+		return cmd_status::ok;
+	default:
+		break;
+	}
+
+	/* An address table's entry; nothing but zeroes empties it. */
+	const auto index = get32(in, set_roce_address_in_index);
+	if (index >= addresses.size())
+		return cmd_status::bad_index;
+	roce_address &a = addresses[index];
+	if (op == OP_QUERY_ROCE_ADDRESS) {
+		const bytes c = part(out, 16, roce_address_size);
+		if (c.size() != roce_address_size)
+			return cmd_status::bad_out_len;
+		std::copy(a.gid.begin(), a.gid.end(), c.begin());
+		set(c, roce_addr_vlan_valid, a.tagged ? 1 : 0);
+		set(c, roce_addr_vlan_id, a.vlan);
+		set(c, roce_addr_mac, a.mac);
+		set(c, roce_addr_l3_type, a.kind == network::ipv6 ? 1 : 0);
+		set(c, roce_addr_version, a.valid && a.kind != network::grh ? ROCE_V2 : ROCE_V1);
+		return cmd_status::ok;
+	}
+	const const_bytes c = part(in, 16, roce_address_size);
+	if (c.size() != roce_address_size)
+		return cmd_status::bad_in_len;
+	const auto version = get(c, roce_addr_version), l3_type = get(c, roce_addr_l3_type);
+	if ((version != ROCE_V1 && version != ROCE_V2) || l3_type > 1)
+		return cmd_status::bad_param;
+	roce_address next;
+	std::copy_n(c.begin(), next.gid.size(), next.gid.begin());
+	next.mac = get(c, roce_addr_mac);
+	next.valid = next.mac && std::any_of(next.gid.begin(), next.gid.end(), [](uint8_t x) { return x; });
+	if (next.valid) {
+		next.kind = version == ROCE_V1 ? network::grh : l3_type == ROCE_IPV4 ? network::ipv4 : network::ipv6;
+		next.tagged = get(c, roce_addr_vlan_valid);
+		next.vlan = next.tagged ? static_cast<uint16_t>(get(c, roce_addr_vlan_id)) : uint16_t{0};
+		if (is_group_mac(next.mac))
+			return cmd_status::bad_param;
+	} else {
+		next = {};
+	}
+	a = next;
+	fab.learn_macs();
 	return cmd_status::ok;
 }
 
@@ -572,6 +661,12 @@ cmd_status device::execute(const_bytes in, bytes out)
 	case OP_DESTROY_RMP:
 	case OP_QUERY_RMP:
 		return cmd_rmp(op, in, out);
+	case OP_QUERY_VPORT_STATE:
+	case OP_QUERY_NIC_VPORT_CONTEXT:
+	case OP_MODIFY_NIC_VPORT_CONTEXT:
+	case OP_QUERY_ROCE_ADDRESS:
+	case OP_SET_ROCE_ADDRESS:
+		return cmd_nic(op, in, out);
 	case OP_QUERY_HCA_VPORT_CONTEXT:
 	case OP_QUERY_HCA_VPORT_GID:
 	case OP_QUERY_HCA_VPORT_PKEY:

@@ -9,9 +9,9 @@
 
 namespace nphca {
 
-device::device(fabric &f, uint16_t l, uint64_t g, uint64_t seed, const nphca_host_ops &ops, void *host)
-	: fab(f), lid(l), guid(g ? g : 0x0002c90300000000ull + (uint64_t{l} << 8)), posted(ops_, host), ops_(ops), host_(host),
-	  seed_(seed)
+device::device(fabric &f, uint16_t l, const nphca_config &config, const nphca_host_ops &ops, void *host)
+	: fab(f), lid(l), guid(config.guid ? config.guid : 0x0002c90300000000ull + (uint64_t{l} << 8)),
+	  ethernet(config.ethernet), posted(ops_, host), ops_(ops), host_(host), seed_(config.seed)
 {
 	start_numbers();
 	knob_set(NPHCA_DMA_REQUEST_SIZE, 512);
@@ -339,6 +339,10 @@ void device::reset() noexcept
 	counters.clear();
 	domains.clear();
 	multicast.clear();
+	addresses.fill({});
+	if (ethernet)
+		fab.learn_macs();
+	roce_enabled_ = false;
 	special_qp[0] = special_qp[1] = 0;
 	xlt_words = 0;
 	start_numbers();
@@ -348,24 +352,38 @@ void device::reset() noexcept
 	cmdq_low_.store(0, std::memory_order_relaxed);
 }
 
+/* Does an Ethernet frame's network address belong to this port, in the frame's VLAN? */
+bool device::is_for_us(const packet &p) const noexcept
+{
+	const bool multicast_frame = fabric::is_multicast(p);
+	const gid_bytes gid = destination_gid(p);
+
+	return std::any_of(addresses.begin(), addresses.end(), [&](const roce_address &a) {
+		return a.valid && a.tagged == p.tagged && (!a.tagged || a.vlan == (p.tag & 0xfff)) &&
+		       (multicast_frame || (a.kind == p.kind && a.gid == gid));
+	});
+}
+
 void device::receive(packet &p)
 {
 	count(NPHCA_PACKETS);
+	if (p.ethernet && !is_for_us(p)) {
+		count(NPHCA_DROPPED);
+		return;
+	}
 	if (const uint64_t loss = knob(NPHCA_LOSS)) {
 		if (random() % loss == 0) {
 			count(NPHCA_LOST);
 			return;
 		}
 	}
-	if (p.dlid >= first_multicast_lid) {
-		std::array<uint8_t, 16> gid;
+	if (fabric::is_multicast(p)) {
 		if (!p.has_grh)
 			return;
-		std::copy_n(p.grh.begin() + 24, 16, gid.begin());
-		const auto [from, to] = multicast.equal_range(gid);
+		const auto [from, to] = multicast.equal_range(destination_gid(p));
 		for (auto it = from; it != to; ++it)
 			/* The sender does not hear itself. */
-			if (qp *q = qps.find(it->second); q && !(p.slid == lid && p.sqpn == q->qpn))
+			if (qp *q = qps.find(it->second); q && !(fab.from(p) == this && p.sqpn == q->qpn))
 				q->receive(p);
 		return;
 	}

@@ -109,7 +109,7 @@ struct command; /* command.cpp */
 
 class device {
 public:
-	device(fabric &f, uint16_t lid, uint64_t guid, uint64_t seed, const nphca_host_ops &ops, void *host);
+	device(fabric &f, uint16_t lid, const nphca_config &config, const nphca_host_ops &ops, void *host);
 	~device();
 	device(const device &) = delete;
 	device &operator=(const device &) = delete;
@@ -160,6 +160,13 @@ public:
 	fabric &fab;
 	const uint16_t lid;
 	const uint64_t guid;
+	const bool ethernet;
+	[[nodiscard]] uint64_t mac() const noexcept { return 0x024e50000000ull | lid; }
+	/* NULL: there is no such address. */
+	[[nodiscard]] const roce_address *address(uint64_t index) const noexcept
+	{
+		return index < addresses.size() && addresses[index].valid ? &addresses[index] : nullptr;
+	}
 
 	table<plain_object> pds{1, 0xffff}, xrcds{1, 0xffff}, uars{first_uar, (NPHCA_BAR0_SIZE >> 12) - 1},
 		counters{1, 255}, domains{1, 0xffff};
@@ -169,7 +176,8 @@ public:
 	table<srq> srqs{1, (1u << 16) - 1};
 	table<qp> qps{0x40, (1u << 17) - 1};
 	uint32_t special_qp[2] = {0, 0};
-	std::multimap<std::array<uint8_t, 16>, uint32_t> multicast;
+	std::multimap<gid_bytes, uint32_t> multicast;
+	std::array<roce_address, roce_addresses> addresses; /* Ethernet */
 	size_t xlt_words = 0; /* of all mkeys */
 	posted_writes posted; /* any thread commits */
 
@@ -189,6 +197,8 @@ private:
 	void caps(uint16_t type, bytes cap) noexcept;
 	cmd_status access_register(const_bytes in, bytes out);
 	cmd_status query_vport(uint16_t op, const_bytes in, bytes out);
+	cmd_status cmd_nic(uint16_t op, const_bytes in, bytes out);
+	[[nodiscard]] bool is_for_us(const packet &p) const noexcept;
 	cmd_status cmd_mkey(uint16_t op, const_bytes in, bytes out);
 	cmd_status cmd_eq(uint16_t op, const_bytes in, bytes out);
 	cmd_status cmd_cq(uint16_t op, const_bytes in, bytes out);
@@ -209,6 +219,7 @@ private:
 	void *host_;
 	uint64_t seed_;
 	uint32_t issi_ = 0;
+	bool roce_enabled_ = false;
 	bool atomic_host_endian_ = true;
 	std::array<uint8_t, 64> node_desc_{};
 	uint64_t random_ = 0x9e3779b97f4a7c15ull; /* xorshift */

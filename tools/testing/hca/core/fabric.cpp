@@ -30,7 +30,9 @@ packet *packet_pool::get(size_t reserve) noexcept
 	free_.pop_back();
 	++used_;
 	p->opcode = p->sl = p->syndrome = 0;
-	p->ack_req = p->solicited = p->has_grh = false;
+	p->ack_req = p->solicited = p->has_grh = p->ethernet = false;
+	p->slid = p->dlid = 0;
+	p->kind = network::grh;
 	p->pkey = 0xffff;
 	p->sqpn = p->psn = p->msn = 0;
 	p->qkey = p->rkey = p->length = p->imm = p->srqn = 0;
@@ -96,12 +98,33 @@ bool fabric::run_postings()
 
 bool fabric::add(device *dev, uint16_t lid)
 {
-	if (!lid || lid >= first_multicast_lid || by_lid_[lid])
+	if (!lid || lid >= first_multicast_lid || by_lid_[lid] || (!ports_.empty() && dev->ethernet != is_ethernet()))
 		return false;
-	const std::lock_guard lock(mutex_);
-	ports_.push_back(dev);
+	{
+		const std::lock_guard lock(mutex_);
+		ports_.push_back(dev);
+	}
 	by_lid_[lid] = dev;
+	learn_macs();
 	return true;
+}
+
+bool fabric::is_ethernet() const noexcept
+{
+	return !ports_.empty() && ports_.front()->ethernet;
+}
+
+/* Of two ports with one address the older one has it. */
+void fabric::learn_macs()
+{
+	by_mac_.clear();
+	for (device *port : ports_)
+		if (port->ethernet) {
+			by_mac_.emplace(port->mac(), port);
+			for (const roce_address &a : port->addresses)
+				if (a.valid)
+					by_mac_.emplace(a.mac, port);
+		}
 }
 
 /* Nothing of @dev may be looked up any more; its QPs are gone already. */
@@ -110,6 +133,7 @@ void fabric::remove(device *dev)
 	for (auto &port : by_lid_)
 		if (port == dev)
 			port = nullptr;
+	std::erase_if(by_mac_, [dev](const auto &m) { return m.second == dev; });
 	std::lock_guard lock(mutex_);
 	std::erase(ports_, dev);
 	std::erase_if(postings_, [dev](const posting &p) { return p.dev == dev; });
@@ -162,14 +186,14 @@ bool fabric::join(const nphca_link_ops &ops, void *host)
 void fabric::deliver(packet &p)
 {
 	deliver_from_link(p);
-	if (link_ && !has_port(p.dlid))
+	if (link_ && !to(p))
 		link_->send(p);
 }
 
 void fabric::deliver_from_link(packet &p)
 {
-	if (p.dlid < first_multicast_lid) {
-		if (device *port = by_lid_[p.dlid])
+	if (!is_multicast(p)) {
+		if (device *port = to(p))
 			port->receive(p);
 		return;
 	}
@@ -210,7 +234,7 @@ static bool is_request(uint8_t opcode) noexcept
 /* Requests to a port that takes them out of order come out of order: every other one is late. */
 bool fabric::hold_back(packet *p)
 {
-	device *port = p->dlid < first_multicast_lid ? by_lid_[p->dlid] : nullptr;
+	device *port = to(*p);
 	const uint64_t latest = port ? port->knob(NPHCA_OUT_OF_ORDER) : 0;
 
 	if (!latest || !is_request(p->opcode) || port->random() & 1)
@@ -241,7 +265,7 @@ bool fabric::run_late(uint64_t *deadline)
 
 void fabric::forget(const qp &q) noexcept
 {
-	const auto to_it = [&](const late_packet &l) { return l.p->dlid == q.dev.lid && l.p->dqpn == q.qpn; };
+	const auto to_it = [&](const late_packet &l) { return to(*l.p) == &q.dev && l.p->dqpn == q.qpn; };
 
 	for (const late_packet &l : late_)
 		if (to_it(l))
@@ -404,7 +428,7 @@ struct nphca_fabric {
 
 struct nphca_device {
 	nphca_device(fabric &f, uint16_t lid, const nphca_config &config, const nphca_host_ops &ops, void *host)
-		: d(f, lid, config.guid, config.seed, ops, host)
+		: d(f, lid, config, ops, host)
 	{
 	}
 	device d;

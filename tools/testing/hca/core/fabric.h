@@ -18,10 +18,12 @@
 #include <memory>
 #include <mutex>
 #include <queue>
+#include <unordered_map>
 #include <vector>
 
 #include "bits.h"
 #include "nphca.h"
+#include "roce.h"
 
 namespace nphca {
 
@@ -30,7 +32,7 @@ class link;
 struct qp;
 
 inline constexpr uint32_t max_mtu = 4096;
-inline constexpr size_t grh_size = 40;
+inline constexpr size_t grh_size = 40, icrc_size = 4;
 inline constexpr uint16_t first_multicast_lid = 0xc000;
 inline constexpr uint32_t psn_mask = 0xffffff;
 
@@ -46,6 +48,11 @@ struct packet {
 	bool placeable;
 	uint32_t offset;
 	std::array<uint8_t, grh_size> grh;
+	/* On Ethernet, which has no LIDs: MAC addresses, a tag, and a network header in place of the GRH. */
+	bool ethernet, tagged;
+	network kind;
+	uint16_t tag, sport;
+	uint64_t smac, dmac;
 	uint32_t size; /* of the payload */
 	std::array<uint8_t, max_mtu> data;
 };
@@ -104,13 +111,29 @@ public:
 	}
 	void drain() noexcept; /* any thread */
 
+	/* All ports of a fabric are of one kind, InfiniBand or Ethernet. */
 	bool add(device *dev, uint16_t lid);
 	void remove(device *dev);
 	[[nodiscard]] uint16_t free_lid() const noexcept;
-	[[nodiscard]] bool has_port(uint16_t lid) const noexcept
+	[[nodiscard]] device *by_lid(uint16_t lid) const noexcept
 	{
-		return lid < first_multicast_lid && by_lid_[lid];
+		return lid < first_multicast_lid ? by_lid_[lid] : nullptr;
 	}
+	[[nodiscard]] device *by_mac(uint64_t mac) const noexcept
+	{
+		const auto it = by_mac_.find(mac);
+		return it == by_mac_.end() ? nullptr : it->second;
+	}
+	/* The one port that @p goes to, if it is here; that which it came from. */
+	[[nodiscard]] device *to(const packet &p) const noexcept { return p.ethernet ? by_mac(p.dmac) : by_lid(p.dlid); }
+	[[nodiscard]] device *from(const packet &p) const noexcept { return p.ethernet ? by_mac(p.smac) : by_lid(p.slid); }
+	[[nodiscard]] static bool is_multicast(const packet &p) noexcept
+	{
+		return p.ethernet ? is_group_mac(p.dmac) : p.dlid >= first_multicast_lid;
+	}
+	/* The addresses of a port have changed. */
+	void learn_macs();
+	[[nodiscard]] bool is_ethernet() const noexcept;
 
 	bool join(const nphca_link_ops &ops, void *host);
 	[[nodiscard]] link *uplink() const noexcept { return link_.get(); }
@@ -159,6 +182,7 @@ private:
 	void *host_;
 	std::vector<device *> ports_; /* changed under the mutex */
 	std::array<device *, first_multicast_lid> by_lid_{};
+	std::unordered_map<uint64_t, device *> by_mac_;
 	std::deque<packet *> wire_;
 	struct late_packet {
 		uint64_t when;

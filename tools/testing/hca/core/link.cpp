@@ -82,19 +82,16 @@ static uint8_t layout(uint8_t opcode) noexcept
 	}
 }
 
-size_t encode(const packet &p, std::array<uint8_t, max_wire> &raw) noexcept
+size_t encode(packet &p, std::array<uint8_t, max_wire> &raw) noexcept
 {
 	/* Inside, who serves a request of XRC is a number, and no class of opcodes. */
 	const uint8_t opcode = p.srqn && !(p.opcode & BTH_CLASS) ? p.opcode | class_xrc : p.opcode;
 	const uint8_t headers = layout(opcode);
-	size_t at = 8;
+	const size_t front = p.ethernet ? frame_header_size(p) : p.has_grh ? 8 + grh_size : 8;
+	size_t at = front;
 
 	if (!headers || p.size > max_mtu)
 		return 0;
-	if (p.has_grh) {
-		std::copy(p.grh.begin(), p.grh.end(), raw.begin() + 8);
-		at += grh_size;
-	}
 	const uint32_t size = headers & payload ? p.size : 0, pad = -size & 3;
 	raw[at] = opcode;
 	raw[at + 1] = static_cast<uint8_t>((p.solicited ? 0x80 : 0) | pad << 4);
@@ -139,6 +136,14 @@ size_t encode(const packet &p, std::array<uint8_t, max_wire> &raw) noexcept
 	std::copy_n(p.data.begin(), size, raw.begin() + static_cast<ptrdiff_t>(at));
 	std::fill_n(raw.begin() + static_cast<ptrdiff_t>(at + size), pad, uint8_t{0});
 	at += size + pad;
+	if (p.ethernet) {
+		put_length(p, at - front);
+		put_frame_header(p, raw.data());
+		store32(&raw[at], 0);
+		return at + icrc_size;
+	}
+	if (p.has_grh)
+		std::copy(p.grh.begin(), p.grh.end(), raw.begin() + 8);
 	raw[0] = 0;
 	raw[1] = static_cast<uint8_t>(p.sl << 4 | (p.has_grh ? lnh_global : lnh_local));
 	store16(&raw[2], p.dlid);
@@ -147,24 +152,39 @@ size_t encode(const packet &p, std::array<uint8_t, max_wire> &raw) noexcept
 	return at;
 }
 
-bool decode(const_bytes raw, packet &p) noexcept
+/* The size of the headers of InfiniBand in front of the base transport header, 0 if there are none. */
+static size_t take_local_header(const_bytes raw, packet &p) noexcept
 {
-	size_t at = 8;
-
 	if (raw.size() < 8 + 12 || raw.size() > max_wire || load16(&raw[4]) * size_t{4} != raw.size() || raw[0])
-		return false;
+		return 0;
 	const uint8_t lnh = raw[1] & 3;
 	if (lnh != lnh_local && lnh != lnh_global)
-		return false;
+		return 0;
 	p.sl = raw[1] >> 4;
 	p.dlid = load16(&raw[2]);
 	p.slid = load16(&raw[6]);
 	p.has_grh = lnh == lnh_global;
-	if (p.has_grh) {
-		if (raw.size() < 8 + grh_size + 12)
+	/* Nothing but multicast goes to more than one port. */
+	if (!p.slid || p.slid >= first_multicast_lid || !p.dlid)
+		return 0;
+	if (!p.has_grh)
+		return 8;
+	if (raw.size() < 8 + grh_size + 12)
+		return 0;
+	std::copy_n(raw.begin() + 8, grh_size, p.grh.begin());
+	return 8 + grh_size;
+}
+
+bool decode(const_bytes raw, packet &p, bool ethernet) noexcept
+{
+	size_t at = ethernet ? take_frame_header(raw, p) : take_local_header(raw, p);
+
+	if (!at)
+		return false;
+	if (ethernet) {
+		if (raw.size() > max_wire || raw.size() < at + 12 + icrc_size)
 			return false;
-		std::copy_n(raw.begin() + 8, grh_size, p.grh.begin());
-		at += grh_size;
+		raw = raw.first(raw.size() - icrc_size);
 	}
 	p.opcode = raw[at];
 	const uint8_t headers = layout(p.opcode);
@@ -224,8 +244,8 @@ bool decode(const_bytes raw, packet &p) noexcept
 		return false;
 	p.size = static_cast<uint32_t>(size);
 	std::copy_n(raw.begin() + static_cast<ptrdiff_t>(at), size, p.data.begin());
-	/* There is one partition, and nothing but multicast goes to more than one port. */
-	return (p.pkey & 0x7fff) == 0x7fff && p.slid && p.slid < first_multicast_lid && p.dlid;
+	/* There is one partition. */
+	return (p.pkey & 0x7fff) == 0x7fff;
 }
 
 link::link(fabric &f, const nphca_link_ops &ops, void *host) : fab_(f), ops_(ops), host_(host)
@@ -289,7 +309,7 @@ bool link::chance(nphca_link_knob k) noexcept
 	return of_a_million && random() % 1000000 < of_a_million;
 }
 
-void link::send(const packet &p)
+void link::send(packet &p)
 {
 	if (!knob(NPHCA_LINK_UP)) {
 		count(NPHCA_LINK_CUT);
@@ -365,7 +385,7 @@ bool link::poll()
 			return false;
 		}
 		bool gone = true;
-		if (size > raw_.size() || !decode({raw_.data(), size}, *p) || fab_.has_port(p->slid))
+		if (size > raw_.size() || !decode({raw_.data(), size}, *p, fab_.is_ethernet()) || fab_.from(*p))
 			count(NPHCA_LINK_MALFORMED);
 		else if (!knob(NPHCA_LINK_UP))
 			count(NPHCA_LINK_CUT);

@@ -30,13 +30,16 @@
 
 namespace nphca {
 
-/* LRH, GRH, BTH, the longest extended headers and immediate data, payload */
-inline constexpr size_t max_wire = 8 + grh_size + 12 + 4 + 28 + 4 + max_mtu;
+/*
+ * LRH, or Ethernet header, tag and UDP header; GRH or another network header, BTH, the
+ * longest extended headers and immediate data, payload, and on Ethernet an ICRC
+ */
+inline constexpr size_t max_wire = 26 + grh_size + 12 + 4 + 28 + 4 + max_mtu + icrc_size;
 
 /* The packet as it is on the wire; returns its size, 0 if it is none. */
-[[nodiscard]] size_t encode(const packet &p, std::array<uint8_t, max_wire> &raw) noexcept;
+[[nodiscard]] size_t encode(packet &p, std::array<uint8_t, max_wire> &raw) noexcept;
 /* False: not a packet of this fabric's kind, and @p is undefined. */
-[[nodiscard]] bool decode(const_bytes raw, packet &p) noexcept;
+[[nodiscard]] bool decode(const_bytes raw, packet &p, bool ethernet = false) noexcept;
 
 class link {
 public:
@@ -47,7 +50,7 @@ public:
 	bool knob_set(uint32_t knob, uint64_t value) noexcept;
 
 	/* Polling thread */
-	void send(const packet &p);
+	void send(packet &p);
 	/* What has come, what may go at last; true if there may be more. */
 	bool poll();
 	/* When the next delayed packet arrives. */

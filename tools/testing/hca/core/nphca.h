@@ -2,7 +2,7 @@
 /*
  * The emulated HCA's only interface to whatever hosts it.
  *
- * The core models mlx5 functions on an InfiniBand fabric: firmware commands,
+ * The core models mlx5 functions on a fabric of InfiniBand or Ethernet: firmware commands,
  * queues, memory keys, the reliable and unreliable transports, and one switch
  * that joins all functions of a fabric. It knows nothing of PCI emulators. A
  * host gives it DMA, interrupts, a clock and a way to be woken, and one thread
@@ -84,6 +84,12 @@ struct nphca_config {
 	 * this has to differ from life to life.
 	 */
 	uint64_t seed;
+	/*
+	 * RDMA over Ethernet instead of InfiniBand: the LID is only the port's number
+	 * in the switch, and makes its MAC address, 02:4e:50:00 and the LID. All ports
+	 * of a fabric are of one kind.
+	 */
+	bool ethernet;
 };
 
 struct nphca_fabric *nphca_fabric_new(const struct nphca_fabric_ops *ops, void *host);
@@ -104,7 +110,7 @@ bool nphca_fabric_pending(const struct nphca_fabric *fabric);
  */
 void nphca_drain(struct nphca_fabric *fabric);
 
-/* NULL if the LID is taken or memory is short. */
+/* NULL if the LID is taken, the other ports are of another kind, or memory is short. */
 struct nphca_device *nphca_device_new(struct nphca_fabric *fabric, const struct nphca_config *config,
 				      const struct nphca_host_ops *ops, void *host);
 void nphca_device_free(struct nphca_device *device);

@@ -32,6 +32,14 @@ void qp::decode() noexcept
 	mtu = code >= 1 && code <= 5 ? 128u << code : 256;
 	dlid = static_cast<uint16_t>(get(path, ads_rlid));
 	sl = static_cast<uint8_t>(get(path, ads_sl));
+	address_index = static_cast<uint8_t>(get(path, ads_src_addr_index));
+	to.mac = get(path, ads_rmac);
+	std::copy_n(path.begin() + ads_rgid_rip.bit / 8, to.gid.size(), to.gid.begin());
+	to.tclass = static_cast<uint8_t>(get(path, ads_tclass));
+	to.hop_limit = static_cast<uint8_t>(get(path, ads_hop_limit));
+	to.priority = static_cast<uint8_t>(get(path, ads_eth_prio));
+	to.flow_label = get32(path, ads_flow_label);
+	to.sport = static_cast<uint16_t>(get(path, ads_udp_sport));
 	may_read = get(c, qpc_rre);
 	may_write = get(c, qpc_rwe);
 	may_atomic = get(c, qpc_rae);
@@ -45,7 +53,33 @@ void qp::decode() noexcept
 
 bool qp::sends_to_others() const noexcept
 {
-	return is_connected() && state != qp_state::err && !dev.fab.has_port(dlid);
+	return is_connected() && state != qp_state::err && !(dev.ethernet ? dev.fab.by_mac(to.mac) : dev.fab.by_lid(dlid));
+}
+
+/* An address that has gone leaves a packet that nobody takes: it is for MAC address 0. */
+void qp::address(packet &p) const noexcept
+{
+	p.slid = dev.lid;
+	p.dlid = dlid;
+	p.sl = sl;
+	if (!dev.ethernet)
+		return;
+	p.slid = p.dlid = 0;
+	if (const roce_address *from = dev.address(address_index)) {
+		put_route(p, *from, to);
+	} else {
+		put_route(p, {}, {});
+	}
+}
+
+/* What comes to an address of the port, and from the peer's; on Ethernet also: to this QP's address. */
+bool qp::is_from_peer(const packet &p) const noexcept
+{
+	if (!dev.ethernet)
+		return p.slid == dlid;
+	const roce_address *own = dev.address(address_index);
+	return own && own->kind == p.kind && own->tagged == p.tagged && (!own->tagged || own->vlan == (p.tag & 0xfff)) &&
+	       destination_gid(p) == own->gid && source_gid(p) == to.gid;
 }
 
 void qp::doorbell()
@@ -91,7 +125,7 @@ void qp::receive(packet &p)
 	if (is_datagram()) {
 		if (cls == BTH_UD)
 			receive_datagram(p);
-	} else if (p.slid != dlid) {
+	} else if (!is_from_peer(p)) {
 		dev.count(NPHCA_DROPPED);
 	} else if (st == ST_UC) {
 		if (cls == BTH_UC)
@@ -331,6 +365,10 @@ cmd_status device::modify_qp(uint16_t op, qp &q, const_bytes in)
 		path(ads_ack_timeout);
 	if (opt & OPT_COUNTER)
 		take(qpc_counter_set_id);
+
+	if (ethernet && to_rtr && q.is_connected() &&
+	    !address(get(part(ctx, qpc_primary_address_path.bit / 8), ads_src_addr_index)))
+		return cmd_status::bad_param;
 
 	q.decode();
 	q.state = t->to;

@@ -107,6 +107,9 @@ struct qp {
 	[[nodiscard]] bool is_reliable() const noexcept { return st == ST_RC || st == ST_XRC; }
 	/* ... over the link, and not just flushes. */
 	[[nodiscard]] bool sends_to_others() const noexcept;
+	/* From a connected QP to its peer. */
+	void address(packet &p) const noexcept;
+	[[nodiscard]] bool is_from_peer(const packet &p) const noexcept;
 
 	device &dev;
 	uint32_t qpn = 0;
@@ -120,6 +123,8 @@ struct qp {
 	uint32_t remote_qpn = 0, qkey = 0, mtu = 256;
 	uint16_t dlid = 0;
 	uint8_t sl = 0;
+	roce_path to{}; /* Ethernet, from the address of this index */
+	uint8_t address_index = 0;
 	bool may_read = false, may_write = false, may_atomic = false;
 	uint32_t max_requests = 1, max_responses = 1; /* READs and atomics under way */
 	uint8_t retry_count = 0, rnr_retry = 0, rnr_code = 0, ack_timeout = 0;

@@ -149,6 +149,8 @@ void device::write_cqe(cq &c, const cqe &e) noexcept
 		store64(entry.data() + 48, fab.now());
 		store16(entry.data() + 22, e.slid);
 		store32(entry.data() + 24, (e.grh ? 1u << 28 : 0) | uint32_t{e.sl & 0xfu} << 24 | (e.remote_qpn & 0xffffff));
+		entry[29] = e.tagged ? 1 : 0;
+		store16(entry.data() + 30, e.tag);
 		store32(entry.data() + 36, e.imm);
 		store32(entry.data() + 44, e.byte_count);
 	}

@@ -58,6 +58,8 @@ struct cqe {
 	uint16_t slid = 0;
 	uint8_t sl = 0;
 	bool grh = false;
+	bool tagged = false;
+	uint16_t tag = 0;
 };
 
 struct cq {

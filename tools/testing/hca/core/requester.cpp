@@ -289,9 +289,11 @@ void qp::send_datagram(send_wqe &w, const_bytes raw)
 		return;
 	}
 	p->opcode = w.opcode == WQE_SEND_IMM ? BTH_UD | BTH_SEND_ONLY_IMM : BTH_UD | BTH_SEND_ONLY;
-	p->slid = dev.lid;
-	p->dlid = load16(&av[14]);
-	p->sl = av[12] & 0xf;
+	if (!dev.ethernet) {
+		p->slid = dev.lid;
+		p->dlid = load16(&av[14]);
+		p->sl = av[12] & 0xf;
+	}
 	p->dqpn = dqp & 0xffffff;
 	p->sqpn = st == ST_QP1 ? 1 : st == ST_QP0 ? 0 : qpn;
 	/* With the top bit set the QP's own key goes out: users cannot make one up. */
@@ -308,11 +310,30 @@ void qp::send_datagram(send_wqe &w, const_bytes raw)
 		fail(w, local_error(r), vendor_of(local_error(r)));
 		return;
 	}
-	if (dqp & av_extended && av.size() >= 48 && load32(&av[28]) & av_grh) {
+	constexpr size_t bth_deth = 12 + 8;
+	if (dev.ethernet) {
+		/* Global always, whatever the bit of the address vector says that InfiniBand has for it. */
+		const roce_address *from = av.size() >= 48 ? dev.address(load32(&av[28]) >> 20 & 0xff) : nullptr;
+		if (!from || !(dqp & av_extended)) {
+			dev.fab.pool.put(p);
+			fail(w, wc_error::local_qp_op, vendor_of(wc_error::local_qp_op));
+			return;
+		}
+		roce_path to_there{};
+		to_there.mac = uint64_t{load16(&av[20])} << 32 | load32(&av[22]);
+		std::copy_n(av.begin() + 32, to_there.gid.size(), to_there.gid.begin());
+		to_there.tclass = av[26];
+		to_there.hop_limit = av[27];
+		to_there.priority = av[12] >> 1 & 7;
+		to_there.flow_label = load32(&av[28]) & 0xfffff;
+		to_there.sport = load16(&av[14]);
+		put_route(*p, *from, to_there);
+		put_length(*p, bth_deth + (w.opcode == WQE_SEND_IMM ? 4 : 0) + ((w.length + 3) & ~3u));
+	} else if (dqp & av_extended && av.size() >= 48 && load32(&av[28]) & av_grh) {
 		const uint32_t flow = load32(&av[28]) & 0xfffff;
 		p->has_grh = true;
 		store32(&p->grh[0], 6u << 28 | uint32_t{av[26]} << 20 | flow);
-		store16(&p->grh[4], static_cast<uint16_t>(w.length + 24)); /* BTH, DETH, ICRC */
+		store16(&p->grh[4], static_cast<uint16_t>(w.length + bth_deth + icrc_size));
 		p->grh[6] = 0x1b;
 		p->grh[7] = av[27];
 		store64(&p->grh[8], 0xfe80000000000000ull);
@@ -337,9 +358,7 @@ qp::step qp::send_packet(send_wqe &w)
 	packet *p = dev.fab.pool.get(packet_pool::for_requests);
 	if (!p)
 		return step::no_packet;
-	p->slid = dev.lid;
-	p->dlid = dlid;
-	p->sl = sl;
+	address(*p);
 	p->dqpn = remote_qpn;
 	p->psn = psn;
 	p->va = w.va;

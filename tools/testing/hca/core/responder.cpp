@@ -165,9 +165,11 @@ void qp::finish_recv(const packet &p, uint8_t opcode, wc_error error)
 	e.imm = st == ST_QP1 && opcode == CQE_RESP_SEND ? p.pkey : p.imm;
 	e.solicited = p.solicited;
 	e.slid = p.slid;
-	e.sl = p.sl;
+	e.sl = p.ethernet ? static_cast<uint8_t>(p.kind) : p.sl;
 	e.remote_qpn = is_datagram() ? p.sqpn : remote_qpn;
 	e.grh = is_datagram() && p.has_grh;
+	e.tagged = p.ethernet && p.tagged;
+	e.tag = e.tagged ? p.tag : 0;
 	recv_.valid = false;
 	if (error == wc_error::flushed)
 		dev.count(NPHCA_FLUSHED);
@@ -235,9 +237,7 @@ bool qp::send_ack(uint32_t psn, uint8_t syndrome)
 	if (!p)
 		return false;
 	p->opcode = BTH_ACK;
-	p->slid = dev.lid;
-	p->dlid = dlid;
-	p->sl = sl;
+	address(*p);
 	p->dqpn = remote_qpn;
 	p->psn = psn & psn_mask;
 	p->msn = msn_;
@@ -393,9 +393,7 @@ bool qp::send_response(response &r)
 		break;
 	}
 	}
-	p->slid = dev.lid;
-	p->dlid = dlid;
-	p->sl = sl;
+	address(*p);
 	p->dqpn = remote_qpn;
 	p->psn = (r.psn + r.next) & psn_mask;
 	p->msn = msn_;

@@ -72,6 +72,7 @@ inline constexpr field cap_umr_modify_entity_size_disabled{0x207, 1};
 inline constexpr field cap_umr_modify_atomic_disabled{0x208, 1};
 inline constexpr field cap_umr_indirect_mkey_disabled{0x209, 1};
 inline constexpr field cap_umr_fence{0x20a, 2};
+inline constexpr field cap_roce{0x21d, 1};
 inline constexpr field cap_atomic{0x21e, 1};
 inline constexpr field cap_cq_oi{0x220, 1};
 inline constexpr field cap_cq_resize{0x221, 1};
@@ -108,6 +109,37 @@ inline constexpr field atomic_atomic_req_8B_endianness_mode{0x40, 2};
 inline constexpr field atomic_supported_atomic_req_8B_endianness_mode_1{0x46, 1};
 inline constexpr field atomic_atomic_operations{0x90, 16};
 inline constexpr field atomic_atomic_size_qp{0xb0, 16};
+
+/* roce: 256 bytes */
+inline constexpr field roce_sw_udp_sport{0x4, 1};
+inline constexpr field roce_l3_type{0x8c, 4};
+inline constexpr field roce_version{0x98, 8};
+inline constexpr field roce_dest_udp_port{0xb0, 16};
+inline constexpr field roce_max_src_udp_port{0xc0, 16};
+inline constexpr field roce_min_src_udp_port{0xd0, 16};
+inline constexpr field roce_address_table_size{0xf0, 16};
+enum : uint8_t { ROCE_L3_CAPS = 1 << 1 | 1 << 2, ROCE_VERSION_CAPS = 1 << 0 | 1 << 2, ROCE_V1 = 0, ROCE_V2 = 2, ROCE_IPV4 = 0 };
+
+/* set_roce_address_in: 48 bytes, the address at 16 */
+inline constexpr field set_roce_address_in_index{0x40, 16};
+inline constexpr size_t roce_address_size = 32;
+inline constexpr field roce_addr_vlan_valid{0x83, 1};
+inline constexpr field roce_addr_vlan_id{0x84, 12};
+inline constexpr field roce_addr_mac{0x90, 48};
+inline constexpr field roce_addr_l3_type{0xd4, 4};
+inline constexpr field roce_addr_version{0xd8, 8};
+
+/* nic_vport: 256 bytes, in a command that modifies it at 256 */
+inline constexpr size_t modify_nic_vport_in_ctx = 256;
+inline constexpr field modify_nic_vport_in_roce{0x7e, 1};
+inline constexpr field nic_vport_roce_en{0x1f, 1};
+inline constexpr field nic_vport_mtu{0x130, 16};
+inline constexpr field nic_vport_system_image_guid{0x140, 64};
+inline constexpr field nic_vport_port_guid{0x180, 64};
+inline constexpr field nic_vport_node_guid{0x1c0, 64};
+inline constexpr field nic_vport_permanent_address{0x7b0, 48};
+inline constexpr field vport_state_admin{0x78, 4};
+inline constexpr field vport_state_state{0x7c, 4};
 
 /* mkc: 64 bytes */
 inline constexpr field mkc_free{0x1, 1};
@@ -197,8 +229,11 @@ inline constexpr field ads_hop_limit{0x58, 8};
 inline constexpr field ads_tclass{0x64, 8};
 inline constexpr field ads_flow_label{0x6c, 20};
 inline constexpr field ads_rgid_rip{0x80, 128};
+inline constexpr field ads_udp_sport{0x110, 16};
+inline constexpr field ads_eth_prio{0x121, 3};
 inline constexpr field ads_sl{0x124, 4};
 inline constexpr field ads_vhca_port_num{0x128, 8};
+inline constexpr field ads_rmac{0x130, 48};
 
 /* cqc: 64 bytes */
 inline constexpr field cqc_status{0x0, 4};
@@ -314,6 +349,9 @@ inline constexpr field ptys_ib_link_width_capability{0x80, 16};
 inline constexpr field ptys_ib_proto_capability{0x90, 16};
 inline constexpr field ptys_ib_link_width_admin{0xe0, 16};
 inline constexpr field ptys_ib_proto_admin{0xf0, 16};
+inline constexpr field ptys_eth_proto_capability{0x60, 32};
+inline constexpr field ptys_eth_proto_admin{0xc0, 32};
+inline constexpr field ptys_eth_proto_oper{0x120, 32};
 inline constexpr field ptys_ib_link_width_oper{0x140, 16};
 inline constexpr field ptys_ib_proto_oper{0x150, 16};
 inline constexpr field ptys_an_disable_admin{0x1, 1};
@@ -365,7 +403,8 @@ enum : uint16_t {
 	OP_SQERR2RTS_QP, OP_2ERR_QP, OP_2RST_QP = 0x50a, OP_QUERY_QP, OP_SQD2RTS_QP, OP_MAD_IFC, OP_INIT2INIT_QP,
 	OP_CREATE_SRQ = 0x700, OP_DESTROY_SRQ, OP_QUERY_SRQ, OP_ARM_RQ, OP_CREATE_XRC_SRQ = 0x705, OP_DESTROY_XRC_SRQ,
 	OP_QUERY_XRC_SRQ, OP_ARM_XRC_SRQ,
-	OP_QUERY_HCA_VPORT_CONTEXT = 0x762, OP_MODIFY_HCA_VPORT_CONTEXT, OP_QUERY_HCA_VPORT_GID, OP_QUERY_HCA_VPORT_PKEY,
+	OP_QUERY_VPORT_STATE = 0x750, OP_QUERY_NIC_VPORT_CONTEXT = 0x754, OP_MODIFY_NIC_VPORT_CONTEXT,
+	OP_QUERY_ROCE_ADDRESS = 0x760, OP_SET_ROCE_ADDRESS, OP_QUERY_HCA_VPORT_CONTEXT = 0x762, OP_MODIFY_HCA_VPORT_CONTEXT, OP_QUERY_HCA_VPORT_GID, OP_QUERY_HCA_VPORT_PKEY,
 	OP_QUERY_VPORT_COUNTER = 0x770, OP_ALLOC_Q_COUNTER, OP_DEALLOC_Q_COUNTER, OP_QUERY_Q_COUNTER,
 	OP_ALLOC_PD = 0x800, OP_DEALLOC_PD, OP_ALLOC_UAR, OP_DEALLOC_UAR, OP_CONFIG_INT_MODERATION, OP_ACCESS_REG,
 	OP_ATTACH_TO_MCG, OP_DETACH_FROM_MCG, OP_SET_MAD_DEMUX = 0x80c, OP_NOP, OP_ALLOC_XRCD, OP_DEALLOC_XRCD,

@@ -3,13 +3,15 @@
  * nprdma-hca: the emulated HCA as a QEMU PCI device.
  *
  *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N][,pf=on|off]
- *           [,ats=on|off]
+ *           [,ats=on|off][,ethernet=on|off]
  *           [,KNOB=VALUE...]
  *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
  * All functions of one QEMU process share a fabric: a switch that routes by
  * LID. With "pf" the function says that it is a physical one. "lid" defaults to
- * 1, 2, ... in order of creation. Knobs are those of enum nphca_knob, named in
+ * 1, 2, ... in order of creation. With "ethernet" (for all or none of them) the
+ * switch is one of Ethernet, and carries RoCE; of other frames it knows nothing, so
+ * the guest's network interfaces are other devices. Knobs are those of enum nphca_knob, named in
  * hca_knobs below: numbers and switches, by default as kind as hardware gets. They
  * may be changed while the guest runs (qom-set, or the PCI capability described in
  * core/nphca.h). The function is a PCIe endpoint: put it on pcie.0 or behind a
@@ -105,6 +107,7 @@ struct NprdmaHca {
     uint16_t lid;
     uint64_t guid;
     uint64_t seed;
+    bool ethernet;
     bool pf;
     bool ats;
     QemuMutex atc_lock;       /* of the device TLB */
@@ -737,7 +740,8 @@ static void hca_realize(PCIDevice *dev, Error **errp)
 {
     NprdmaHca *hca = NPRDMA_HCA(dev);
     struct nphca_config config = {
-        .lid = hca->lid, .guid = hca->guid, .seed = hca->seed
+        .lid = hca->lid, .guid = hca->guid, .seed = hca->seed,
+        .ethernet = hca->ethernet
     };
     HcaFabric *fabric = hca_fabric_get(errp);
     unsigned int i;
@@ -776,7 +780,8 @@ static void hca_realize(PCIDevice *dev, Error **errp)
     hca->core = nphca_device_new(fabric->core, &config, &hca_host_ops, hca);
     hca_continue(fabric);
     if (!hca->core) {
-        error_setg(errp, "cannot add a port with LID %u", hca->lid);
+        error_setg(errp, "cannot add a port with LID %u%s", hca->lid,
+                   hca->ethernet ? " and Ethernet" : "");
         return;
     }
     for (i = 0; i < ARRAY_SIZE(hca_knobs); i++) {
@@ -924,6 +929,7 @@ static Property hca_properties[] = {
     DEFINE_PROP_UINT64("seed", NprdmaHca, seed, 0),
     DEFINE_PROP_BOOL("pf", NprdmaHca, pf, false),
     DEFINE_PROP_BOOL("ats", NprdmaHca, ats, false),
+    DEFINE_PROP_BOOL("ethernet", NprdmaHca, ethernet, false),
     DEFINE_PROP_END_OF_LIST(),
 };
 

@@ -198,10 +198,10 @@ TEST_F(commands, reset_forgets_everything)
 
 TEST_F(commands, lid_is_taken_once)
 {
-	const nphca_config config = {1, 0, 0};
+	const nphca_config config = {1, 0, 0, false};
 	const nphca_host_ops ops = {};
 	EXPECT_EQ(nphca_device_new(m.fabric, &config, &ops, nullptr), nullptr);
-	const nphca_config any = {0, 0, 0};
+	const nphca_config any = {0, 0, 0, false};
 	struct nphca_device *other = nphca_device_new(m.fabric, &any, &ops, nullptr);
 	ASSERT_NE(other, nullptr);
 	nphca_device_free(other);

@@ -238,6 +238,21 @@ wr &wr::datagram(uint32_t qpn, uint32_t qkey, uint16_t lid, bool grh)
 	return *this;
 }
 
+wr &wr::datagram(uint32_t qpn, uint32_t qkey, uint8_t address, uint64_t mac, const std::array<uint8_t, 16> &gid)
+{
+	constexpr uint8_t traffic_class = 0x22, hop_limit = 7;
+	const size_t n = raw.size();
+
+	datagram(qpn, qkey, 0xc123);
+	store16(&raw[n + 20], static_cast<uint16_t>(mac >> 32));
+	store32(&raw[n + 22], static_cast<uint32_t>(mac));
+	raw[n + 26] = traffic_class;
+	raw[n + 27] = hop_limit;
+	store32(&raw[n + 28], uint32_t{address} << 20);
+	std::copy(gid.begin(), gid.end(), raw.begin() + static_cast<ptrdiff_t>(n + 32));
+	return *this;
+}
+
 wr &wr::solicited()
 {
 	raw[11] |= wqe_solicited;
@@ -252,7 +267,7 @@ wr &wr::fence()
 
 /* Ports */
 
-port::port(machine &m, uint16_t l, uint64_t seed) : mem(m), lid(l)
+port::port(machine &m, uint16_t l, uint64_t seed, bool ethernet) : mem(m), lid(l)
 {
 	static const nphca_host_ops ops = {
 		[](void *host, uint64_t iova, void *buf, size_t len) {
@@ -271,7 +286,7 @@ port::port(machine &m, uint16_t l, uint64_t seed) : mem(m), lid(l)
 		[](void *host, uint64_t iova, size_t len) { return static_cast<port *>(host)->mem.target(iova, len); },
 		[](void *, void *target, const void *buf, size_t len) { std::memcpy(target, buf, len); },
 	};
-	const nphca_config config = {l, 0, seed};
+	const nphca_config config = {l, 0, seed, ethernet};
 	dev = nphca_device_new(m.fabric, &config, &ops, this);
 	if (!dev)
 		throw std::runtime_error("no port");
@@ -544,6 +559,10 @@ int port::modify(qp_t &q, uint16_t op, const qp_options &o, uint16_t dlid, uint3
 	set(path, ads_rlid, dlid);
 	set(path, ads_ack_timeout, o.timeout);
 	set(path, ads_vhca_port_num, 1);
+	set(path, ads_src_addr_index, o.address);
+	set(path, ads_rmac, o.mac);
+	set(path, ads_udp_sport, o.sport);
+	std::copy(o.gid.begin(), o.gid.end(), path.begin() + ads_rgid_rip.bit / 8);
 	std::vector<uint8_t> out(16);
 	return command(in, out);
 }
@@ -553,6 +572,21 @@ void port::up(qp_t &q, const qp_options &o, uint16_t dlid, uint32_t dqpn)
 	ASSERT_EQ(modify(q, OP_RST2INIT_QP, o, dlid, dqpn), 0);
 	ASSERT_EQ(modify(q, OP_INIT2RTR_QP, o, dlid, dqpn), 0);
 	ASSERT_EQ(modify(q, OP_RTR2RTS_QP, o, dlid, dqpn), 0);
+}
+
+int port::set_address(uint32_t index, const address_t &a)
+{
+	auto in = input(OP_SET_ROCE_ADDRESS, 0, 16 + roce_address_size);
+	const bytes c = part(bytes(in), 16);
+	set(in, set_roce_address_in_index, index);
+	std::copy(a.gid.begin(), a.gid.end(), c.begin());
+	set(c, roce_addr_mac, a.mac);
+	set(c, roce_addr_version, a.version);
+	set(c, roce_addr_l3_type, a.l3_type);
+	set(c, roce_addr_vlan_valid, a.vlan >= 0);
+	set(c, roce_addr_vlan_id, a.vlan >= 0 ? static_cast<uint64_t>(a.vlan) : 0);
+	std::vector<uint8_t> out(16);
+	return command(in, out);
 }
 
 uint32_t port::state(const qp_t &q)
@@ -622,6 +656,9 @@ std::optional<completion> port::poll(cq_t &c)
 	r.slid = load16(e + 22);
 	r.remote_qpn = load32(e + 24) & 0xffffff;
 	r.grh = load32(e + 24) >> 28 & 3;
+	r.sl = load32(e + 24) >> 24 & 0xf;
+	r.tagged = e[29] & 1;
+	r.tag = load16(e + 30);
 	r.uidx = load32(e + 32);
 	r.wqe_opcode = e[56];
 	r.qpn = load32(e + 56) & 0xffffff;

@@ -93,6 +93,9 @@ struct completion {
 	uint32_t qpn, byte_count, imm, remote_qpn, uidx;
 	uint16_t counter, slid;
 	bool grh;
+	uint8_t sl;  /* on Ethernet the kind of the network header */
+	bool tagged; /* ... and a VLAN tag */
+	uint16_t tag;
 };
 
 class port;
@@ -131,6 +134,18 @@ struct qp_options {
 	uint32_t log_max_rd = 4;
 	uint32_t psn = 0xfffff0; /* close to the wrap */
 	uint32_t qkey = 0x1234;
+	uint8_t address = 0; /* Ethernet: own, by its index in the table, and the peer's */
+	uint64_t mac = 0;
+	std::array<uint8_t, 16> gid{};
+	uint16_t sport = 0;
+};
+
+/* An entry of a port's address table. */
+struct address_t {
+	std::array<uint8_t, 16> gid{};
+	uint64_t mac = 0;
+	uint8_t version = ROCE_V2, l3_type = ROCE_IPV4;
+	int vlan = -1; /* none */
 };
 
 /* A work request under construction. */
@@ -143,6 +158,7 @@ struct wr {
 	wr &sge(uint64_t va, uint32_t lkey, uint32_t len);
 	wr &inline_data(const std::string &text);
 	wr &datagram(uint32_t qpn, uint32_t qkey, uint16_t lid, bool grh = false);
+	wr &datagram(uint32_t qpn, uint32_t qkey, uint8_t address, uint64_t mac, const std::array<uint8_t, 16> &gid);
 	wr &solicited();
 	wr &fence();
 };
@@ -151,7 +167,7 @@ enum : uint8_t { acc_lr = 1, acc_lw = 2, acc_rr = 4, acc_rw = 8, acc_a = 16, acc
 
 class port {
 public:
-	port(machine &m, uint16_t lid, uint64_t seed = 0);
+	port(machine &m, uint16_t lid, uint64_t seed = 0, bool ethernet = false);
 	~port();
 	port(const port &) = delete;
 	port &operator=(const port &) = delete;
@@ -175,6 +191,7 @@ public:
 	int modify(qp_t &q, uint16_t op, const qp_options &o, uint16_t dlid = 0, uint32_t dqpn = 0);
 	void up(qp_t &q, const qp_options &o = {}, uint16_t dlid = 0, uint32_t dqpn = 0);
 	uint32_t state(const qp_t &q);
+	int set_address(uint32_t index, const address_t &a);
 
 	/* Queues */
 	void post(qp_t &q, const wr &w, bool ring = true);

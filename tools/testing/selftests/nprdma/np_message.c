@@ -30,10 +30,14 @@ int port_open(struct port *port, const char *dev, uint16_t to)
 		.mgmt_class_version = 1,
 		.oui = { 0x02, 'N', 'P' },
 	};
+	struct ibv_context *ctx = np_open_device(dev);
 	char path[128], name[32] = {};
 
 	memset(port, 0, sizeof(*port));
-	port->to = to;
+	if (!ctx)
+		return -errno;
+	port->to = np_path(ctx, to);
+	ibv_close_device(ctx);
 	port->class = CLASS;
 	for (int n = 0; n < 64; n++) {
 		int fd;
@@ -86,12 +90,16 @@ int send_message(struct port *port, const struct message *message)
 			.length = sizeof(struct mad),
 			.qpn = htobe32(1),
 			.qkey = htobe32(QP1_QKEY),
-			.lid = htobe16(port->to),
+			.lid = htobe16(port->to.dlid),
+			.grh_present = port->to.is_global,
+			.gid_index = port->to.grh.sgid_index,
+			.hop_limit = port->to.grh.hop_limit,
 		},
 		.mad = make_mad(message, port->class, ++port->tid),
 	};
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
 
+	memcpy(packet.hdr.gid, port->to.grh.dgid.raw, sizeof(packet.hdr.gid));
 	/* Too many at once are refused for want of memory or room. */
 	while (write(port->fd, &packet, sizeof(packet)) != sizeof(packet)) {
 		if ((errno != ENOMEM && errno != EAGAIN) || np_now_ms() > deadline)
@@ -159,8 +167,8 @@ int message_secret(struct np_end *peer, struct ibv_qp *qp, uint32_t to, uint64_t
 int forger_open(struct forger *forger, const char *dev, uint16_t to, uint32_t qkey)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = qkey };
-	struct ibv_ah_attr ah = { .dlid = to, .port_num = 1 };
 	int ret = np_open(&forger->end, dev, PAGE);
+	struct ibv_ah_attr ah = ret ? (struct ibv_ah_attr){} : np_path(forger->end.ctx, to);
 	struct ibv_qp_init_attr init = {
 		.send_cq = forger->end.cq,
 		.recv_cq = forger->end.cq,

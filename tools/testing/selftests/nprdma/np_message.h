@@ -74,7 +74,7 @@ _Static_assert(sizeof(struct message) == SIZE, "a vendor MAD's data");
 struct port {
 	int fd;
 	uint32_t agent;
-	uint16_t to;		/* LID */
+	struct ibv_ah_attr to;
 	uint8_t class;		/* of MADs: ours, or another for one that nobody takes */
 	uint32_t tid;		/* of MADs */
 };

@@ -65,6 +65,58 @@ struct ibv_context *np_open_device(const char *name)
 	return ctx;
 }
 
+/* The port's own address, with IPv4 and UDP, by its index; -ENOENT if there is none. */
+static int np_roce_address(struct ibv_context *ctx, struct ibv_gid_entry *entry)
+{
+	static const uint8_t net[15] = { [10] = 0xff, 0xff, 10, 78, 80 };
+
+	for (uint32_t i = 0; i < 256; i++) {
+		int ret = ibv_query_gid_ex(ctx, 1, i, entry, 0);
+
+		if (ret == EINVAL)
+			break;
+		if (!ret && entry->gid_type == IBV_GID_TYPE_ROCE_V2 &&
+		    !memcmp(entry->gid.raw, net, sizeof(net)))
+			return 0;
+	}
+	return -ENOENT;
+}
+
+int np_port_lid(struct ibv_context *ctx, uint16_t *lid)
+{
+	struct ibv_gid_entry entry;
+	struct ibv_port_attr port;
+	int ret;
+
+	if (ibv_query_port(ctx, 1, &port))
+		return -errno;
+	*lid = port.lid;
+	if (port.link_layer != IBV_LINK_LAYER_ETHERNET)
+		return 0;
+	ret = np_roce_address(ctx, &entry);
+	if (!ret)
+		*lid = entry.gid.raw[15];
+	return ret;
+}
+
+struct ibv_ah_attr np_path(struct ibv_context *ctx, uint16_t lid)
+{
+	struct ibv_ah_attr path = { .dlid = lid, .port_num = 1 };
+	struct ibv_gid_entry entry;
+	struct ibv_port_attr port;
+
+	if (ibv_query_port(ctx, 1, &port) || port.link_layer != IBV_LINK_LAYER_ETHERNET ||
+	    np_roce_address(ctx, &entry))
+		return path;
+	path.dlid = 0;
+	path.is_global = 1;
+	path.grh.dgid = entry.gid;
+	path.grh.dgid.raw[15] = lid;
+	path.grh.sgid_index = entry.gid_index;
+	path.grh.hop_limit = 64;
+	return path;
+}
+
 struct ibv_qp *np_make_qp(struct np_end *end, struct ibv_pd *pd)
 {
 	struct ibv_qp_init_attr init = {
@@ -85,16 +137,16 @@ struct ibv_qp *np_make_qp(struct np_end *end, struct ibv_pd *pd)
 
 int np_open(struct np_end *end, const char *dev, size_t buf_len)
 {
-	struct ibv_port_attr port;
+	int ret;
 
 	memset(end, 0, sizeof(*end));
 	end->channel = -1;
 	end->ctx = np_open_device(dev);
 	if (!end->ctx)
 		return -errno;
-	if (ibv_query_port(end->ctx, 1, &port))
-		return -errno;
-	end->lid = port.lid;
+	ret = np_port_lid(end->ctx, &end->lid);
+	if (ret)
+		return ret;
 	end->pd = ibv_alloc_pd(end->ctx);
 	if (!end->pd)
 		return -errno;
@@ -172,7 +224,7 @@ int np_qp_connect(struct ibv_qp *qp, struct np_addr to)
 		.dest_qp_num = to.qpn,
 		.max_dest_rd_atomic = NP_READS,
 		.min_rnr_timer = 12,
-		.ah_attr = { .dlid = to.lid, .port_num = 1 },
+		.ah_attr = np_path(qp->context, to.lid),
 	};
 	ret = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
 				       IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |

@@ -47,7 +47,7 @@ struct np_end {
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
-	uint16_t lid;
+	uint16_t lid;		/* or what stands for it, see np_port_lid() */
 	int channel;		/* of fault events; -1 if the kernel has none */
 	uint8_t *buf;		/* pinned, for data on its way */
 	size_t buf_len;
@@ -62,6 +62,12 @@ struct np_addr {
 };
 
 struct ibv_context *np_open_device(const char *name);
+/*
+ * Ports of RoCE have no LID: those of our guests have addresses that end with what it
+ * would be, by which they are known here. So a port's number is its "LID" on both.
+ */
+int np_port_lid(struct ibv_context *ctx, uint16_t *lid);
+struct ibv_ah_attr np_path(struct ibv_context *ctx, uint16_t lid);
 int np_open(struct np_end *end, const char *dev, size_t buf_len);
 /* Closes what is open; NULL members are skipped. First error, or 0. */
 int np_close(struct np_end *end);
