@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <new>
 #include <optional>
+#include <utility>
 
 using namespace npr::preload;
 
@@ -132,14 +133,17 @@ NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 		if (!unpinned) {
 			say(mr->context, "an imported region is not pinned, and the program needs pinned memory: refused");
 			errno = EOPNOTSUPP;
-		} else {
+		} else if (d->regions.add(mr, 0, 0, true)) {
 			d->lib->regions.add(*mr, key);
 			return mr;
+		} else {
+			errno = ENOMEM;
 		}
 	} catch (const std::bad_alloc &) {
 		errno = ENOMEM;
 	}
 	const int error = errno;
+	(void)d->regions.take(mr->lkey);
 	verbs().ibv_unimport_mr(mr);
 	errno = error;
 	return nullptr;
@@ -147,6 +151,8 @@ NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 
 NPR_EXPORT void ibv_unimport_mr(ibv_mr *mr)
 {
+	if (device *const d = find(mr->context))
+		(void)d->regions.take(mr->lkey);
 	if (npr::local_regions *const regions = npr::local_regions::existing(mr->context))
 		(void)regions->remove(*mr);
 	if (verbs().ibv_unimport_mr)
@@ -189,12 +195,12 @@ NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 	device *const d = find(mr->context);
 	const std::uint32_t lkey = mr->lkey;
 	/* Another region may have the key as soon as this one has not. */
-	const auto twin = d ? d->regions.take(lkey) : std::nullopt;
+	auto region = d ? d->regions.take(lkey) : twins::regions::node_type();
 	const int rc = -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
 
-	if (twin && rc)
-		d->regions.put(lkey, *twin);
-	else if (twin && twin->twin)
-		(void)verbs().ibv_dereg_mr(twin->twin);
+	if (region && rc)
+		d->regions.put(std::move(region));
+	else if (region && region.mapped().twin)
+		(void)verbs().ibv_dereg_mr(region.mapped().twin);
 	return rc;
 }

@@ -9,6 +9,7 @@
 #include "twins.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -213,6 +214,7 @@ struct objects {
 
 	/* What is not looked up by who posts or polls. */
 	std::mutex mutex;
+	std::condition_variable acknowledged; /* an event that only we have seen */
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, asked> rights;
