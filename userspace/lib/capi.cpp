@@ -61,9 +61,10 @@ NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 
 	if (const int rc = k.query(q))
 		return rc;
+	if (!(q.flags & RDMA_NP_QUERY_OWNER))
+		return -EOPNOTSUPP;
 	*attr = {};
 	attr->abi_version = q.abi_version;
-	attr->flags = q.flags;
 	attr->max_fault_ranges = q.max_ranges;
 	attr->max_fault_pages = q.max_pages;
 	attr->max_faults = q.max_outstanding;
@@ -140,6 +141,7 @@ NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)
 	rdma_np_query q;
 	rdma_np_mr_info i;
 
+	/* It finds the driver's number, too. */
 	int rc = k.query(q);
 	if (!rc)
 		rc = k.query_mr(*mr, i);

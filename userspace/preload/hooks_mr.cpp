@@ -31,6 +31,8 @@ std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 	    (!(access & IBV_ACCESS_ON_DEMAND) &&
 	     (length < s.at_least || s.which == unpin::odp || (s.which == unpin::remote && !(access & remote_rights)))))
 		return because::nobody_asked;
+	if (!d.owner)
+		return because::refused;
 	if (access & IBV_ACCESS_MW_BIND)
 		return because::windows;
 	if (access & IBV_ACCESS_ZERO_BASED)

@@ -137,6 +137,7 @@ struct device {
 	extended_ops extended;
 	npr_context *const lib; /* it has the CQs */
 	const int max_cqe;	/* of one CQ */
+	bool owner = true;	/* it can have unpinned regions; peers' it can reach anyhow */
 	tally &told;
 	memory_kind memory;
 	std::atomic<bool> xrc{false}; /* peers may reach regions through XRC; relaxed, as all().direct */

@@ -215,7 +215,7 @@ struct fake_kernel final : npr::kernel {
 
 	int query(rdma_np_query &q) noexcept override
 	{
-		q = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		q = {RDMA_NP_ABI_VERSION, RDMA_NP_QUERY_OWNER, 8, 512, 4, 0};
 		return refuse_query;
 	}
 	int channel(int &fd) noexcept override

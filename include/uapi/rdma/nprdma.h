@@ -70,8 +70,9 @@ enum rdma_np_hold_methods {
 };
 
 /*
- * QUERY: what the device can do. Fails with EOPNOTSUPP (and a line in the
- * kernel log that says why) if unpinned regions cannot be registered on it.
+ * QUERY: what the device can do. Without RDMA_NP_QUERY_OWNER unpinned regions cannot be
+ * registered on it, and a line in the kernel log says why; regions of peers may be
+ * reached by it nevertheless.
  */
 enum rdma_np_query_attrs {
 	RDMA_NP_ATTR_QUERY_RESP,		/* out, struct rdma_np_query */
@@ -226,9 +227,12 @@ enum rdma_np_hold_free_attrs {
 	RDMA_NP_ATTR_HOLD_FREE_HANDLE,
 };
 
+/* rdma_np_query.flags */
+#define RDMA_NP_QUERY_OWNER			(1U << 0)	/* can have unpinned regions */
+
 struct rdma_np_query {
 	__u32 abi_version;	/* RDMA_NP_ABI_VERSION */
-	__u32 flags;		/* none yet */
+	__u32 flags;		/* RDMA_NP_QUERY_OWNER */
 	__u32 max_ranges;	/* in one FAULT */
 	__u32 max_pages;	/* in one FAULT, all ranges together */
 	__u32 max_outstanding;	/* FAULTs of one QP */

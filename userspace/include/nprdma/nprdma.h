@@ -165,7 +165,7 @@ struct npr_stats {
 /* NPRDMA_VERSION of the library: what a program compiled with an older one calls is in it. */
 int npr_version(void);
 
-/* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
+/* Can the device of @verbs have unpinned regions? -EOPNOTSUPP: it cannot, and may reach those of peers. */
 int npr_query_device(struct ibv_context *verbs, struct npr_device_attr *attr);
 
 struct npr_context *npr_open(struct ibv_context *verbs, unsigned int flags);

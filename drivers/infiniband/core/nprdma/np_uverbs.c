@@ -230,8 +230,11 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs
 
 	if (IS_ERR(ucontext))
 		return PTR_ERR(ucontext);
+	/* Who only reaches regions of others needs nothing of the device. */
 	err = np_device_check(ucontext->device);
-	if (err)
+	if (!err)
+		query.flags |= RDMA_NP_QUERY_OWNER;
+	else if (err != -EOPNOTSUPP)
 		return err;
 	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_QUERY_RESP, &query,
 					     sizeof(query));
