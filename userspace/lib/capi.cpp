@@ -314,7 +314,12 @@ NPR_EXPORT int npr_wait_cq(npr_cq *cq, int timeout_ms)
 
 NPR_EXPORT int npr_resolve(npr_qp *qp, uint32_t rkey, npr_region_attr *attr)
 {
-	return qp->cq.resolve(*qp, rkey, attr);
+	return qp->cq.resolve(*qp, rkey, 0, 0, attr);
+}
+
+NPR_EXPORT int npr_resolve_range(npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, npr_region_attr *attr)
+{
+	return qp->cq.resolve(*qp, rkey, addr, length, attr);
 }
 
 NPR_EXPORT int64_t npr_prefetch(npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int access)

@@ -181,7 +181,7 @@ int npr::preload::query_device_ex(ibv_context *context, const ibv_query_device_e
 	    all().direct.load(std::memory_order_relaxed))
 		return rc;
 	if (size >= offsetof(ibv_device_attr_ex, odp_caps) + sizeof(attr->odp_caps)) {
-		attr->odp_caps.general_caps = IBV_ODP_SUPPORT;
+		attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
 		attr->odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 			IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
 		attr->odp_caps.per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;

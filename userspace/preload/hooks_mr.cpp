@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <optional>
 #include <utility>
@@ -20,6 +21,12 @@ namespace {
 constexpr unsigned known = IBV_ACCESS_LOCAL_WRITE | remote_rights | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
 	IBV_ACCESS_OPTIONAL_RANGE;
 
+/* All memory that the process has, or will have: only with on-demand paging there is such a region. */
+constexpr bool is_whole(std::size_t length)
+{
+	return length == std::numeric_limits<std::size_t>::max();
+}
+
 /* Why a region is pinned; nothing: it is not. */
 std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 {
@@ -27,7 +34,7 @@ std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 	const settings &s = policy();
 
 	/* What has on-demand paging was promised it by the device. */
-	if (s.which == unpin::none ||
+	if (s.which == unpin::none || (is_whole(length) && !(access & IBV_ACCESS_ON_DEMAND)) ||
 	    (!(access & IBV_ACCESS_ON_DEMAND) &&
 	     (length < s.at_least || s.which == unpin::odp || (s.which == unpin::remote && !(access & remote_rights)))))
 		return because::nobody_asked;
@@ -70,7 +77,7 @@ ibv_mr *reg_mr(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint6
 		d.memory.unpinned_made(mr);
 		if (mr) {
 			if (d.regions.add(mr, iova, access)) {
-				d.told.add(d.told.unpinned, length);
+				d.told.add(d.told.unpinned, is_whole(length) ? 0 : length);
 				return mr;
 			}
 			(void)verbs().ibv_dereg_mr(mr);

@@ -865,13 +865,28 @@ TEST(Preload, FlagsThatOnlyPinnedMemoryHasKeepItPinned)
 	EXPECT_EQ(errno, EFAULT);
 }
 
+/* Which without on-demand paging is no region at all. */
+TEST(Preload, WholeAddressSpaceIsUnpinnedWithOnDemandPaging)
+{
+	device d;
+	ibv_mr *mr = ibv_reg_mr(&d.pd, nullptr, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+
+	ASSERT_TRUE(mr);
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	mr = ibv_reg_mr(&d.pd, nullptr, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_TRUE(mr) << "the kernel says what is wrong with it";
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE});
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+}
+
 TEST(Preload, DeviceSaysThatItHasOnDemandPaging)
 {
 	device d;
 	ibv_device_attr_ex attr{};
 
 	ASSERT_EQ(ibv_query_device_ex(d.context, nullptr, &attr), 0);
-	EXPECT_EQ(attr.odp_caps.general_caps, std::uint64_t{IBV_ODP_SUPPORT});
+	EXPECT_EQ(attr.odp_caps.general_caps, std::uint64_t{IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT});
 	EXPECT_TRUE(attr.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_ATOMIC);
 	EXPECT_FALSE(attr.odp_caps.per_transport_caps.uc_odp_caps & IBV_ODP_SUPPORT_READ);
 	EXPECT_EQ(attr.xrc_odp_caps, 0U);
