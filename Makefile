@@ -72,6 +72,10 @@ bench: all ## the figures: registration, latency, bandwidth, faults
 compat: all ## programs of others on unpinned memory, and the table of them (an hour)
 	@scripts/compat
 
+.PHONY: odp-suites
+odp-suites: all ## programs that ask for on-demand paging, on unpinned memory that is reclaimed (RDMA_CORE=DIR: its tests; 10 minutes)
+	@scripts/compat --odp
+
 .PHONY: deps
 deps: ## install the Debian packages that are missing
 	@scripts/deps

@@ -54,7 +54,7 @@ public:
 	}
 	void release(std::uint64_t) noexcept override {}
 	void forget(std::uint64_t) noexcept override {}
-	void resolve(std::uint32_t) noexcept override { std::abort(); }
+	void resolve(const npr::remote_key &) noexcept override { std::abort(); }
 	bool is_local(std::uint32_t) noexcept override { return false; }
 	bool is_plain(std::uint32_t) noexcept override { return true; }
 	int hold_local(ibv_sge &, bool, std::uint32_t &, npr::cpu_view &, npr::local_ticket &) noexcept override

@@ -93,7 +93,7 @@ struct test_kernel final : npr::kernel {
 		events.erase(e);
 		return 1;
 	}
-	int resolve(const ibv_qp &, int, std::uint32_t, rdma_np_region_info &i) noexcept override
+	int resolve(const ibv_qp &, int, std::uint32_t, std::uint64_t, rdma_np_region_info &i) noexcept override
 	{
 		i = {1, base, length, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
 		     0x103, 0x101, 0x102, base, base, 0, 0x5a17c0de9e3779b9ULL, 12, 6, RDMA_NP_READ_IN_ORDER, 0,

@@ -61,9 +61,10 @@ NPR_EXPORT int npr_query_device(ibv_context *verbs, npr_device_attr *attr)
 
 	if (const int rc = k.query(q))
 		return rc;
+	if (!(q.flags & RDMA_NP_QUERY_OWNER))
+		return -EOPNOTSUPP;
 	*attr = {};
 	attr->abi_version = q.abi_version;
-	attr->flags = q.flags;
 	attr->max_fault_ranges = q.max_ranges;
 	attr->max_fault_pages = q.max_pages;
 	attr->max_faults = q.max_outstanding;
@@ -140,6 +141,7 @@ NPR_EXPORT int npr_query_mr(ibv_mr *mr, npr_mr_attr *attr)
 	rdma_np_query q;
 	rdma_np_mr_info i;
 
+	/* It finds the driver's number, too. */
 	int rc = k.query(q);
 	if (!rc)
 		rc = k.query_mr(*mr, i);
@@ -312,7 +314,12 @@ NPR_EXPORT int npr_wait_cq(npr_cq *cq, int timeout_ms)
 
 NPR_EXPORT int npr_resolve(npr_qp *qp, uint32_t rkey, npr_region_attr *attr)
 {
-	return qp->cq.resolve(*qp, rkey, attr);
+	return qp->cq.resolve(*qp, rkey, 0, 0, attr);
+}
+
+NPR_EXPORT int npr_resolve_range(npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, npr_region_attr *attr)
+{
+	return qp->cq.resolve(*qp, rkey, addr, length, attr);
 }
 
 NPR_EXPORT int64_t npr_prefetch(npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length, int access)

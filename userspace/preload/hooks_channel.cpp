@@ -153,6 +153,8 @@ NPR_EXPORT void ibv_ack_cq_events(ibv_cq *cq, unsigned int n)
 			const unsigned int ours = std::min(n, it->second.events);
 			it->second.events -= ours;
 			n -= ours;
+			if (ours && !it->second.events)
+				all().acknowledged.notify_all();
 		}
 	}
 	if (n)

@@ -76,6 +76,31 @@ ibv_cq *create_left(ibv_comp_channel *channel, F &&create)
 	return cq;
 }
 
+/* By a queue pair: then it is not destroyed. */
+bool used(device &d, const ibv_cq *cq)
+{
+	bool found = false;
+
+	d.qps.for_each([&](const npr_qp *q) {
+		found = found || q->verbs->send_cq == cq || q->verbs->recv_cq == cq;
+	});
+	return found;
+}
+
+/*
+ * As ibv_destroy_cq() does, for those that only we have seen: who got one may look at the CQ until
+ * then. It has to be before the CQ is gone, as its address may be another's at once.
+ */
+void wait_for_acknowledgements(ibv_cq *cq)
+{
+	std::unique_lock lock(all().mutex);
+
+	all().acknowledged.wait(lock, [&] {
+		const auto it = all().cqs.find(cq);
+		return it == all().cqs.end() || !it->second.events;
+	});
+}
+
 /* The provider's object, whose functions are ours. */
 npr::poller &poller_of(ibv_cq_ex *q) noexcept
 {
@@ -177,6 +202,9 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 	const bool armed = q.lib && set_armed(cq, false);
 	if (c && armed)
 		unwatch(*c, *q.lib);
+	device *const d = find(context);
+	if (d && !used(*d, cq))
+		wait_for_acknowledgements(cq);
 	cq->channel = real_of(c, ours);
 	if (const int rc = verbs().ibv_destroy_cq(cq)) {
 		cq->channel = ours;
@@ -187,7 +215,7 @@ NPR_EXPORT int ibv_destroy_cq(ibv_cq *cq)
 		}
 		return rc;
 	}
-	if (device *const d = find(context))
+	if (d)
 		d->memory.gone(cq);
 	if (q.lib) {
 		drop(cq, q.lib);

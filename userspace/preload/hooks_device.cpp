@@ -63,6 +63,7 @@ void adopt(ibv_context *context)
 	std::unique_ptr<device> owned;
 	try {
 		owned = std::make_unique<device>(*context, lib, max_cqe);
+		owned->owner = lib->caps.flags & RDMA_NP_QUERY_OWNER;
 	} catch (const std::bad_alloc &) {
 	}
 	if (!owned || !all().devices.set(static_cast<std::uint32_t>(context->cmd_fd), context, owned.get())) {
@@ -176,11 +177,11 @@ int npr::preload::query_device_ex(ibv_context *context, const ibv_query_device_e
 	const int rc = d.extended.query_device_ex(context, input, attr, size);
 
 	/* relaxed: see objects::direct */
-	if (rc || policy().which == settings::unpin::none || !d.memory.may_unpin() ||
+	if (rc || !d.owner || policy().which == settings::unpin::none || !d.memory.may_unpin() ||
 	    all().direct.load(std::memory_order_relaxed))
 		return rc;
 	if (size >= offsetof(ibv_device_attr_ex, odp_caps) + sizeof(attr->odp_caps)) {
-		attr->odp_caps.general_caps = IBV_ODP_SUPPORT;
+		attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
 		attr->odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
 			IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
 		attr->odp_caps.per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;

@@ -9,8 +9,10 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <optional>
+#include <utility>
 
 using namespace npr::preload;
 
@@ -19,6 +21,12 @@ namespace {
 constexpr unsigned known = IBV_ACCESS_LOCAL_WRITE | remote_rights | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
 	IBV_ACCESS_OPTIONAL_RANGE;
 
+/* All memory that the process has, or will have: only with on-demand paging there is such a region. */
+constexpr bool is_whole(std::size_t length)
+{
+	return length == std::numeric_limits<std::size_t>::max();
+}
+
 /* Why a region is pinned; nothing: it is not. */
 std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 {
@@ -26,10 +34,12 @@ std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 	const settings &s = policy();
 
 	/* What has on-demand paging was promised it by the device. */
-	if (s.which == unpin::none ||
+	if (s.which == unpin::none || (is_whole(length) && !(access & IBV_ACCESS_ON_DEMAND)) ||
 	    (!(access & IBV_ACCESS_ON_DEMAND) &&
 	     (length < s.at_least || s.which == unpin::odp || (s.which == unpin::remote && !(access & remote_rights)))))
 		return because::nobody_asked;
+	if (!d.owner)
+		return because::refused;
 	if (access & IBV_ACCESS_MW_BIND)
 		return because::windows;
 	if (access & IBV_ACCESS_ZERO_BASED)
@@ -67,7 +77,7 @@ ibv_mr *reg_mr(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint6
 		d.memory.unpinned_made(mr);
 		if (mr) {
 			if (d.regions.add(mr, iova, access)) {
-				d.told.add(d.told.unpinned, length);
+				d.told.add(d.told.unpinned, is_whole(length) ? 0 : length);
 				return mr;
 			}
 			(void)verbs().ibv_dereg_mr(mr);
@@ -132,14 +142,17 @@ NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 		if (!unpinned) {
 			say(mr->context, "an imported region is not pinned, and the program needs pinned memory: refused");
 			errno = EOPNOTSUPP;
-		} else {
+		} else if (d->regions.add(mr, 0, 0, true)) {
 			d->lib->regions.add(*mr, key);
 			return mr;
+		} else {
+			errno = ENOMEM;
 		}
 	} catch (const std::bad_alloc &) {
 		errno = ENOMEM;
 	}
 	const int error = errno;
+	(void)d->regions.take(mr->lkey);
 	verbs().ibv_unimport_mr(mr);
 	errno = error;
 	return nullptr;
@@ -147,6 +160,8 @@ NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 
 NPR_EXPORT void ibv_unimport_mr(ibv_mr *mr)
 {
+	if (device *const d = find(mr->context))
+		(void)d->regions.take(mr->lkey);
 	if (npr::local_regions *const regions = npr::local_regions::existing(mr->context))
 		(void)regions->remove(*mr);
 	if (verbs().ibv_unimport_mr)
@@ -189,12 +204,12 @@ NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 	device *const d = find(mr->context);
 	const std::uint32_t lkey = mr->lkey;
 	/* Another region may have the key as soon as this one has not. */
-	const auto twin = d ? d->regions.take(lkey) : std::nullopt;
+	auto region = d ? d->regions.take(lkey) : twins::regions::node_type();
 	const int rc = -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
 
-	if (twin && rc)
-		d->regions.put(lkey, *twin);
-	else if (twin && twin->twin)
-		(void)verbs().ibv_dereg_mr(twin->twin);
+	if (region && rc)
+		d->regions.put(std::move(region));
+	else if (region && region.mapped().twin)
+		(void)verbs().ibv_dereg_mr(region.mapped().twin);
 	return rc;
 }

@@ -9,6 +9,7 @@
 #include "twins.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -136,6 +137,7 @@ struct device {
 	extended_ops extended;
 	npr_context *const lib; /* it has the CQs */
 	const int max_cqe;	/* of one CQ */
+	bool owner = true;	/* it can have unpinned regions; peers' it can reach anyhow */
 	tally &told;
 	memory_kind memory;
 	std::atomic<bool> xrc{false}; /* peers may reach regions through XRC; relaxed, as all().direct */
@@ -213,6 +215,7 @@ struct objects {
 
 	/* What is not looked up by who posts or polls. */
 	std::mutex mutex;
+	std::condition_variable acknowledged; /* an event that only we have seen */
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, asked> rights;

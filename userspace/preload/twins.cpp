@@ -6,15 +6,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <utility>
 
 namespace npr::preload {
 
-bool twins::add(ibv_mr *mr, std::uint64_t iova, unsigned access) noexcept
+bool twins::add(ibv_mr *mr, std::uint64_t iova, unsigned access, bool foreign) noexcept
 {
 	const std::lock_guard lock(mutex_);
 
 	try {
-		regions_.insert_or_assign(mr->lkey, region{mr, iova, access, nullptr});
+		regions_.insert_or_assign(mr->lkey, region{mr, iova, access, foreign, false, nullptr});
 	} catch (const std::bad_alloc &) {
 		return false;
 	}
@@ -29,22 +30,21 @@ bool twins::has(std::uint32_t lkey) noexcept
 	return regions_.contains(lkey);
 }
 
-std::optional<twins::region> twins::take(std::uint32_t lkey) noexcept
+twins::regions::node_type twins::take(std::uint32_t lkey) noexcept
 {
 	const std::lock_guard lock(mutex_);
-	const auto node = regions_.extract(lkey);
 
-	return node ? std::optional(node.mapped()) : std::nullopt;
+	return regions_.extract(lkey);
 }
 
-void twins::put(std::uint32_t lkey, const region &r) noexcept
+void twins::put(regions::node_type &&r) noexcept
 {
 	const std::lock_guard lock(mutex_);
 
 	try {
-		regions_.insert_or_assign(lkey, r);
+		regions_.insert(std::move(r));
 	} catch (const std::bad_alloc &) {
-		/* It is a region still, but without a twin. */
+		/* Others have filled the table since, and it did not grow: what a queue would post of it is refused by the adapter. */
 	}
 }
 
@@ -73,6 +73,12 @@ int twins::translate(ibv_sge &sge) noexcept
 	if (it == regions_.end())
 		return 0;
 	region &r = it->second;
+	if (r.foreign) {
+		if (!std::exchange(r.told, true))
+			say(r.mr->context, "an imported region that is not pinned is used by a queue that needs pinned memory: "
+			    "refused");
+		return EOPNOTSUPP;
+	}
 	if (!r.twin) {
 		/* Peers have the region's own key. */
 		r.twin = verbs().ibv_reg_mr_iova2(r.mr->pd, r.mr->addr, r.mr->length, r.iova, r.access & IBV_ACCESS_LOCAL_WRITE);

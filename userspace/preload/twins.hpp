@@ -15,7 +15,6 @@
 #include <infiniband/verbs.h>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -31,16 +30,20 @@ public:
 		ibv_mr *mr;
 		std::uint64_t iova; /* of its first byte, in work requests */
 		unsigned access;
+		bool foreign; /* another process's, whose memory is nowhere here: it cannot have a twin */
+		bool told;    /* and the user knows */
 		ibv_mr *twin; /* null: none yet */
 	};
+	/* By lkey. */
+	using regions = std::unordered_map<std::uint32_t, region>;
 
 	/* False: no memory. */
-	[[nodiscard]] bool add(ibv_mr *mr, std::uint64_t iova, unsigned access) noexcept;
+	[[nodiscard]] bool add(ibv_mr *mr, std::uint64_t iova, unsigned access, bool foreign = false) noexcept;
 	[[nodiscard]] bool has(std::uint32_t lkey) noexcept;
 	/* Takes it out, if it is there. */
-	[[nodiscard]] std::optional<region> take(std::uint32_t lkey) noexcept;
-	/* What take() gave. */
-	void put(std::uint32_t lkey, const region &r) noexcept;
+	[[nodiscard]] regions::node_type take(std::uint32_t lkey) noexcept;
+	/* What take() gave, or nothing. */
+	void put(regions::node_type &&r) noexcept;
 	void clear() noexcept;
 	/* May there be unpinned regions? */
 	[[nodiscard]] bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
@@ -60,7 +63,7 @@ private:
 	tally &tally_;
 	std::atomic<bool> any_{false}; /* relaxed: who names a region has synchronised with who made it */
 	std::mutex mutex_;
-	std::unordered_map<std::uint32_t, region> regions_; /* by lkey */
+	regions regions_;
 };
 
 template <class Wr, class Wants, class Post>

@@ -20,6 +20,7 @@ struct scenario {
 	unsigned once = 0, local = 0, no_hold = 0, opaque = 0;
 	unsigned recall = 0; /* with leases */
 	bool ordered = false;
+	bool parts = false; /* a key is that of a whole address space */
 };
 
 class RandomWork : public ::testing::TestWithParam<scenario> {};
@@ -40,6 +41,9 @@ void run(const scenario &s, std::uint64_t seed, std::size_t count)
 	a.world.add_region(0x10000, 24 * page_size, 0x100);
 	a.world.add_region(0x7f0000000123, 9 * page_size + 77, 0x200);
 	a.world.add_region(0x200000 - 5 * page_size, 12 * page_size - 1, 0x300);
+	for (const std::uint64_t base : {0x400000, 0x410000})
+		if (s.parts)
+			a.world.add_region(base, 16 * page_size, 0x400).info.part_shift = 16;
 	a.world.chance_page_out = s.page_out;
 	a.world.chance_busy = s.busy;
 	a.world.chance_rereg = s.rereg;
@@ -158,7 +162,9 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, RandomWork,
 		scenario{"OrderedSmallestQueue", 20, 5, 0, 2, 4, 4096, false, true, false, 20, 0, 0, 0, 0, true},
 		scenario{"OrderedLeases", 20, 5, 0, 9, 64, 0, false, false, false, 20, 0, 0, 0, 20, true},
 		scenario{"Reregistration", 5, 5, 4, 16, 64, 0, false, false, false},
-		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true}),
+		scenario{"ReregistrationRelaxed", 10, 10, 4, 7, 4, 4096, true, false, true},
+		scenario{"Parts", 15, 10, 0, 16, 64, 4096, false, false, false, 20, 30, 0, 0, 0, false, true},
+		scenario{"PartsReregistration", 10, 5, 4, 5, 4, 0, true, false, false, 0, 20, 0, 0, 20, false, true}),
 	[](const auto &p) { return std::string(p.param.name); });
 
 /*

@@ -46,7 +46,10 @@ public:
 		queue.erase(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(n));
 		return static_cast<int>(n);
 	}
-	int resolve(const ibv_qp &, int, std::uint32_t, rdma_np_region_info &) noexcept override { return -EIO; }
+	int resolve(const ibv_qp &, int, std::uint32_t, std::uint64_t, rdma_np_region_info &) noexcept override
+	{
+		return -EIO;
+	}
 	int fault(const ibv_qp &, int, const rdma_np_fault_req &, std::span<const rdma_np_range>) noexcept override
 	{
 		return -EIO;
@@ -203,6 +206,38 @@ TEST_F(LocalLeases, SecondUseWithinAShortTimeIsLeased)
 	leases_.give(first->token);
 	EXPECT_EQ(kernel_.asked, 1U);
 	EXPECT_EQ(kernel_.queries, 1U);
+}
+
+/* What is leased of the whole address space is found by address, in one of its blocks. */
+TEST_F(LocalLeases, WholeAddressSpaceIsLeasedInBlocks)
+{
+	kernel_.base = 0;
+	kernel_.length = ~0ULL;
+	const std::uint64_t block = 1U << 30;
+	const std::uint64_t boundary = (address(0) + block) / block * block;
+	/* Where the kernel is asked nothing about: what is in memory is not looked for beyond what is used. */
+	const auto take_at = [&](std::uint64_t addr, std::uint32_t n) {
+		const auto once = [&] { return leases_.take(mr, addr, n, true, local_leases::term::lasting, 0); };
+		const auto u = once();
+		return u ? u : once();
+	};
+
+	const auto here = take_again(10 * page + 8, 100, true);
+	ASSERT_TRUE(here);
+	EXPECT_EQ(here->addr, address(10 * page + 8) + (1ULL << 40));
+	const auto last = take_at(boundary - page, static_cast<std::uint32_t>(page));
+	ASSERT_TRUE(last);
+	EXPECT_FALSE(take_at(boundary - page, static_cast<std::uint32_t>(page) + 1)) << "in two blocks";
+	const auto next = take_at(boundary, 1);
+	ASSERT_TRUE(next);
+	EXPECT_NE(next->lkey, last->lkey);
+	EXPECT_FALSE(take_at(~0ULL - page, 1));
+	EXPECT_EQ(kernel_.queries, 1U);
+	EXPECT_EQ(kernel_.live(), 3U);
+	for (const auto &u : {here, last, next})
+		leases_.give(u->token);
+	leases_.remove(mr);
+	EXPECT_EQ(kernel_.live(), 0U);
 }
 
 /* A receive may be posted for ever: its lease keeps no other memory. */

@@ -215,7 +215,7 @@ struct fake_kernel final : npr::kernel {
 
 	int query(rdma_np_query &q) noexcept override
 	{
-		q = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		q = {RDMA_NP_ABI_VERSION, RDMA_NP_QUERY_OWNER, 8, 512, 4, 0};
 		return refuse_query;
 	}
 	int channel(int &fd) noexcept override
@@ -228,7 +228,7 @@ struct fake_kernel final : npr::kernel {
 		end_of[fd] = &ends.emplace_back(pair[1]);
 		return 0;
 	}
-	int resolve(const ibv_qp &qp, int, std::uint32_t key, rdma_np_region_info &i) noexcept override
+	int resolve(const ibv_qp &qp, int, std::uint32_t key, std::uint64_t addr, rdma_np_region_info &i) noexcept override
 	{
 		std::unique_lock lock(mutex);
 		keys.insert(key);
@@ -256,6 +256,15 @@ struct fake_kernel final : npr::kernel {
 		     RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
 		if (nonsense)
 			i.length = -i.base + 1;
+		if (!part_shift)
+			return 0;
+		/* Of a whole address space, of which there is so much. */
+		if (addr < base || addr - base >= mapped)
+			return -EFAULT;
+		i.part_shift = part_shift;
+		i.length = 1ULL << part_shift;
+		i.base = i.read_addr = i.write_addr = addr & ~(i.length - 1);
+		i.region_id = 100 + (addr >> part_shift);
 		return 0;
 	}
 	int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req, std::span<const rdma_np_range> r) noexcept override
@@ -464,6 +473,8 @@ struct fake_kernel final : npr::kernel {
 	std::size_t inside = 0;
 	std::set<int> interrupted_by; /* signals: threads that are not the tester's */
 	std::set<std::uint32_t> keys;
+	std::uint8_t part_shift = 0; /* not 0: the key is of a whole address space */
+	std::uint64_t mapped = 0;    /* bytes of it, from base on */
 	bool nonsense = false;
 	std::atomic<unsigned> forgotten{0};
 	int busy = 0, busy_answer = -EBUSY, refuse_query = 0;

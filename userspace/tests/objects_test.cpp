@@ -1006,6 +1006,36 @@ TEST_F(Objects, RegionThatMakesNoSenseIsNoAnswer)
 		EXPECT_EQ(r, 0U);
 }
 
+/* Each of the parts that the range touches is known then. */
+TEST_F(Objects, RangeOfAWholeAddressSpaceIsResolvedPartByPart)
+{
+	npr_qp *qp = attach(1);
+	npr_region_attr attr{};
+	const std::uint64_t part = 1U << 14;
+
+	kernel_ptr->part_shift = 14;
+	kernel_ptr->mapped = 10 * part;
+	ASSERT_EQ(npr_resolve_range(qp, rkey, base + part + 5, 2 * part, &attr), 0);
+	EXPECT_EQ(attr.unpinned, 1U);
+	EXPECT_EQ(attr.id, 100 + (base + part) / part);
+	EXPECT_EQ(attr.base, (base + part) / part * part);
+	EXPECT_EQ(attr.length, 3 * part);
+	for (const std::uint64_t at : {base + part, base + 2 * part, base + 3 * part})
+		EXPECT_EQ(npr_prefetch(qp, rkey, at / part * part, 2 * part, IBV_ACCESS_REMOTE_READ), static_cast<std::int64_t>(part)) << at;
+	EXPECT_EQ(npr_prefetch(qp, rkey, base + 5 * part, 1, IBV_ACCESS_REMOTE_READ), -ENOENT);
+	/* To the last byte, and no further. */
+	ASSERT_EQ(npr_resolve_range(qp, rkey, base + part, part, &attr), 0);
+	EXPECT_EQ(attr.length, base % part ? 2 * part : part);
+	ASSERT_EQ(npr_resolve_range(qp, rkey, base, 0, &attr), 0);
+	EXPECT_EQ(attr.length, part);
+	EXPECT_EQ(npr_resolve_range(qp, rkey, base + 9 * part, 2 * part, &attr), -EFAULT);
+	EXPECT_EQ(npr_resolve_range(qp, rkey, 0, 1, &attr), -EFAULT);
+	EXPECT_EQ(npr_resolve_range(qp, rkey, ~0ULL, 2, &attr), -EINVAL);
+	EXPECT_EQ(npr_resolve(qp, rkey, &attr), -EFAULT) << "without an address";
+	EXPECT_EQ(npr_resolve_range(qp, 0x999, base, part, &attr), 0);
+	EXPECT_EQ(attr.unpinned, 0U);
+}
+
 TEST(Version, OfTheLibraryIsTheHeaders)
 {
 	EXPECT_EQ(npr_version(), NPRDMA_VERSION);

@@ -344,6 +344,9 @@ void sim::load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) 
 void sim::effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w)
 {
 	app_op *owner = nullptr;
+
+	if (unowned)
+		return;
 	/* Of an empty buffer nothing is held, so its address may be one that only the HCA knows. */
 	const auto first = std::find_if(w.sges.begin(), w.sges.end(), [](const ibv_sge &s) { return s.length != 0; });
 
@@ -873,21 +876,27 @@ void sim::forget(std::uint64_t id) noexcept
 
 void sim::answer_resolve(std::size_t i, int error)
 {
-	const std::uint32_t rkey = resolves[i];
+	const remote_key key = resolves[i];
 	rdma_np_region_info info{};
 
 	resolves.erase(resolves.begin() + static_cast<std::ptrdiff_t>(i));
 	if (!error) {
 		error = -EACCES;
 		for (sim_region &r : regions) {
-			if (r.rkey == rkey && !r.gone && !r.pinned) {
-				r.known = true;
-				info = r.info;
-				error = 0;
+			if (r.rkey != key.rkey || r.gone || r.pinned)
+				continue;
+			/* Of a whole address space, which has nothing elsewhere. */
+			if (r.info.part_shift && key.addr - r.info.base >= r.info.length) {
+				if (error == -EACCES)
+					error = -EFAULT;
+				continue;
 			}
+			r.known = true;
+			info = r.info;
+			error = 0;
 		}
 	}
-	attached->on_resolved(rkey, error, info);
+	attached->on_resolved(key, error, info);
 	step();
 }
 

@@ -128,7 +128,7 @@ public:
 	int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept override;
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
-	void resolve(std::uint32_t rkey) noexcept override { resolves.push_back(rkey); }
+	void resolve(const remote_key &key) noexcept override { resolves.push_back(key); }
 	bool is_local(std::uint32_t lkey) noexcept override { return lkey == local_lkey || lkey == iova_lkey; }
 	bool is_plain(std::uint32_t lkey) noexcept override { return !is_local(lkey) && lkey != opaque_lkey; }
 	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
@@ -225,7 +225,7 @@ public:
 	std::deque<wire> queue;
 	std::vector<pending_fault> faults;
 	std::vector<rdma_np_event> events;
-	std::vector<std::uint32_t> resolves;
+	std::vector<remote_key> resolves;
 	std::map<std::uint64_t, hold> holds;
 	struct local_hold {
 		std::uint64_t addr, length;
@@ -249,6 +249,7 @@ public:
 	unsigned chance_rereg = 0;    /* permille of ticks */
 	unsigned chance_recall = 0;   /* permille of ticks, and that idle leases go back */
 	unsigned chance_no_lease = 0; /* percent of those asked for */
+	bool unowned = false;	      /* WRITEs need not be those of an app_op */
 	bool sig_all = false;	      /* the HCA tells of everything */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
 	bool lands_once = false;      /* so do WRITEs without immediate, lower addresses first */

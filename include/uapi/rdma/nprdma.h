@@ -10,6 +10,10 @@
  *
  * Addresses of a region are in "base space": the address space the region was
  * registered with (the virtual address, or the IOVA that was asked for).
+ *
+ * A region of address 0 and length SIZE_MAX (IOVA 0) is of all memory that the process has,
+ * or maps later, with one key. A process that has unmapped something, or never mapped it, has
+ * no memory there.
  */
 #ifndef _UAPI_RDMA_NPRDMA_H
 #define _UAPI_RDMA_NPRDMA_H
@@ -17,7 +21,7 @@
 #include <linux/types.h>
 
 /* What struct rdma_np_query says in abi_version. */
-#define RDMA_NP_ABI_VERSION			1
+#define RDMA_NP_ABI_VERSION			2
 
 /* Object ids, in a range of the core namespace that is ours alone. */
 #define UVERBS_OBJECT_NPRDMA		0x300
@@ -70,8 +74,9 @@ enum rdma_np_hold_methods {
 };
 
 /*
- * QUERY: what the device can do. Fails with EOPNOTSUPP (and a line in the
- * kernel log that says why) if unpinned regions cannot be registered on it.
+ * QUERY: what the device can do. Without RDMA_NP_QUERY_OWNER unpinned regions cannot be
+ * registered on it, and a line in the kernel log says why; regions of peers may be
+ * reached by it nevertheless.
  */
 enum rdma_np_query_attrs {
 	RDMA_NP_ATTR_QUERY_RESP,		/* out, struct rdma_np_query */
@@ -81,6 +86,12 @@ enum rdma_np_query_attrs {
  * RESOLVE: exchange the public rkey of a region of the connected peer for its
  * read, write and table keys. Blocks for a bounded time, can be killed.
  *
+ * The peer's region may be of its whole address space (address 0, length SIZE_MAX). Then it
+ * is made of parts, regions with keys of their own, and what is told is the part with the
+ * address that the caller gives: see part_shift of struct rdma_np_region_info.
+ *
+ * EFAULT        the region is of the peer's whole address space, and the peer has no memory
+ *               at the address that can be read
  * EACCES        no such region that this QP may reach, and none will be registered
  *               with this key for RDMA_NP_PINNED_MS from when the call began: as
  *               long it may be used as it is, and the peer's device says if it is
@@ -111,6 +122,7 @@ enum rdma_np_resolve_attrs {
 	RDMA_NP_ATTR_RESOLVE_CHANNEL,	/* fd of a channel */
 	RDMA_NP_ATTR_RESOLVE_RKEY,		/* in, __u32 */
 	RDMA_NP_ATTR_RESOLVE_RESP,		/* out, struct rdma_np_region_info */
+	RDMA_NP_ATTR_RESOLVE_ADDR,		/* in, __u64, optional */
 };
 
 /*
@@ -205,7 +217,9 @@ enum rdma_np_channel_alloc_attrs {
  * then any more, and HOLD_FREE follows when what was posted has completed.
  *
  * EINVAL  a pinned MR, no length, another flag, a lease without a channel or the other way
- * EBUSY   more is leased than ib_core.nprdma_lease_percent allows: take a hold instead
+ * EBUSY   more is leased than ib_core.nprdma_lease_percent allows: take a hold instead; or the
+ *         region is of the whole address space, and the process has ib_core.nprdma_max_parts
+ *         parts of it
  * ERANGE  outside of the region
  * EPERM   RDMA_NP_FAULT_WRITE, and the region has no local write right; or the memory
  *         is another process's
@@ -226,9 +240,12 @@ enum rdma_np_hold_free_attrs {
 	RDMA_NP_ATTR_HOLD_FREE_HANDLE,
 };
 
+/* rdma_np_query.flags */
+#define RDMA_NP_QUERY_OWNER			(1U << 0)	/* can have unpinned regions */
+
 struct rdma_np_query {
 	__u32 abi_version;	/* RDMA_NP_ABI_VERSION */
-	__u32 flags;		/* none yet */
+	__u32 flags;		/* RDMA_NP_QUERY_OWNER */
 	__u32 max_ranges;	/* in one FAULT */
 	__u32 max_pages;	/* in one FAULT, all ranges together */
 	__u32 max_outstanding;	/* FAULTs of one QP */
@@ -267,7 +284,11 @@ struct rdma_np_region_info {
 	__u8 page_shift;	/* one residency word stands for so much */
 	__u8 unit_shift;	/* an aligned unit is read whole: all page or all signature */
 	__u8 read_order;	/* enum rdma_np_read_order */
-	__u8 reserved0;
+	/*
+	 * Not 0: the key is that of all of the peer's memory, and this is its part of so many
+	 * bytes, 1 << part_shift, aligned. RESOLVE it again for other addresses.
+	 */
+	__u8 part_shift;
 	__u32 max_pages;	/* in one FAULT of this region, all ranges together */
 	__u32 max_ranges;	/* in one FAULT of this region */
 	__u32 max_outstanding;	/* FAULTs of one QP that the owner serves at once */

@@ -165,7 +165,7 @@ struct npr_stats {
 /* NPRDMA_VERSION of the library: what a program compiled with an older one calls is in it. */
 int npr_version(void);
 
-/* Does the device of @verbs serve unpinned regions? -EOPNOTSUPP: it does not. */
+/* Can the device of @verbs have unpinned regions? -EOPNOTSUPP: it cannot, and may reach those of peers. */
 int npr_query_device(struct ibv_context *verbs, struct npr_device_attr *attr);
 
 struct npr_context *npr_open(struct ibv_context *verbs, unsigned int flags);
@@ -176,6 +176,9 @@ int npr_close(struct npr_context *ctx);
  * ibv_reg_mr() with IBV_ACCESS_UNPINNED added; npr_dereg_mr() ends it. Its lkey
  * works in npr_post_send() and npr_post_recv(): pages are pinned, and count in
  * RLIMIT_MEMLOCK, from the post until the completion was polled.
+ *
+ * @addr NULL and @length SIZE_MAX: all memory that the process has, or maps later, under one key. Where nothing is
+ * mapped peers find nothing. A WRITE with immediate must not cross a multiple of 1 GiB there.
  */
 struct ibv_mr *npr_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 /* ibv_dereg_mr(), which would leave the key in the library. */
@@ -284,6 +287,15 @@ int npr_wait_cq(struct npr_cq *cq, int timeout_ms);
  * for a *pinned* region. Blocks, for a bounded time. @attr may be NULL.
  */
 int npr_resolve(struct npr_qp *qp, uint32_t rkey, struct npr_region_attr *attr);
+/*
+ * The same of a key of all of the peer's memory (see npr_reg_mr()), for the addresses that are to be used. The
+ * peer serves it in parts, of 1 GiB on x86: each of those that the range touches is asked for, and @attr says what all of
+ * them are together, with the id of the first one. Other keys it resolves as npr_resolve() does. -EFAULT: the peer has
+ * nothing mapped at @addr or where another part begins, which npr_resolve() says of such a key; -EAGAIN: the
+ * key is another region's meanwhile.
+ */
+int npr_resolve_range(struct npr_qp *qp, uint32_t rkey, uint64_t addr, uint64_t length,
+		      struct npr_region_attr *attr);
 
 /*
  * Ask for pages of a resolved region to be made resident, for @access

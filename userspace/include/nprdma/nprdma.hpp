@@ -76,6 +76,13 @@ public:
 		return attr;
 	}
 
+	npr_region_attr resolve(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length)
+	{
+		npr_region_attr attr{};
+		detail::check(npr_resolve_range(raw_.get(), rkey, addr, length, &attr), "npr_resolve_range");
+		return attr;
+	}
+
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    int access) noexcept
 	{

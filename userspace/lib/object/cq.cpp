@@ -344,11 +344,11 @@ void npr_cq::read_events() noexcept
 }
 
 /* From the resolver's thread. */
-void npr_cq::resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
+void npr_cq::resolved(npr_qp &qp, const remote_key &key, int error, const rdma_np_region_info &info) noexcept
 {
 	{
 		const std::lock_guard lock(results_mutex_);
-		results_.push_back({&qp, rkey, error, info});
+		results_.push_back({&qp, key, error, info});
 	}
 	have_results_.store(true, std::memory_order_relaxed);
 	kick();
@@ -364,7 +364,7 @@ void npr_cq::take_results() noexcept
 	for (const result &r : taken_) {
 		if (!r.error)
 			r.qp->engine.use_words(r.qp->words.lkey());
-		r.qp->engine.on_resolved(r.rkey, r.error, r.info);
+		r.qp->engine.on_resolved(r.key, r.error, r.info);
 		touch(*r.qp);
 	}
 	taken_.clear();
@@ -708,12 +708,11 @@ int npr_cq::wait(int timeout_ms)
 	}
 }
 
-int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept
+/* 0: @info says what it is, or nothing if it is no unpinned region's. */
+int npr_cq::resolve_at(npr_qp &qp, const remote_key &key, rdma_np_region_info &info) noexcept
 {
-	const uncancelled here;
 	const nanoseconds begun = monotonic();
 	nanoseconds pause = resolve_pause;
-	rdma_np_region_info info{};
 	int rc;
 
 	{
@@ -721,7 +720,7 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 		qp.engine.resolve_begins();
 	}
 	for (;;) {
-		rc = qp.ask(rkey, info);
+		rc = qp.ask(key, info);
 		if (!passes(rc) || too_late(qp, begun, rc))
 			break;
 		/* the clock decides when to ask again, not a count */
@@ -733,22 +732,45 @@ int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexc
 		const std::lock_guard lock(mutex);
 		if (!rc)
 			qp.engine.use_words(qp.words.lkey());
-		rc = qp.engine.resolve_ended(rkey, rc, info, begun);
+		rc = qp.engine.resolve_ended(key, rc, info, begun);
 		qp.engine.step();
 		settle(qp);
 		serve_line();
 		wake(qp);
 	}
-	if (rc && rc != -EACCES && rc != -ENXIO && rc != -EHOSTUNREACH)
+	if (rc)
+		info = {};
+	return rc == -EACCES || rc == -ENXIO || rc == -EHOSTUNREACH ? 0 : rc;
+}
+
+int npr_cq::resolve(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
+		    npr_region_attr *attr) noexcept
+{
+	const uncancelled here;
+	rdma_np_region_info first{}, last{};
+
+	if (length && addr + (length - 1) < addr)
+		return -EINVAL;
+	if (const int rc = resolve_at(qp, {rkey, addr}, first))
 		return rc;
+	last = first;
+	/* A part of a whole address space says nothing of the next one, where there may be another region by now. */
+	while (last.part_shift && length && addr + (length - 1) - last.base >= last.length) {
+		const std::uint64_t next = last.base + last.length;
+
+		if (const int rc = resolve_at(qp, {rkey, next}, last))
+			return rc;
+		if (last.part_shift != first.part_shift)
+			return -EAGAIN;
+	}
 	if (attr) {
 		*attr = {};
-		if (!rc) {
+		if (first.region_id) {
 			attr->unpinned = 1;
-			attr->access = info.access;
-			attr->id = info.region_id;
-			attr->base = info.base;
-			attr->length = info.length;
+			attr->access = first.access;
+			attr->id = first.region_id;
+			attr->base = first.base;
+			attr->length = last.base - first.base + last.length;
 		}
 	}
 	return 0;

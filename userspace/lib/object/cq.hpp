@@ -39,11 +39,11 @@ struct npr_cq final : npr::lease_keeper::client {
 	int req_notify(bool solicited) noexcept;
 	/* The thread may be cancelled there. */
 	int wait(int timeout_ms);
-	int resolve(npr_qp &qp, std::uint32_t rkey, npr_region_attr *attr) noexcept;
+	int resolve(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_region_attr *attr) noexcept;
 	int advise(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept;
 	std::int64_t prefetch(npr_qp &qp, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 			      bool write) noexcept;
-	void resolved(npr_qp &qp, std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
+	void resolved(npr_qp &qp, const npr::remote_key &key, int error, const rdma_np_region_info &info) noexcept;
 	void kick() noexcept;
 	/*
 	 * What leases need though nobody polls: recalls are read, what was not used goes back (@age), and
@@ -72,10 +72,11 @@ struct npr_cq final : npr::lease_keeper::client {
 private:
 	struct result {
 		npr_qp *qp;
-		std::uint32_t rkey;
+		npr::remote_key key;
 		int error;
 		rdma_np_region_info info;
 	};
+	[[nodiscard]] int resolve_at(npr_qp &qp, const npr::remote_key &key, rdma_np_region_info &info) noexcept;
 	[[nodiscard]] npr_qp *find(std::uint32_t qp_num) noexcept
 	{
 		return qp_num == last_num_ ? last_ : look_up(qp_num);

@@ -85,14 +85,14 @@ void npr_qp::forget(std::uint64_t region) noexcept
 	cq.ctx.kernel->forget(*verbs, region);
 }
 
-void npr_qp::resolve(std::uint32_t rkey) noexcept
+void npr_qp::resolve(const remote_key &key) noexcept
 {
-	cq.ctx.resolver.submit(*this, rkey);
+	cq.ctx.resolver.submit(*this, key);
 }
 
-int npr_qp::ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept
+int npr_qp::ask(const remote_key &key, rdma_np_region_info &info) noexcept
 {
-	const int rc = cq.ctx.kernel->resolve(*verbs, cq.channel.get(), rkey, info);
+	const int rc = cq.ctx.kernel->resolve(*verbs, cq.channel.get(), key.rkey, key.addr, info);
 
 	if (rc)
 		return rc;
@@ -116,9 +116,9 @@ nanoseconds npr_qp::tries_for() noexcept
 	return cq.ctx.kernel->tries_for(*verbs);
 }
 
-void npr_qp::answered(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
+void npr_qp::answered(const remote_key &key, int error, const rdma_np_region_info &info) noexcept
 {
-	cq.resolved(*this, rkey, error, info);
+	cq.resolved(*this, key, error, info);
 }
 
 bool npr_qp::is_local(std::uint32_t lkey) noexcept

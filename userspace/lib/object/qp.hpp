@@ -42,10 +42,10 @@ struct npr_qp final : npr::backend, npr::credits::waiter, npr::resolver::client 
 	int fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges) noexcept override;
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
-	void resolve(std::uint32_t rkey) noexcept override;
-	[[nodiscard]] int ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept override;
+	void resolve(const npr::remote_key &key) noexcept override;
+	[[nodiscard]] int ask(const npr::remote_key &key, rdma_np_region_info &info) noexcept override;
 	[[nodiscard]] npr::nanoseconds tries_for() noexcept override;
-	void answered(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept override;
+	void answered(const npr::remote_key &key, int error, const rdma_np_region_info &info) noexcept override;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) noexcept override;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) noexcept override;
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,

@@ -281,25 +281,38 @@ int engine::post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
 	return rc;
 }
 
-bool engine::allowed(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept
+bool engine::has_right(const ibv_send_wr &wr, const region &r) noexcept
 {
 	const rdma_np_region_info &i = r.info;
-	const std::uint64_t addr = addr_of(wr);
 
-	if (addr < i.base || length > i.length || addr - i.base > i.length - length)
-		return false;
 	if (wr.opcode == IBV_WR_RDMA_READ)
 		return i.read_key && i.access & IBV_ACCESS_REMOTE_READ;
 	return i.write_key &&
 	       i.access & (is_atomic(wr.opcode) ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_WRITE);
 }
 
+bool engine::allowed(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept
+{
+	return is_inside(addr_of(wr), length, r.info) && has_right(wr, r);
+}
+
+/* May what is left of @o begin in @r? If that is a part it need not end there. */
+bool engine::may_go_on(const op &o, const region &r) const noexcept
+{
+	if (!r.info.part_shift)
+		return allowed(o.wr, o.length, r);
+	return is_inside(addr_of(o.wr) + o.issued, 1, r.info) && has_right(o.wr, r);
+}
+
 /* Can it take the place of the region of @p, which has died? A piece has the size that the first one served. */
 bool engine::serves(const region &r, const piece &p) const noexcept
 {
 	const op &o = op_at(p.op);
+	const std::uint64_t addr = addr_of(o.wr) + p.offset;
 
-	return allowed(o.wr, o.length, r) && pages_of(addr_of(o.wr) + p.offset, p.length) <= r.info.max_pages;
+	if (r.info.part_shift ? !is_inside(addr, p.length, r.info) || !has_right(o.wr, r) : !allowed(o.wr, o.length, r))
+		return false;
+	return pages_of(addr, p.length) <= r.info.max_pages;
 }
 
 /* What is op @i, the next to be issued? False: not known yet, or it failed. */
@@ -316,7 +329,7 @@ bool engine::classify(std::uint64_t i) noexcept
 		o.kind = op_kind::pass;
 		return true;
 	}
-	binding *b = make_binding(rkey_of(o.wr));
+	binding *b = make_binding(rkey_of(o.wr), addr_of(o.wr));
 	if (!b) {
 		fail_op(i, IBV_WC_GENERAL_ERR);
 		return false;
@@ -324,7 +337,7 @@ bool engine::classify(std::uint64_t i) noexcept
 	switch (b->state) {
 	case binding_state::plain:
 		if (!is_plain(*b, i)) {
-			ask_resolve(*b);
+			ask_resolve(*b, addr_of(o.wr));
 			return false;
 		}
 		o.kind = op_kind::pass;
@@ -332,7 +345,7 @@ bool engine::classify(std::uint64_t i) noexcept
 	case binding_state::bound:
 		break;
 	default:
-		ask_resolve(*b);
+		ask_resolve(*b, addr_of(o.wr));
 		return false;
 	}
 	if (is_atomic(o.wr.opcode) && addr_of(o.wr) % atomic_size) {
@@ -373,7 +386,7 @@ void engine::issue() noexcept
 		const region *r = nullptr;
 		std::uint32_t lease = none;
 		if (config_.leases && !o.started && o.kind != op_kind::pass && !stalled()) {
-			const binding *b = find_binding(rkey_of(o.wr));
+			const binding *b = find_binding(rkey_of(o.wr), addr_of(o.wr));
 			if (b && b->state == binding_state::bound) {
 				r = b->to;
 				lease = find_lease(o.wr, o.length, *r);

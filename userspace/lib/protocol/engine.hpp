@@ -62,6 +62,10 @@
  *   the memory (no memory for it, a file system that refuses long-term pins): then what
  *   may be repeated is, with ever longer pauses, for as long as the region lives.
  *
+ * A key of a whole address space names as many regions as the peer has parts of it, which are resolved by key and
+ * address. Each piece is in one part, and all of the above is about pieces. A WRITE with immediate ends with one
+ * request for all of it, so it has to be in one part.
+ *
  * Local buffers in unpinned regions of our own are held from the post until the
  * completion was polled, so all of the above sees them as pinned ones.
  *
@@ -96,6 +100,22 @@ namespace npr {
 
 using nanoseconds = std::uint64_t;
 
+/*
+ * A remote key that the peer's kernel is asked about, and where it is to be used: that counts if the key is of a
+ * whole address space, which has parts (see rdma_np_region_info.part_shift).
+ */
+struct remote_key {
+	/* Not explicit: for all other keys the number is enough. */
+	remote_key(std::uint32_t number, std::uint64_t at = 0, bool is_part = false) noexcept
+	    : rkey(number), addr(at), part(is_part)
+	{
+	}
+
+	std::uint32_t rkey;
+	std::uint64_t addr;
+	bool part; /* it is asked about as the key of a part: for who asks to know */
+};
+
 /* Where the CPU finds a local buffer. */
 struct cpu_view {
 	std::uint64_t offset = 0; /* from the address in the work request */
@@ -114,7 +134,7 @@ public:
 	virtual void release(std::uint64_t hold) noexcept = 0;
 	virtual void forget(std::uint64_t region) noexcept = 0;
 	/* Exactly one engine::on_resolved() follows, never from inside this call. */
-	virtual void resolve(std::uint32_t rkey) noexcept = 0;
+	virtual void resolve(const remote_key &key) noexcept = 0;
 	/* Could this be the key of an unpinned region of ours? */
 	[[nodiscard]] virtual bool is_local(std::uint32_t lkey) noexcept = 0;
 	/* Is it that of pinned memory, where its addresses say, for all that is known? */
@@ -219,8 +239,8 @@ public:
 	void on_event(const rdma_np_event &event) noexcept;
 	/* The key of the words, before the first region is known. */
 	void use_words(std::uint32_t lkey) noexcept { config_.words_lkey = lkey; }
-	/* @error: 0 or a negative errno. */
-	void on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept;
+	/* @key: as backend::resolve() was told; @error: 0 or a negative errno. */
+	void on_resolved(const remote_key &key, int error, const rdma_np_region_info &info) noexcept;
 	/* Run what has become possible, timers too. */
 	[[gnu::noinline]] void step() noexcept;
 
@@ -260,7 +280,7 @@ public:
 	 * region is forgotten. Returns error, or -EPROTO if info makes no sense.
 	 */
 	void resolve_begins() noexcept { ++resolves_; }
-	int resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept;
+	int resolve_ended(const remote_key &key, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept;
 	[[nodiscard]] std::int64_t prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					    bool write) noexcept;
 	/* See npr_advise(). */
@@ -315,7 +335,7 @@ private:
 	};
 
 	struct region {
-		rdma_np_region_info info;
+		rdma_np_region_info info; /* of a part: there are others, for other addresses of the key */
 		std::uint32_t uid;	 /* for the word cache */
 		std::uint32_t refs = 0; /* pieces and leases */
 		bool gone = false;
@@ -337,10 +357,25 @@ private:
 		opcodes may; /* what may be done under it */
 	};
 
-	enum class binding_state : std::uint8_t { unknown, asked, plain, bound };
+	/* whole: the key is of a whole address space, whose parts have bindings of their own */
+	enum class binding_state : std::uint8_t { unknown, asked, plain, bound, whole };
+	/* Of which addresses of a key: of all, or of one part, whose number is one less. */
+	struct binding_name {
+		std::uint32_t rkey;
+		std::uint64_t part = 0;
+		[[nodiscard]] bool operator==(const binding_name &) const noexcept = default;
+	};
+	struct hash_name {
+		[[nodiscard]] std::size_t operator()(const binding_name &n) const noexcept
+		{
+			return std::hash<std::uint64_t>{}(n.rkey ^ n.part * 0x9e3779b97f4a7c15U);
+		}
+	};
 	/* In the ring of its region, or among the loose ones. */
 	struct binding : key_ring {
 		std::uint32_t rkey = 0;
+		std::uint64_t part = 0;
+		binding *last = nullptr; /* state whole: the part that was used last */
 		binding_state state = binding_state::unknown;
 		bool seen = false; /* used since drop_key() came by */
 		bool renews = false; /* one of those counted in renewals_ is for it */
@@ -590,6 +625,8 @@ private:
 	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
 	[[nodiscard]] bool must_wait(const op &o) const noexcept;
 	[[nodiscard]] bool allowed(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept;
+	[[nodiscard]] static bool has_right(const ibv_send_wr &wr, const region &r) noexcept;
+	[[nodiscard]] bool may_go_on(const op &o, const region &r) const noexcept;
 	[[nodiscard]] bool serves(const region &r, const piece &p) const noexcept;
 	void issue() noexcept;
 	void finish(op &o) noexcept;
@@ -651,6 +688,8 @@ private:
 	[[nodiscard]] std::uint32_t find_lease(const ibv_send_wr &wr, std::uint32_t length,
 					       const region &r) const noexcept;
 	void want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept;
+	[[nodiscard]] int advise_region(const region &r, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
+					npr_advice advice) noexcept;
 	void use_seldom(const region &r, std::uint64_t addr, std::uint64_t last) noexcept;
 	[[nodiscard]] static int prefetch_error(const region &r, std::uint64_t addr, std::uint64_t length, bool write) noexcept;
 	void lease_answered(std::uint32_t k, const rdma_np_event &e) noexcept;
@@ -666,26 +705,43 @@ private:
 		/* The upper bits: in keys of some HCAs the lower eight are all the same. */
 		return recent_[rkey * 0x9e3779b1U >> (32 - recent_bits)];
 	}
-	[[nodiscard]] binding *find_binding(std::uint32_t rkey) noexcept
+	[[nodiscard]] binding *find_key(std::uint32_t rkey) noexcept
 	{
 		binding *b = recent(rkey);
 
 		return b && b->rkey == rkey ? b : look_up(rkey);
 	}
+	/* What is known of a key where it is used: never of a whole. */
+	[[nodiscard]] binding *find_binding(std::uint32_t rkey, std::uint64_t addr) noexcept
+	{
+		binding *b = find_key(rkey);
+
+		return b && b->state == binding_state::whole ? find_part(*b, addr) : b;
+	}
 	[[nodiscard, gnu::noinline]] binding *look_up(std::uint32_t rkey) noexcept;
-	[[nodiscard]] binding *make_binding(std::uint32_t rkey) noexcept;
+	[[nodiscard, gnu::noinline]] binding *find_part(binding &whole, std::uint64_t addr) noexcept;
+	[[nodiscard]] binding_name part_name(std::uint32_t rkey, std::uint64_t addr) const noexcept
+	{
+		return {rkey, (addr >> part_shift_) + 1};
+	}
+	[[nodiscard]] binding *make_binding(std::uint32_t rkey, std::uint64_t addr) noexcept;
+	[[nodiscard]] binding *make_named(const binding_name &name) noexcept;
+	[[nodiscard]] binding *find_named(const binding_name &name) noexcept;
+	[[nodiscard]] binding *asked_about(const remote_key &key) noexcept;
 	void bind(binding &b, binding_state state, region *r = nullptr) noexcept;
 	void erase(binding &b) noexcept;
 	void drop_key() noexcept;
-	void ask_resolve(binding &b) noexcept;
-	void ask_afresh(binding &b) noexcept;
-	void send_resolve(binding &b) noexcept;
+	void ask_resolve(binding &b, std::uint64_t addr) noexcept;
+	void ask_afresh(binding &b, std::uint64_t addr) noexcept;
+	void send_resolve(binding &b, std::uint64_t addr) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
 	[[nodiscard]] bool stays_plain(binding &b) noexcept;
 	[[nodiscard]] static bool answered_for(const binding &b, std::uint64_t i) noexcept { return i < b.upto; }
 	void make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept;
-	void adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
+	[[nodiscard]] int vet(const remote_key &key, int error, const rdma_np_region_info &info) noexcept;
+	void adopt(const remote_key &key, int error, const rdma_np_region_info &info, nanoseconds asked,
 		   std::uint64_t tail) noexcept;
+	void answer_waiting(const remote_key &key, int error, bool failed) noexcept;
 	[[nodiscard]] region *find_region(std::uint64_t id) noexcept;
 	[[nodiscard]] region *make_region(const rdma_np_region_info &info) noexcept;
 	void region_dies(region &r) noexcept;
@@ -843,7 +899,8 @@ private:
 	word_cache cache_;
 	static constexpr unsigned recent_bits = 6;
 	std::array<binding *, 1U << recent_bits> recent_{}; /* of bindings_, by a hash */
-	std::unordered_map<std::uint32_t, binding> bindings_; /* by rkey */
+	std::unordered_map<binding_name, binding, hash_name> bindings_;
+	unsigned part_shift_ = 0; /* of the parts of all address spaces of the peer; 0: none is known */
 	key_ring loose_; /* keys of no region, those longest without use first, about */
 	std::size_t nr_loose_ = 0;
 	std::unordered_map<std::uint64_t, region> regions_; /* by id */

@@ -310,13 +310,16 @@ int engine::prefetch_error(const region &r, std::uint64_t addr, std::uint64_t le
 
 std::int64_t engine::prefetch(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, bool write) noexcept
 {
-	const binding *b = find_binding(rkey);
+	const binding *b = find_binding(rkey, addr);
 	std::uint64_t done = 0;
 
 	expand();
 	if (!b || b->state != binding_state::bound)
 		return -ENOENT;
 	const rdma_np_region_info &i = b->to->info;
+	/* What is in other parts the caller sees by what is returned, and asks for. */
+	if (i.part_shift)
+		length = std::min<std::uint64_t>(length, i.length - (addr - i.base));
 	if (const int error = prefetch_error(*b->to, addr, length, write))
 		return error;
 	for (unsigned k = 0; k < max_prefetches && done < length; ++k) {

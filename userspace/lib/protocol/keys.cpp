@@ -9,28 +9,58 @@
 
 namespace npr {
 
-engine::binding *engine::look_up(std::uint32_t rkey) noexcept
+engine::binding *engine::find_named(const binding_name &name) noexcept
 {
-	const auto i = bindings_.find(rkey);
+	const auto i = bindings_.find(name);
 
-	return i == bindings_.end() ? nullptr : recent(rkey) = &i->second;
+	return i == bindings_.end() ? nullptr : &i->second;
 }
 
-engine::binding *engine::make_binding(std::uint32_t rkey) noexcept
+engine::binding *engine::look_up(std::uint32_t rkey) noexcept
 {
-	if (binding *b = find_binding(rkey))
+	binding *const b = find_named({rkey});
+
+	return b ? recent(rkey) = b : nullptr;
+}
+
+engine::binding *engine::find_part(binding &whole, std::uint64_t addr) noexcept
+{
+	const binding_name name = part_name(whole.rkey, addr);
+
+	whole.seen = true;
+	if (whole.last && whole.last->part == name.part)
+		return whole.last;
+	binding *const b = find_named(name);
+	if (b)
+		whole.last = b;
+	return b;
+}
+
+engine::binding *engine::make_named(const binding_name &name) noexcept
+{
+	if (binding *b = find_named(name))
 		return b;
 	if (nr_loose_ >= max_loose_keys)
 		drop_key();
 	try {
-		binding &b = bindings_[rkey];
-		b.rkey = rkey;
+		binding &b = bindings_[name];
+		b.rkey = name.rkey;
+		b.part = name.part;
 		loose_.append(b);
 		++nr_loose_;
-		return recent(rkey) = &b;
+		if (!b.part)
+			recent(b.rkey) = &b;
+		return &b;
 	} catch (const std::bad_alloc &) {
 		return nullptr;
 	}
+}
+
+engine::binding *engine::make_binding(std::uint32_t rkey, std::uint64_t addr) noexcept
+{
+	if (binding *b = find_binding(rkey, addr))
+		return b;
+	return make_named(find_key(rkey) ? part_name(rkey, addr) : binding_name{rkey});
 }
 
 /* What is known of @b now; @r: the region that it names. */
@@ -50,13 +80,16 @@ void engine::bind(binding &b, binding_state state, region *r) noexcept
 /* Nothing is known of it, and no answer is to come. */
 void engine::erase(binding &b) noexcept
 {
-	const std::uint32_t rkey = b.rkey;
+	const binding_name name{b.rkey, b.part};
 
-	if (recent(rkey) == &b)
-		recent(rkey) = nullptr;
+	if (recent(b.rkey) == &b)
+		recent(b.rkey) = nullptr;
+	if (b.part)
+		if (binding *const whole = find_key(b.rkey); whole && whole->last == &b)
+			whole->last = nullptr;
 	nr_loose_ -= !b.to;
 	b.unlink();
-	bindings_.erase(rkey);
+	bindings_.erase(name);
 }
 
 /*
@@ -76,33 +109,34 @@ void engine::drop_key() noexcept
 	}
 }
 
-void engine::send_resolve(binding &b) noexcept
+/* @addr: of the request that asks. */
+void engine::send_resolve(binding &b, std::uint64_t addr) noexcept
 {
 	if (!b.asks++) {
 		b.asked = world_.now();
 		b.tail = tail_;
 	}
 	++resolves_;
-	world_.resolve(b.rkey);
+	world_.resolve({b.rkey, addr, b.part != 0});
 }
 
-void engine::ask_resolve(binding &b) noexcept
+void engine::ask_resolve(binding &b, std::uint64_t addr) noexcept
 {
 	if (b.state == binding_state::asked)
 		return;
 	bind(b, binding_state::asked);
-	send_resolve(b);
+	send_resolve(b, addr);
 }
 
 /*
  * What is known of @b is too old for a request. So may an answer be that is to come, and then the request asks once
  * more; two questions at a time would never let it see one that is its own.
  */
-void engine::ask_afresh(binding &b) noexcept
+void engine::ask_afresh(binding &b, std::uint64_t addr) noexcept
 {
 	bind(b, binding_state::asked);
 	if (!b.asks)
-		send_resolve(b);
+		send_resolve(b, addr);
 }
 
 /*
@@ -132,7 +166,7 @@ bool engine::is_plain(binding &b, std::uint64_t i) noexcept
 	if (b.until - now < plain_time / 2 && !b.asks && renewals_ < max_renewals) {
 		b.renews = true;
 		++renewals_;
-		send_resolve(b);
+		send_resolve(b, addr_of(op_at(i).wr));
 	}
 	return true;
 }
@@ -253,7 +287,8 @@ void engine::rebind(piece &p) noexcept
 	want_hold(p, false);
 	unref(p);
 	p.at = stage::rebind;
-	binding *b = make_binding(rkey_of(o.wr));
+	const std::uint64_t addr = addr_of(o.wr) + p.offset;
+	binding *b = make_binding(rkey_of(o.wr), addr);
 	if (!b)
 		return fail_op(p.op, IBV_WC_GENERAL_ERR);
 	const bool other = b->state == binding_state::bound && !serves(*b->to, p);
@@ -269,32 +304,71 @@ void engine::rebind(piece &p) noexcept
 	}
 	put(rebinding_, p);
 	if (other)
-		ask_afresh(*b);
+		ask_afresh(*b, addr);
 	else
-		ask_resolve(*b);
+		ask_resolve(*b, addr);
 }
 
-void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked,
+/* What may be made of what a peer says: 0, @error, or -EPROTO. */
+int engine::vet(const remote_key &key, int error, const rdma_np_region_info &info) noexcept
+{
+	if (error)
+		return error;
+	if (!sane(info))
+		return -EPROTO;
+	if (!info.part_shift)
+		return 0;
+	/* All parts are found by the same bits; and by those of the address that was asked for, or it is asked for ever. */
+	if (!is_part_of(info, key.addr) || (part_shift_ && part_shift_ != info.part_shift))
+		return -EPROTO;
+	part_shift_ = info.part_shift;
+	return 0;
+}
+
+/* The binding whose question this was, if it is still there. */
+engine::binding *engine::asked_about(const remote_key &key) noexcept
+{
+	return key.part ? find_named(part_name(key.rkey, key.addr)) : find_key(key.rkey);
+}
+
+/*
+ * The answer is about the part that it brings, about the address that was asked for, or else about the key, which is
+ * then of no whole address space any more: parts that are still bound were of one, and end when their owner says so.
+ */
+void engine::adopt(const remote_key &key, int error, const rdma_np_region_info &info, nanoseconds asked,
 		   std::uint64_t tail) noexcept
 {
-	binding *b = make_binding(rkey);
+	binding *b = asked_about(key);
 	/* Another answer may have come first, and its region have died; or a later one is to come. */
 	const bool awaited = !b || (b->state == binding_state::asked && !b->asks);
 
 	--resolves_;
-	if (!error && !sane(info))
-		error = -EPROTO;
+	error = vet(key, error, info);
 	if (error)
 		decline(info);
 	/* What is known stays so if this one says nothing; that a key is none only -EACCES says. */
-	if (b && (awaited || !error || error == -EACCES)) {
-		if (is_answer(error)) {
+	if (awaited || !error || error == -EACCES) {
+		const bool whole = !error && info.part_shift;
+
+		if (!error || is_answer(error)) {
+			b = make_named({key.rkey});
+			if (b && whole && b->state != binding_state::whole) {
+				bind(*b, binding_state::whole);
+				b->last = nullptr;
+			}
+			if (whole)
+				b = make_named(part_name(key.rkey, key.addr));
+		}
+		/* To make these may have dropped it. */
+		if (binding *const q = asked_about(key); q && q != b && q->state == binding_state::asked && !q->asks)
+			bind(*q, binding_state::unknown);
+		if (b && is_answer(error)) {
 			/* Pinned, or nonsense: the HCA will say. */
 			make_plain(*b, error, asked, tail);
-		} else {
+		} else if (b) {
 			bind(*b, binding_state::unknown);
 		}
-		if (!error) {
+		if (!error && b) {
 			region *r = find_region(info.region_id);
 			if (!r)
 				r = make_region(info);
@@ -309,26 +383,37 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 			}
 		}
 	}
+	answer_waiting(key, error, error && awaited && (!b || b->state == binding_state::unknown));
+	forget_dead();
+}
 
-	const bool failed = error && awaited && (!b || b->state == binding_state::unknown);
-	if (failed && next_ < tail_ && next_ < failing_ && !trouble_.dead) {
+/* Who waits for an answer, which @failed: for the key, or with -EFAULT for the address that was asked for. */
+void engine::answer_waiting(const remote_key &key, int error, bool failed) noexcept
+{
+	const auto fails = [&](std::uint64_t addr) { return failed && (error != -EFAULT || addr == key.addr); };
+	const auto why = [&] { return error == -ENOTCONN ? not_connected() : resolve_status(error); };
+
+	if (next_ < tail_ && next_ < failing_ && !trouble_.dead) {
 		const op &o = op_at(next_);
-		if (is_remote(o.wr.opcode) && rkey_of(o.wr) == rkey)
-			fail_op(next_, error == -ENOTCONN ? not_connected() : resolve_status(error));
+		if (is_remote(o.wr.opcode) && rkey_of(o.wr) == key.rkey && fails(addr_of(o.wr) + o.issued))
+			fail_op(next_, why());
 	}
 	for (std::uint32_t i = rebinding_.first, after; i != none; i = after) {
 		piece &p = pieces_[i];
 		after = p.next;
-		if (rkey_of(op_at(p.op).wr) != rkey)
+		const op &o = op_at(p.op);
+		const std::uint64_t addr = addr_of(o.wr) + p.offset;
+		if (rkey_of(o.wr) != key.rkey)
 			continue;
-		if (failed) {
-			fail_op(p.op, error == -ENOTCONN ? not_connected() : resolve_status(error));
+		binding *const b = make_binding(key.rkey, addr);
+		if (fails(addr)) {
+			fail_op(p.op, why());
 			/* that took other pieces from the list too */
 			after = rebinding_.first;
 		} else if (!b) {
 			continue;
 		} else if (b->state == binding_state::unknown || b->state == binding_state::asked) {
-			ask_resolve(*b);
+			ask_resolve(*b, addr);
 		} else if (b->state == binding_state::bound && serves(*b->to, p)) {
 			take(p);
 			reset_piece(p, *b->to);
@@ -339,25 +424,24 @@ void engine::adopt(std::uint32_t rkey, int error, const rdma_np_region_info &inf
 				go_plain(p);
 				put(posting_, p);
 			} else {
-				ask_resolve(*b);
+				ask_resolve(*b, addr);
 			}
 		} else if (answered_for(*b, p.op)) {
 			fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 			after = rebinding_.first;
 		} else {
-			ask_afresh(*b);
+			ask_afresh(*b, addr);
 		}
 	}
-	forget_dead();
 }
 
-void engine::on_resolved(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept
+void engine::on_resolved(const remote_key &key, int error, const rdma_np_region_info &info) noexcept
 {
 	nanoseconds asked = 0;
 	std::uint64_t tail = 0;
 
 	expand();
-	if (binding *b = find_binding(rkey); b && b->asks) {
+	if (binding *b = asked_about(key); b && b->asks) {
 		/* Whose answer this is nobody knows: that of the first one is the safe assumption. */
 		asked = b->asked;
 		tail = b->tail;
@@ -366,22 +450,21 @@ void engine::on_resolved(std::uint32_t rkey, int error, const rdma_np_region_inf
 			--renewals_;
 		}
 	}
-	adopt(rkey, error, info, asked, tail);
+	adopt(key, error, info, asked, tail);
 }
 
 /* No request waits for this answer: one that does asks for itself. */
-int engine::resolve_ended(std::uint32_t rkey, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept
+int engine::resolve_ended(const remote_key &key, int error, const rdma_np_region_info &info, nanoseconds asked) noexcept
 {
 	expand();
-	if (!error && !sane(info))
-		error = -EPROTO;
+	error = vet(key, error, info);
 	if (!error || error == -EACCES) {
-		adopt(rkey, error, info, asked, 0);
+		adopt(key, error, info, asked, 0);
 		return error;
 	}
 	/* A peer that was never heard need not be asked again for a key of which nothing was known. */
-	if (error == -EHOSTUNREACH && !find_binding(rkey))
-		if (binding *b = make_binding(rkey))
+	if (error == -EHOSTUNREACH && !find_key(key.rkey))
+		if (binding *b = make_named({key.rkey}))
 			make_plain(*b, error, asked, 0);
 	decline(info);
 	--resolves_;

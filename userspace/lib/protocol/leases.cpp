@@ -11,13 +11,29 @@ namespace npr {
 
 int engine::advise(std::uint32_t rkey, std::uint64_t addr, std::uint64_t length, npr_advice advice) noexcept
 {
-	using leases = remote_leases;
-	const binding *b = find_binding(rkey);
-
 	expand();
-	if (!b || b->state != binding_state::bound)
-		return -ENOENT;
-	const region &r = *b->to;
+	if (length && addr + (length - 1) < addr)
+		return -EFAULT;
+	/* Parts of a whole address space one by one; other regions have all of it, or it is an error. */
+	do {
+		const binding *b = find_binding(rkey, addr);
+		if (!b || b->state != binding_state::bound)
+			return -ENOENT;
+		const rdma_np_region_info &i = b->to->info;
+		const std::uint64_t here =
+			i.part_shift ? std::min<std::uint64_t>(length, i.length - (addr - i.base)) : length;
+		if (const int error = advise_region(*b->to, rkey, addr, here, advice))
+			return error;
+		addr += here;
+		length -= here;
+	} while (length);
+	return 0;
+}
+
+int engine::advise_region(const region &r, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
+			  npr_advice advice) noexcept
+{
+	using leases = remote_leases;
 	const bool write = advice == NPR_ADVISE_WRITE_OFTEN, seldom = advice == NPR_ADVISE_SELDOM;
 	if (const int error = prefetch_error(r, addr, length, write))
 		return error;

@@ -53,31 +53,38 @@ bool engine::has_piece() noexcept
 
 bool engine::start_piece(op &o, std::uint64_t i) noexcept
 {
-	binding *b = make_binding(rkey_of(o.wr));
+	const std::uint64_t addr = addr_of(o.wr) + o.issued;
+	binding *b = make_binding(rkey_of(o.wr), addr);
 
 	if (!b) {
 		fail_op(i, IBV_WC_GENERAL_ERR);
 		return false;
 	}
-	if (b->state == binding_state::bound && !allowed(o.wr, o.length, *b->to)) {
+	if (b->state == binding_state::bound && !may_go_on(o, *b->to)) {
 		/* The owner may have ended that region, and given its key to another, before this was posted. */
 		if (answered_for(*b, i))
 			fail_op(i, IBV_WC_REM_ACCESS_ERR);
 		else
-			ask_afresh(*b);
+			ask_afresh(*b, addr);
 		return false;
 	}
 	const bool plain = b->state == binding_state::plain && is_plain(*b, i);
 	if (!plain && b->state != binding_state::bound) {
-		ask_resolve(*b);
+		ask_resolve(*b, addr);
+		return false;
+	}
+	/* See end_piece(): there is no key for all of it. */
+	if (!plain && o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !allowed(o.wr, o.length, *b->to)) {
+		fail_op(i, IBV_WC_REM_INV_REQ_ERR);
 		return false;
 	}
 
 	piece &p = pieces_[free_.first];
-	const std::uint64_t addr = addr_of(o.wr) + o.issued;
 	/* Without a region there is nobody to set a bound. */
 	const std::uint64_t pages = plain ? page_bits::capacity : b->to->info.max_pages;
-	const std::uint64_t limit = pages * page_size - addr % page_size;
+	std::uint64_t limit = pages * page_size - addr % page_size;
+	if (!plain)
+		limit = std::min<std::uint64_t>(limit, b->to->info.length - (addr - b->to->info.base));
 
 	take(p);
 	p.op = i;

@@ -309,7 +309,7 @@ template <engine::place at>
 	if (config_.local_only || !(traits & trait::remote))
 		return passes && quick_pass<false, at>(wr, traits, nullptr);
 
-	binding *b = find_binding(traits & trait::atomic ? wr.wr.atomic.rkey : wr.wr.rdma.rkey);
+	binding *b = find_binding(traits & trait::atomic ? wr.wr.atomic.rkey : wr.wr.rdma.rkey, addr_of(wr));
 	if (!b || b->state != binding_state::bound)
 		return passes && quick_pass<false, at>(wr, traits, b);
 	if (!leases_.empty() && !stalled() && quick_pass<true, at>(wr, traits, b))

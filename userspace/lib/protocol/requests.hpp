@@ -64,6 +64,8 @@ inline void translate(ibv_send_wr &wr, const rdma_np_region_info &i, std::uint32
 		return IBV_WC_RETRY_EXC_ERR;
 	case -ENOMEM:
 		return IBV_WC_REM_OP_ERR;
+	case -EFAULT:
+		return IBV_WC_REM_ACCESS_ERR;
 	default:
 		return IBV_WC_GENERAL_ERR;
 	}
@@ -99,6 +101,18 @@ inline void translate(ibv_send_wr &wr, const rdma_np_region_info &i, std::uint32
 	       i.max_outstanding && i.length && i.base + (i.length - 1) >= i.base &&
 	       (!i.read_key || (i.base & in_page) == (i.read_addr & in_page)) &&
 	       (!i.write_key || (i.base & in_page) == (i.write_addr & in_page)) && i.table_addr % 8 == 0;
+}
+
+[[nodiscard]] inline bool is_inside(std::uint64_t addr, std::uint64_t length, const rdma_np_region_info &i) noexcept
+{
+	return addr >= i.base && length <= i.length && addr - i.base <= i.length - length;
+}
+
+/* Of a part: are its addresses those with the same upper bits as @addr? */
+[[nodiscard]] inline bool is_part_of(const rdma_np_region_info &i, std::uint64_t addr) noexcept
+{
+	return i.part_shift >= page_shift && i.part_shift < 63 && i.length == 1ULL << i.part_shift &&
+	       i.base >> i.part_shift << i.part_shift == i.base && is_inside(addr, 1, i);
 }
 
 /*

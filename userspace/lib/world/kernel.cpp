@@ -88,15 +88,17 @@ int uverbs_kernel::read_events(int channel, std::span<rdma_np_event> events) noe
 	return static_cast<int>(n / static_cast<ssize_t>(sizeof(rdma_np_event)));
 }
 
-int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, rdma_np_region_info &out) noexcept
+int uverbs_kernel::resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, std::uint64_t addr,
+			   rdma_np_region_info &out) noexcept
 {
-	uverbs_cmd<4> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE);
+	uverbs_cmd<5> cmd(UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE);
 
 	out = {};
 	cmd.idr(RDMA_NP_ATTR_RESOLVE_QP, qp.handle);
 	cmd.fd(RDMA_NP_ATTR_RESOLVE_CHANNEL, channel);
 	cmd.in(RDMA_NP_ATTR_RESOLVE_RKEY, rkey);
 	cmd.out(RDMA_NP_ATTR_RESOLVE_RESP, out);
+	cmd.in(RDMA_NP_ATTR_RESOLVE_ADDR, addr);
 	return run(cmd);
 }
 

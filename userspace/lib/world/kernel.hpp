@@ -26,8 +26,8 @@ public:
 	virtual void unmap_posted(std::atomic<std::uint64_t> *posted) noexcept = 0;
 	/* How many were there; none, or an error: not above 0. */
 	[[nodiscard]] virtual int read_events(int channel, std::span<rdma_np_event> events) noexcept = 0;
-	/* Blocks. */
-	[[nodiscard]] virtual int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
+	/* Blocks. @addr: where the key is to be used. */
+	[[nodiscard]] virtual int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, std::uint64_t addr,
 					  rdma_np_region_info &out) noexcept = 0;
 	[[nodiscard]] virtual int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req,
 					std::span<const rdma_np_range> ranges) noexcept = 0;
@@ -55,7 +55,7 @@ public:
 	[[nodiscard]] std::atomic<std::uint64_t> *map_posted(int channel) noexcept override;
 	void unmap_posted(std::atomic<std::uint64_t> *posted) noexcept override;
 	[[nodiscard]] int read_events(int channel, std::span<rdma_np_event> events) noexcept override;
-	[[nodiscard]] int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey,
+	[[nodiscard]] int resolve(const ibv_qp &qp, int channel, std::uint32_t rkey, std::uint64_t addr,
 				  rdma_np_region_info &out) noexcept override;
 	[[nodiscard]] int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req,
 				std::span<const rdma_np_range> ranges) noexcept override;

@@ -65,10 +65,11 @@ void local_leases::remove(std::uint32_t handle) noexcept
 	if (!r)
 		return;
 	place->store(nullptr, std::memory_order_relaxed);
+	const auto is_of = [r](const region *x) { return x == r || x->whole == r; };
 	for (lease &l : leases_)
-		if (l.at() == state::live && l.of == r)
+		if (l.at() == state::live && is_of(l.of))
 			withdraw(l);
-	std::erase_if(regions_, [r](const auto &p) { return p.get() == r; });
+	std::erase_if(regions_, [&](const auto &p) { return is_of(p.get()); });
 }
 
 local_leases::region *local_leases::region_of(std::uint32_t handle, bool may_wait) noexcept
@@ -97,17 +98,62 @@ local_leases::region *local_leases::learn(std::uint32_t handle) noexcept
 		mr.handle = handle;
 		/* Otherwise the region stays one that is not leased. */
 		if (!refused_ && !kernel_.query_mr(mr, info)) {
-			r->base = info.base & ~(page - 1);
-			r->length = info.base + info.length - r->base;
-			/* Zeroed, and without memory until it is used: regions may be large. */
-			r->entries.reset(static_cast<entry *>(std::calloc((r->length - 1) / part + 1, sizeof(entry))));
-			r->pages.reset(static_cast<entry *>(std::calloc((r->length - 1) / page + 1, sizeof(entry))));
-			if (!r->entries || !r->pages)
-				r->length = 0;
+			if (info.length == std::numeric_limits<std::uint64_t>::max())
+				r->blocks = std::make_unique<sparse_array<std::atomic<region *>>>();
+			else
+				make_entries(*r, info.base, info.length);
 		}
 		regions_.push_back(std::move(r));
 		/* release: find() sees the region as it is made here */
 		place->store(regions_.back().get(), std::memory_order_release);
+		return regions_.back().get();
+	} catch (const std::bad_alloc &) {
+		return nullptr;
+	}
+}
+
+void local_leases::make_entries(region &r, std::uint64_t base, std::uint64_t length) noexcept
+{
+	r.base = base & ~(page - 1);
+	r.length = base + length - r.base;
+	/* Zeroed, and without memory until it is used: regions may be large. */
+	r.entries.reset(static_cast<entry *>(std::calloc((r.length - 1) / part + 1, sizeof(entry))));
+	r.pages.reset(static_cast<entry *>(std::calloc((r.length - 1) / page + 1, sizeof(entry))));
+	if (!r.entries || !r.pages)
+		r.length = 0;
+}
+
+/* Null: it is none of user space, or not known and not to be waited for, or there is no memory. */
+local_leases::region *local_leases::block_of(region &whole, std::uint64_t addr, bool may_wait) noexcept
+{
+	const std::uint64_t number = addr >> block_shift;
+
+	if (number >= whole.blocks->size)
+		return nullptr;
+	const auto i = static_cast<std::uint32_t>(number);
+	std::atomic<region *> *const place = whole.blocks->find(i);
+	region *const r = place ? place->load(std::memory_order_acquire) : nullptr;
+
+	return r || !may_wait ? r : learn_block(whole, i);
+}
+
+local_leases::region *local_leases::learn_block(region &whole, std::uint32_t number) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	const uncancelled here;
+
+	try {
+		auto &place = *whole.blocks->make(number);
+
+		if (region *const r = place.load(std::memory_order_relaxed))
+			return r;
+		auto r = std::make_unique<region>();
+		r->handle = whole.handle;
+		r->whole = &whole;
+		make_entries(*r, std::uint64_t{number} << block_shift, 1ULL << block_shift);
+		regions_.push_back(std::move(r));
+		/* release: find() sees the block as it is made here */
+		place.store(regions_.back().get(), std::memory_order_release);
 		return regions_.back().get();
 	} catch (const std::bad_alloc &) {
 		return nullptr;
@@ -186,8 +232,10 @@ std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::u
 						    bool write, term t, unsigned stripe, local_ticket *ticket,
 						    bool may_wait) noexcept
 {
-	region *const r = region_of(handle, may_wait);
+	region *r = region_of(handle, may_wait);
 
+	if (r && r->blocks)
+		r = block_of(*r, addr, may_wait);
 	if (!r || addr < r->base || addr - r->base >= r->length || length > r->length - (addr - r->base))
 		return std::nullopt;
 	const std::uint64_t end = addr + length;

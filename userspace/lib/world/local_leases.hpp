@@ -125,12 +125,21 @@ private:
 		std::unique_ptr<entry[], free_entries> entries; /* one for each part */
 		std::unique_ptr<entry[], free_entries> pages;	/* one for each page where a lasting buffer may begin */
 		std::atomic<std::uint64_t> not_before{0};
+		/*
+		 * Of the whole address space: what is leased is in blocks of it, regions like this one, which are made
+		 * when they are first used; by number. What reaches into a second one is not leased.
+		 */
+		std::unique_ptr<sparse_array<std::atomic<region *>>> blocks;
+		const region *whole = nullptr; /* of a block */
 	};
+	static constexpr unsigned block_shift = 30; /* so all addresses of a process have numbers */
 
 	[[nodiscard]] std::optional<use> take(std::uint32_t handle, std::uint64_t addr, std::uint32_t length, bool write,
 					      term t, unsigned stripe, local_ticket *ticket, bool may_wait) noexcept;
 	[[nodiscard]] region *region_of(std::uint32_t handle, bool may_wait) noexcept;
 	[[nodiscard]] region *learn(std::uint32_t handle) noexcept;
+	[[nodiscard]] region *block_of(region &whole, std::uint64_t addr, bool may_wait) noexcept;
+	[[nodiscard]] region *learn_block(region &whole, std::uint32_t number) noexcept;
 	[[nodiscard]] bool current(bool may_wait) noexcept;
 	[[nodiscard]] std::optional<use> use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
 						unsigned stripe, local_ticket *ticket, bool may_wait) noexcept;
@@ -138,6 +147,7 @@ private:
 	void end_if_unused(lease &l) noexcept;
 	[[nodiscard]] bool ask(region &r, entry &e, std::uint64_t addr, std::uint64_t end, bool write, term t) noexcept;
 	/* Under the mutex: */
+	static void make_entries(region &r, std::uint64_t base, std::uint64_t length) noexcept;
 	[[nodiscard]] bool start() noexcept;
 	[[nodiscard]] lease *spare() noexcept;
 	void read_events() noexcept;

@@ -63,11 +63,11 @@ void resolver::unreserve(std::size_t requests) noexcept
 	reserved_ -= requests;
 }
 
-void resolver::submit(client &who, std::uint32_t rkey) noexcept
+void resolver::submit(client &who, const remote_key &key) noexcept
 {
 	{
 		const std::lock_guard lock(mutex_);
-		jobs_.push_back({&who, rkey, monotonic(), resolve_pause, 0});
+		jobs_.push_back({&who, key, monotonic(), resolve_pause, 0});
 	}
 	wake_.notify_one();
 }
@@ -162,12 +162,12 @@ void resolver::run(std::size_t self) noexcept
 
 		rdma_np_region_info info{};
 		const nanoseconds asked = monotonic();
-		int rc = j.who->ask(j.rkey, info);
+		int rc = j.who->ask(j.key, info);
 		const nanoseconds after = monotonic();
 		const bool again = passes(rc);
 		const bool late = again && too_late(*j.who, j.begun, rc);
 		if (!again || late)
-			j.who->answered(j.rkey, rc, info);
+			j.who->answered(j.key, rc, info);
 
 		lock.lock();
 		if (again && !late) {

@@ -33,11 +33,11 @@ public:
 	class client {
 	public:
 		/* RESOLVE, which blocks, and all else that has to be there for it: 0 or a negative errno. */
-		[[nodiscard]] virtual int ask(std::uint32_t rkey, rdma_np_region_info &info) noexcept = 0;
+		[[nodiscard]] virtual int ask(const remote_key &key, rdma_np_region_info &info) noexcept = 0;
 		/* How long, in ns, the HCA tries to reach the peer. */
 		[[nodiscard]] virtual nanoseconds tries_for() noexcept = 0;
 		/* In a thread of the resolver's, when it is not asked again. */
-		virtual void answered(std::uint32_t rkey, int error, const rdma_np_region_info &info) noexcept = 0;
+		virtual void answered(const remote_key &key, int error, const rdma_np_region_info &info) noexcept = 0;
 
 	protected:
 		~client() = default;
@@ -54,14 +54,14 @@ public:
 	void reserve(std::size_t requests);
 	/* That QP has none any more: the next one may have its room. */
 	void unreserve(std::size_t requests) noexcept;
-	void submit(client &who, std::uint32_t rkey) noexcept;
+	void submit(client &who, const remote_key &key) noexcept;
 	/* No request of @who is waiting or running when this returns. */
 	void cancel(const client &who) noexcept;
 
 private:
 	struct job {
 		client *who;
-		std::uint32_t rkey;
+		remote_key key;
 		nanoseconds due, pause;
 		nanoseconds begun; /* asked first; 0: not yet */
 	};

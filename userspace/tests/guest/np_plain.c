@@ -698,4 +698,43 @@ TEST_F(events, are_not_waited_for_after_a_signal_that_ends_calls)
 	EXPECT_EQ(0, pthread_join(w->thread, NULL));
 }
 
+/*
+ * Each function that the preload library is to have, and each pointer of a device's context, is
+ * its own: with the libibverbs of this machine and the versions of its symbols.
+ */
+static bool is_preloaded(const void *f)
+{
+	Dl_info info;
+
+	return f && dladdr(f, &info) && info.dli_fname && strstr(info.dli_fname, "libnprdma-preload");
+}
+
+TEST(every_hook_is_the_librarys)
+{
+	enum kind { FUNCTION, POINTER, EXTENDED };
+	static const struct {
+		enum kind kind;
+		const char *name;
+		size_t offset;	/* of a pointer, in the device's context */
+	} hooks[] = {
+#include "np_hooks.h"
+	};
+	struct np_end end;
+
+	ASSERT_EQ(0, np_open(&end, NP_OWNER_DEV, 0));
+	for (size_t i = 0; i < sizeof(hooks) / sizeof(*hooks); i++) {
+		const char *in = hooks[i].kind == POINTER ? (char *)&end.ctx->ops :
+							    (char *)verbs_get_ctx(end.ctx);
+		void *f;
+
+		if (hooks[i].kind == FUNCTION)
+			f = dlsym(RTLD_DEFAULT, hooks[i].name);
+		else
+			memcpy(&f, in + hooks[i].offset, sizeof(f));
+		EXPECT_TRUE(is_preloaded(f))
+			TH_LOG("%s is not the preload library's", hooks[i].name);
+	}
+	np_close(&end);
+}
+
 TEST_HARNESS_MAIN

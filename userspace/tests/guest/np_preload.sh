@@ -53,7 +53,7 @@ result() {
 ip link set lo up
 chmod 666 /dev/infiniband/uverbs*
 echo TAP version 13
-echo "1..4"
+echo "1..5"
 # Regions that the HCA knows by other addresses, and what few programs do with queues. With the
 # second the program's own buffer is pinned. Each of its tests has a limit of time.
 for bytes in 0 300000; do
@@ -69,4 +69,24 @@ if run "${poor[@]}" "${big[@]}" -- "${big[@]}"; then status=1; else status=0; fi
 result "$status" "pinned regions need to be allowed"
 run "${poor[@]}" env "LD_PRELOAD=$preload" "${big[@]}" -- env "LD_PRELOAD=$preload" "${big[@]}"
 result $? "unpinned regions need no such thing"
+
+# Who only reaches regions of others needs no IOMMU.
+initiator=$(basename "$(readlink -f /sys/class/infiniband/mlx5_1/device)")
+driver=/sys/bus/pci/drivers/mlx5_core
+echo "$initiator" >$driver/unbind
+echo identity >"/sys/bus/pci/devices/$initiator/iommu_group/type"
+echo "$initiator" >$driver/bind
+until grep -qs ACTIVE /sys/class/infiniband/mlx5_1/ports/1/state; do
+	sleep 0.1
+done
+chmod 666 /dev/infiniband/uverbs*
+: >"$logs/report"
+small=(ib_read_lat -F -n 100 -s 65536)
+run env "LD_PRELOAD=$preload" "NPRDMA_REPORT=$logs/owner" "${small[@]}" -- \
+	env "LD_PRELOAD=$preload" "NPRDMA_REPORT=$logs/report" "${small[@]}" &&
+	grep -q ': unpinned$' "$logs/owner" && ! grep -q ': unpinned$' "$logs/report" &&
+	[ "$(cat "/sys/bus/pci/devices/$initiator/iommu_group/type")" = identity ]
+status=$?
+cat "$logs/owner" "$logs/report" >>"$logs/client"
+result $status "an initiator needs no IOMMU"
 exit $failed

@@ -223,7 +223,7 @@ int method(context &c, ib_uverbs_ioctl_hdr &h)
 
 	switch (id) {
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY:
-		pointed_to<rdma_np_query>(h.attrs[0]) = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
+		pointed_to<rdma_np_query>(h.attrs[0]) = {RDMA_NP_ABI_VERSION, RDMA_NP_QUERY_OWNER, 8, 512, 4, 0};
 		return 0;
 	case UVERBS_OBJECT_NP_CHANNEL << 16 | RDMA_NP_METHOD_CHANNEL_ALLOC:
 		h.attrs[0].data_s64 = eventfd(0, EFD_CLOEXEC);

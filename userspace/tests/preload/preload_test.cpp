@@ -865,13 +865,28 @@ TEST(Preload, FlagsThatOnlyPinnedMemoryHasKeepItPinned)
 	EXPECT_EQ(errno, EFAULT);
 }
 
+/* Which without on-demand paging is no region at all. */
+TEST(Preload, WholeAddressSpaceIsUnpinnedWithOnDemandPaging)
+{
+	device d;
+	ibv_mr *mr = ibv_reg_mr(&d.pd, nullptr, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+
+	ASSERT_TRUE(mr);
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	mr = ibv_reg_mr(&d.pd, nullptr, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
+	ASSERT_TRUE(mr) << "the kernel says what is wrong with it";
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE});
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+}
+
 TEST(Preload, DeviceSaysThatItHasOnDemandPaging)
 {
 	device d;
 	ibv_device_attr_ex attr{};
 
 	ASSERT_EQ(ibv_query_device_ex(d.context, nullptr, &attr), 0);
-	EXPECT_EQ(attr.odp_caps.general_caps, std::uint64_t{IBV_ODP_SUPPORT});
+	EXPECT_EQ(attr.odp_caps.general_caps, std::uint64_t{IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT});
 	EXPECT_TRUE(attr.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_ATOMIC);
 	EXPECT_FALSE(attr.odp_caps.per_transport_caps.uc_odp_caps & IBV_ODP_SUPPORT_READ);
 	EXPECT_EQ(attr.xrc_odp_caps, 0U);
@@ -934,6 +949,9 @@ TEST(Preload, ImportedRegionIsWhatItIs)
 	attr.cap = {4, 4, 4, 4, 64};
 	ibv_qp *const qp = ibv_create_qp(&pd, &attr);
 	ASSERT_TRUE(qp);
+	attr.qp_type = IBV_QPT_RAW_PACKET;
+	ibv_qp *const left = ibv_create_qp(&pd, &attr);
+	ASSERT_TRUE(left);
 	for (const std::uint32_t handle : {5U, fake::foreign_pinned}) {
 		ibv_mr *const mr = ibv_import_mr(&pd, handle);
 		ASSERT_TRUE(mr);
@@ -943,8 +961,14 @@ TEST(Preload, ImportedRegionIsWhatItIs)
 		wr.num_sge = 1;
 		ASSERT_EQ(ibv_post_recv(qp, &wr, &bad), 0);
 		EXPECT_EQ(fake::of(qp).lkey, handle == 5 ? fake::held_lkey : mr->lkey);
+		/* Where the library does not post, there is no twin of it: it is nobody's local memory here. */
+		ibv_send_wr send{}, *bad_send;
+		send.sg_list = &s;
+		send.num_sge = 1;
+		EXPECT_EQ(ibv_post_send(left, &send, &bad_send), handle == 5 ? EOPNOTSUPP : 0);
 		ibv_unimport_mr(mr);
 	}
+	EXPECT_EQ(ibv_destroy_qp(left), 0);
 	EXPECT_EQ(ibv_destroy_qp(qp), 0);
 	EXPECT_EQ(ibv_destroy_cq(cq), 0);
 	EXPECT_EQ(ibv_close_device(shared), 0);
@@ -1233,8 +1257,15 @@ TEST(PreloadChannel, DescriptorIsReadableForEveryEvent)
 	EXPECT_EQ(ch.event(), nullptr);
 	EXPECT_FALSE(ch.readable());
 	EXPECT_EQ(ibv_destroy_comp_channel(ch.made), EBUSY);
+	std::atomic<bool> gone = false;
+	std::thread destroyer([&] {
+		EXPECT_EQ(ibv_destroy_cq(cq), 0);
+		gone = true;
+	});
+	std::this_thread::sleep_for(std::chrono::milliseconds(20));
+	EXPECT_FALSE(gone) << "who has the event may use the CQ until it acknowledges it";
 	ibv_ack_cq_events(cq, 1);
-	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	destroyer.join();
 	fake_event(real_channel(ch.made), silent);
 	EXPECT_TRUE(ch.readable()) << "after a destruction that was refused";
 	EXPECT_EQ(ch.event(), silent);

@@ -53,7 +53,8 @@ struct np_aging_slot {
  * no callback of it runs any more.
  * @slots: struct np_aging_slot by address, freed with RCU
  * @todo: slots with aged pages
- * @lock: protects @regions and changes of @slots
+ * @lock: protects @regions, @nr_parts and changes of @slots
+ * @nr_parts: of @regions, parts of the whole address space
  * @has_intervals: the address space takes interval notifiers; under its mmap lock
  */
 struct np_aging {
@@ -64,6 +65,7 @@ struct np_aging {
 	struct work_struct free;
 	struct mutex lock;
 	struct list_head regions;
+	unsigned int nr_parts;
 	bool has_intervals;
 };
 
@@ -268,6 +270,30 @@ err:
 }
 
 /**
+ * np_aging_join_part() - np_aging_join() for a part of the whole address space
+ * @part: part that is being made, maybe by a worker for a peer; need not have windows yet
+ * @whole: region that the part has entered
+ *
+ * No lock of the address space is taken, for which somebody else might have to wait: the
+ * whole has joined, and leaves after all of its parts.
+ *
+ * Context: process context.
+ * Return: 0 or -EBUSY: the owner has too many parts.
+ */
+int np_aging_join_part(struct np_region *part, struct np_region *whole)
+{
+	struct np_aging *aging = whole->aging;
+
+	guard(mutex)(&aging->lock);
+	if (!np_part_may_be_added(aging->nr_parts))
+		return -EBUSY;
+	aging->nr_parts++;
+	list_add(&part->aging_node, &aging->regions);
+	part->aging = aging;
+	return 0;
+}
+
+/**
  * np_aging_leave() - the end of a region: its pages are not aged any more
  * @region: region; np_aging_put_slot() and np_aging_put() follow
  *
@@ -279,6 +305,7 @@ void np_aging_leave(struct np_region *region)
 
 	mutex_lock(&aging->lock);
 	list_del(&region->aging_node);
+	aging->nr_parts -= !!region->whole;
 	mutex_unlock(&aging->lock);
 }
 

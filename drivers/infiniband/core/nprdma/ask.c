@@ -600,7 +600,7 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 }
 
 static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
-			   u32 rkey, struct np_resolve *out)
+			   u32 rkey, u64 addr, struct np_resolve *out)
 {
 	struct np_resolving *res;
 	int err;
@@ -621,6 +621,7 @@ static int np_resolve_once(struct np_peer *peer, struct np_channel *channel,
 	np_trans_init(&res->trans, peer, NP_MSG_RESOLVE, np_resolve_done,
 		      np_resolving_free);
 	res->trans.msg.rkey = rkey;
+	res->trans.msg.addr = addr;
 	res->trans.msg.nonce = get_random_u64();
 
 	spin_lock(&peer->lock);
@@ -674,20 +675,21 @@ out:
  * @peer: the peer
  * @channel: is told when the region dies
  * @rkey: what the peer's application handed out
- * @out: what the region is
+ * @addr: that is to be used; it counts if the key is of the whole address space
+ * @out: what the region is, or the part of it
  *
  * Context: process context; waits, bounded and killable
  * Return: 0 or what the UAPI header says
  */
 int np_peer_resolve(struct np_peer *peer, struct np_channel *channel, u32 rkey,
-		    struct np_resolve *out)
+		    u64 addr, struct np_resolve *out)
 {
 	unsigned long end = jiffies + msecs_to_jiffies(NP_RESOLVE_BUSY_MS);
 	unsigned int pause = 1;
 	int err;
 
 	for (;;) {
-		err = np_resolve_once(peer, channel, rkey, out);
+		err = np_resolve_once(peer, channel, rkey, addr, out);
 		if (err != -EBUSY || time_after(jiffies, end))
 			return err;
 		if (schedule_timeout_killable(msecs_to_jiffies(pause)) &&

@@ -124,8 +124,8 @@ static bool np_chunk_invalidate(struct mmu_interval_notifier *notifier,
 	if (out) {
 		trace_np_residency(region->id, region->public_rkey, start, out,
 				   readable ? RDMA_NP_WORD_READABLE : 0);
-		atomic64_inc(&region->count.invalidations);
-		atomic64_add(out, &region->count.pages_invalidated);
+		atomic64_inc(&region->count->invalidations);
+		atomic64_add(out, &region->count->pages_invalidated);
 	}
 	return true;
 }
@@ -311,7 +311,7 @@ void np_region_age(struct np_region *region, unsigned long va,
 
 	if (out) {
 		trace_np_residency(region->id, region->public_rkey, va, out, 0);
-		atomic64_add(out, &region->count.pages_aged);
+		atomic64_add(out, &region->count->pages_aged);
 	}
 }
 EXPORT_SYMBOL_IF_KUNIT(np_region_age);
@@ -339,6 +339,10 @@ void np_region_leave(struct np_region *region)
 		kfree_rcu(chunk, rcu);
 		cond_resched();
 	}
-	np_aging_put(region);
+	/* Once, and no deeper: a whole is not a part */
+	if (region->whole)
+		np_region_leave(region->whole);
+	else
+		np_aging_put(region);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_region_leave);

@@ -858,7 +858,7 @@ static int np_fault_slot(struct np_fault *f, u64 *words, unsigned int nr_words)
 			ret = -EAGAIN;
 			break;
 		}
-		atomic64_inc(&f->region->count.retries);
+		atomic64_inc(&f->region->count->retries);
 		if (fatal_signal_pending(current)) {
 			ret = -EINTR;
 			break;
@@ -1099,7 +1099,7 @@ static void np_fault_is_use(struct np_fault *f)
 static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words,
 			  unsigned int nr_words)
 {
-	struct np_counters *count = &f->region->count;
+	struct np_counters *count = f->region->count;
 	unsigned long maj_flt = current->maj_flt;
 	unsigned int major;
 	int ret;
@@ -1138,7 +1138,8 @@ static int np_fault_pages(struct np_fault *f, unsigned int max_pages, u64 *words
 int np_region_check_range(struct np_region *region, u64 addr, u64 len,
 			  unsigned int flags)
 {
-	if (!len || addr < region->base ||
+	/* Of the whole address space nothing is resident but in its parts */
+	if (region->parts || !len || addr < region->base ||
 	    addr - region->base > region->length ||
 	    len > region->length - (addr - region->base))
 		return -ERANGE;
@@ -1230,7 +1231,7 @@ int np_region_fault(struct np_region *region, u64 addr, u64 len,
 		ret = -EAGAIN;
 out:
 	if (ret)
-		atomic64_inc(&region->count.faults_failed);
+		atomic64_inc(&region->count->faults_failed);
 	return ret;
 }
 EXPORT_SYMBOL_GPL(np_region_fault);
@@ -1372,7 +1373,7 @@ bool np_region_fault_at_once(struct np_region *region, const struct rdma_np_rang
 			     const struct rdma_np_range *around, unsigned int flags,
 			     u64 *words, unsigned int nr_words)
 {
-	struct np_counters *count = &region->count;
+	struct np_counters *count = region->count;
 	phys_addr_t read[NP_AT_ONCE_PAGES], write[NP_AT_ONCE_PAGES];
 	unsigned long pfns[NP_AT_ONCE_PAGES] = {};
 	struct np_fault f = {

@@ -77,7 +77,7 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
 		if (holds->count[i]++)
 			continue;
 		slot->held++;
-		atomic64_inc(&region->count.held);
+		atomic64_inc(&region->count->held);
 	}
 	pin->chunk = chunk;
 	pin->hold = hold;
@@ -86,11 +86,11 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
 		pin->range.start = pin->va;
 		pin->range.last = pin->va + ((unsigned long)pin->npages << PAGE_SHIFT) - 1;
 		interval_tree_insert(&pin->range, &chunk->leased[hold->write]);
-		atomic64_add(pin->npages, &region->count.leased);
+		atomic64_add(pin->npages, &region->count->leased);
 	}
 	spin_lock(&region->hold_lock);
 	if (!hold->pages)
-		atomic64_inc(&region->count.holds);
+		atomic64_inc(&region->count->holds);
 	hold->pages += pin->npages;
 	list_add(&pin->node, &hold->pins);
 	spin_unlock(&region->hold_lock);
@@ -120,7 +120,7 @@ unsigned int np_pin_release(struct np_pin *pin, bool write)
 	if (pin->leased) {
 		if (!RB_EMPTY_NODE(&pin->range.rb))
 			interval_tree_remove(&pin->range, &chunk->leased[write]);
-		atomic64_sub(pin->npages, &chunk->region->count.leased);
+		atomic64_sub(pin->npages, &chunk->region->count->leased);
 	}
 	iommu_inval_init(&inval);
 	for (i = first; i < first + pin->npages; i++) {
@@ -133,7 +133,7 @@ unsigned int np_pin_release(struct np_pin *pin, bool write)
 			continue;
 		freed++;
 		slot->held--;
-		atomic64_dec(&chunk->region->count.held);
+		atomic64_dec(&chunk->region->count->held);
 		if (__test_and_clear_bit(i, holds->stale_read)) {
 			np_slot_fill_read(chunk, slot, i, i + 1, &inval);
 			dropped = true;

@@ -116,6 +116,19 @@ struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd)
 }
 
 /**
+ * np_scratch_share() - the scratch page of a region, for one more of its PD
+ * @scratch: that of a region which maps it; or NULL
+ *
+ * Return: @scratch; if it is not NULL np_scratch_put() follows.
+ */
+struct np_scratch *np_scratch_share(struct np_scratch *scratch)
+{
+	if (scratch)
+		kref_get(&scratch->ref);
+	return scratch;
+}
+
+/**
  * np_scratch_put() - a region's windows do not map the page any more
  * @scratch: of np_scratch_get()
  */

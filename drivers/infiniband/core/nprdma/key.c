@@ -238,7 +238,7 @@ void np_hold_revoke(struct np_hold *hold, bool overdue)
 
 	guard(mutex)(&region->lock);
 	if (hold->key && overdue)
-		atomic64_inc(&region->count.overdue);
+		atomic64_inc(&region->count->overdue);
 	np_hold_free_key(hold);
 }
 EXPORT_SYMBOL_GPL(np_hold_revoke);
@@ -268,7 +268,7 @@ void np_keys_free_leases(struct np_region *region)
 	guard(mutex)(&region->lock);
 	/* Under the lock one that has a key is not released */
 	while ((hold = np_hold_with_key(region))) {
-		atomic64_inc(&region->count.overdue);
+		atomic64_inc(&region->count->overdue);
 		np_hold_free_key(hold);
 	}
 }

@@ -91,7 +91,7 @@ static void np_lease_tell(struct np_hold *hold, enum np_recall_why why)
 	WRITE_ONCE(np_leases_wanted_at, jiffies);
 	atomic_long_inc(&np_leases_wanted);
 	np_budget_want(hold->region->budget);
-	atomic64_inc(&hold->region->count.recalls[why]);
+	atomic64_inc(&hold->region->count->recalls[why]);
 	hold->recall->fn(hold->recall);
 }
 
@@ -276,8 +276,33 @@ static bool np_leases_have_keys(struct np_region *region)
 }
 
 /**
+ * np_leases_recall() - the region goes: recall all leases
+ * @region: region that is gone: np_hold_grant() makes no key of it
+ */
+void np_leases_recall(struct np_region *region)
+{
+	struct np_hold *hold;
+
+	guard(spinlock)(&region->hold_lock);
+	list_for_each_entry(hold, &region->holds, node)
+		np_lease_recall(hold, NP_RECALL_GONE);
+}
+
+/**
+ * np_leases_deadline() - until when may regions that go now wait for leases?
+ *
+ * Return: jiffies.
+ */
+unsigned long np_leases_deadline(void)
+{
+	/* Nor does one that ends: its regions would wait one after the other */
+	return jiffies + (current->flags & PF_EXITING ? 0 : msecs_to_jiffies(np_recall_time()));
+}
+
+/**
  * np_leases_end() - the region goes: recall all leases, and wait for those that peers have
  * @region: region that is gone: np_hold_grant() makes no key of it
+ * @deadline: of np_leases_deadline()
  *
  * What a peer writes under a lease it finds written, and nothing tells it otherwise. So the
  * pages stay where they are until it has given the lease back, or its key has ended: see
@@ -286,18 +311,14 @@ static bool np_leases_have_keys(struct np_region *region)
  *
  * Context: process context; waits for np_recall_ms at most.
  */
-void np_leases_end(struct np_region *region)
+void np_leases_end(struct np_region *region, unsigned long deadline)
 {
-	/* Nor does one that ends: its regions would wait one after the other */
-	unsigned int ms = current->flags & PF_EXITING ? 0 : np_recall_time();
-	struct np_hold *hold;
+	long left;
 
-	spin_lock(&region->hold_lock);
-	list_for_each_entry(hold, &region->holds, node)
-		np_lease_recall(hold, NP_RECALL_GONE);
-	spin_unlock(&region->hold_lock);
+	np_leases_recall(region);
+	left = deadline - jiffies;
 	wait_event_killable_timeout(region->unleased, !np_leases_have_keys(region),
-				    msecs_to_jiffies(ms));
+				    max(left, 0L));
 }
 
 /**
@@ -338,7 +359,7 @@ void np_lease_begin(struct np_hold *hold)
 {
 	if (!hold->recall)
 		return;
-	atomic64_inc(&hold->region->count.leases);
+	atomic64_inc(&hold->region->count->leases);
 	list_lru_add_obj(&np_leases, &hold->lru);
 }
 

@@ -21,8 +21,8 @@
 
 /**
  * struct np_local - a hold of the region's own process
- * @hold: the hold; its reference keeps @region
- * @region: region
+ * @hold: the hold
+ * @region: region, or part of the whole address space; holds a reference
  * @pages: charged to the region's mm
  * @lease: the process hears of it when it is recalled; NULL: it is no lease
  * @recall: of @hold, if it is a lease
@@ -92,17 +92,21 @@ struct np_local *np_local_hold(struct np_region *region, u64 addr, u64 len,
 
 	if (region->mm != current->mm)
 		return ERR_PTR(-EPERM);
+	region = np_part_of_hold(region, addr, len);
+	if (IS_ERR(region))
+		return ERR_CAST(region);
 	ret = np_region_check_range(region, addr, len, flags | NP_FAULT_LOCAL);
 	if (ret)
-		return ERR_PTR(ret);
+		goto end;
 	ret = np_region_local_key(region, flags & RDMA_NP_FAULT_WRITE, addr,
 				  key_addr, lkey);
 	if (ret)
-		return ERR_PTR(ret);
+		goto end;
 
+	ret = -ENOMEM;
 	local = kzalloc(sizeof(*local), GFP_KERNEL_ACCOUNT);
 	if (!local)
-		return ERR_PTR(-ENOMEM);
+		goto end;
 	local->region = region;
 	local->lease = recall;
 	local->recall.fn = np_local_recalled;
@@ -126,6 +130,8 @@ uncharge:
 	np_local_uncharge(local);
 free:
 	kfree(local);
+end:
+	np_part_end(region);
 	return ERR_PTR(ret);
 }
 EXPORT_SYMBOL_GPL(np_local_hold);
@@ -152,11 +158,10 @@ void np_local_release(struct np_local *local)
 {
 	struct np_region *region = local->region;
 
-	/* The hold has a reference of its own; the region keeps the mm */
-	np_region_get(region);
 	np_hold_release(local->hold);
+	/* The region keeps the mm */
 	np_local_uncharge(local);
-	np_region_put(region);
+	np_part_end(region);
 	kfree(local);
 }
 EXPORT_SYMBOL_GPL(np_local_release);

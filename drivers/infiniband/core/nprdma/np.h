@@ -27,6 +27,9 @@
  *   np_host_lock, np_spaces_lock	alone
  *   np_peer.ctl		RESOLVE, FORGET and ungranting of one peer
  *     np_hca.owners_lock
+ *     np_parts.lock		parts of the whole address space; held while one is made. Outside of
+ *				np_region.lock, for their end
+ *       np_spaces_lock, np_aging.lock, np_regions_lock
  *     np_region.lock		keys, grants, "gone"; held across calls of the driver, and of
  *				np_grant.gone()
  *       np_region.chunk_lock	which chunks exist; held across notifier insertion
@@ -115,6 +118,7 @@ struct np_recall;
  * @page_shift: of a page, for which one residency word stands
  * @unit_shift: of a unit, which a READ returns whole (I4)
  * @read_order: enum rdma_np_read_order: does the device execute READs behind WRITEs
+ * @part_shift: it is a part, of so many bytes, of what the key is of; 0: it is all of it
  * @max_pages: bound of one FAULT, all ranges together
  * @max_ranges: bound of one FAULT
  * @lanes: FAULTs of one QP that may be under way at once
@@ -136,6 +140,7 @@ struct np_resolve {
 	u8 page_shift;
 	u8 unit_shift;
 	u8 read_order;
+	u8 part_shift;
 	u32 max_pages;
 	u16 max_ranges;
 	u16 lanes;
@@ -245,6 +250,13 @@ static inline void np_local_release(struct np_local *local)
  * nothing of the application's; drop it soon, device removal waits for it.
  */
 struct np_region *np_region_find_rkey(struct ib_device *ibdev, u32 rkey);
+/*
+ * What serves an address of a region: the region, or if it is of the whole address space, the
+ * part there, which is made if the owner has memory at the address.  With a reference; -EFAULT
+ * nothing is mapped there, -ENXIO gone, -EBUSY or -EAGAIN later, -ENOMEM.  Process context;
+ * does not wait for the owner.
+ */
+struct np_region *np_region_at(struct np_region *region, u64 addr);
 void np_region_get(struct np_region *region);
 void np_region_put(struct np_region *region);
 bool np_region_put_unless_last(struct np_region *region);	/* does not sleep */

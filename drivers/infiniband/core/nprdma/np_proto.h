@@ -34,7 +34,8 @@
  * messages.  Who sends a request repeats it until it is answered, or gives it up.  The
  * owner's kernel asks GONE and RECALL, and answers all others.
  *
- *   RESOLVE  rkey -> keys.           Repeating it is harmless.
+ *   RESOLVE  rkey, address -> keys.  Repeating it is harmless.  The address says which part
+ *                                    of a region of the whole address space is meant.
  *   FAULT    ranges -> words, hold.  Executed at most once: see struct np_lane.
  *   RELEASE  of a hold.              Repeating it is harmless, ids are not reused.
  *   FORGET   of a region's keys.     Carries the tid of the newest RESOLVE it
@@ -381,7 +382,7 @@ void np_trans_finish(struct np_trans *trans, u32 status,
 /* Asking (ask.c) */
 
 int np_peer_resolve(struct np_peer *peer, struct np_channel *channel, u32 rkey,
-		    struct np_resolve *out);
+		    u64 addr, struct np_resolve *out);
 int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 		  const struct rdma_np_fault_req *req, const struct rdma_np_range *ranges,
 		  unsigned int nr);

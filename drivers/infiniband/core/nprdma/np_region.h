@@ -5,6 +5,7 @@
  * Its files are layers, of which each calls those below it only:
  *
  *   reg.c stat.c local.c       what the core and uverbs call
+ *   part.c                     regions of the whole address space, and their parts
  *   life.c promise.c           a region's life; keys that are promised to be nobody's
  *   key.c umem.c               its keys
  *   fault.c                    pages become resident
@@ -29,6 +30,11 @@
  * - The struct is freed with the last reference: of the public MR, of each key (through its
  *   umem), grant, hold, and running fault.  Its windows are unmapped then, or when the
  *   device goes, if that is before: see np_regions_detach().
+ *
+ * A region of the whole address space has none of this but the public MR: its parts have it,
+ * which are regions without a public MR.  What is done with the one of a region is done with
+ * that of the whole.  A part has a reference to the whole, and has entered it, as long as it
+ * has a reference and is entered itself: so the whole ends last.
  */
 #ifndef NP_REGION_H
 #define NP_REGION_H
@@ -67,6 +73,13 @@ struct shrink_control;
 /* The table's words of one slot fill one page */
 static_assert(NP_SLOT_PAGES * sizeof(u64) == PAGE_SIZE);
 static_assert(NP_CHUNK_SLOTS << NP_SLOT_SHIFT == NP_CHUNK_SIZE);
+
+/*
+ * What a part of the whole address space covers: as much as one page of the IOMMU's tables
+ * maps, absent, in each window.  An address space of some terabytes has some thousand.
+ */
+#define NP_PART_SHIFT		30
+#define NP_PART_SIZE		BIT(NP_PART_SHIFT)
 
 /* Rights that a region may be registered with, besides being unpinned */
 #define NP_ACCESS_RIGHTS                                                       \
@@ -280,6 +293,20 @@ struct np_counters {
 };
 
 /**
+ * struct np_parts - what the region of a whole address space is made of
+ * @lock: protects the rest, and is held while a part is made; outside of np_region.lock
+ * @closed: no part is made any more
+ * @at: parts by address, for peers and for the owner; each is in @all
+ * @all: these, and those of single holds
+ */
+struct np_parts {
+	struct mutex lock;
+	bool closed;
+	struct xarray at;
+	struct list_head all;
+};
+
+/**
  * struct np_region - one unpinned memory region
  * @ref: see the top of this file
  * @users: 1 while the public MR lives, and 1 for each that has entered; then the
@@ -326,7 +353,13 @@ struct np_counters {
  * @holds: of this region
  * @lease_keys: keys of leases
  * @unleased: woken when there are none
- * @count: statistics
+ * @parts: of a region of the whole address space, which nobody resolves, faults, or holds
+ *	itself: @start is 0, @length SIZE_MAX, and the windows have a page, for the public MR
+ * @whole: of a part, the region that it is of; holds a reference. @mm, @cg and @budget are
+ *	those of the whole, which keeps them
+ * @part_node: in np_parts.all, with a reference; whoever takes it out closes the part
+ * @count: statistics; of a part, the whole's
+ * @own_count: those that are its own
  */
 struct np_region {
 	struct kref ref;
@@ -374,7 +407,12 @@ struct np_region {
 	unsigned int lease_keys;
 	wait_queue_head_t unleased;
 
-	struct np_counters count;
+	struct np_parts *parts;
+	struct np_region *whole;
+	struct list_head part_node;
+
+	struct np_counters *count;
+	struct np_counters own_count;
 };
 
 /**
@@ -428,6 +466,7 @@ extern struct np_host np_host;
 int np_host_pages(void);
 void np_host_free(void);
 struct np_scratch *np_scratch_get(struct np_device *npdev, struct ib_pd *pd);
+struct np_scratch *np_scratch_share(struct np_scratch *scratch);
 void np_scratch_put(struct np_scratch *scratch);
 
 /* device.c */
@@ -505,6 +544,7 @@ typedef void np_age_fn(struct np_region *region, unsigned long va,
 		       const unsigned long *pages);
 
 int np_aging_join(struct np_region *region);
+int np_aging_join_part(struct np_region *part, struct np_region *whole);
 void np_aging_leave(struct np_region *region);
 void np_aging_put(struct np_region *region);
 int np_aging_get_slot(struct np_region *region, unsigned long va);
@@ -575,7 +615,9 @@ void np_leases_make_room(unsigned long pages, struct np_budget *full);
 void np_lease_recall(struct np_hold *hold, enum np_recall_why why);
 void np_leases_freed(struct np_region *region, unsigned long pages);
 void np_lease_returned(const struct np_hold *hold, unsigned long pages);
-void np_leases_end(struct np_region *region);
+void np_leases_recall(struct np_region *region);
+void np_leases_end(struct np_region *region, unsigned long deadline);
+unsigned long np_leases_deadline(void);
 struct np_hold *np_lease_alloc(struct np_region *region, struct np_recall *recall);
 void np_lease_begin(struct np_hold *hold);
 void np_lease_end(struct np_hold *hold);
@@ -692,8 +734,23 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 				   struct device *dev,
 				   struct iommu_domain *domain, u64 start,
 				   u64 length, u64 base, u32 access);
+struct np_region *np_region_create_part(struct np_region *whole, unsigned long start,
+					size_t length);
+void np_region_ends(struct np_region *region);
+void np_region_close_by(struct np_region *region, unsigned long deadline);
 void np_region_close(struct np_region *region);
 void np_region_close_for_good(struct np_region *region);
+
+/* part.c */
+#if IS_ENABLED(CONFIG_KUNIT)
+extern unsigned int np_max_parts;
+#endif
+bool np_part_may_be_added(unsigned int nr);
+int np_parts_begin(struct np_region *region);
+void np_parts_end(struct np_region *region, unsigned long deadline);
+struct np_region *np_part_get(struct np_region *region, u64 addr);
+struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len);
+void np_part_end(struct np_region *part);
 
 /* reg.c */
 int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,

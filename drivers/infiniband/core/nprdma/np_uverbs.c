@@ -230,8 +230,11 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs
 
 	if (IS_ERR(ucontext))
 		return PTR_ERR(ucontext);
+	/* Who only reaches regions of others needs nothing of the device. */
 	err = np_device_check(ucontext->device);
-	if (err)
+	if (!err)
+		query.flags |= RDMA_NP_QUERY_OWNER;
+	else if (err != -EOPNOTSUPP)
 		return err;
 	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_QUERY_RESP, &query,
 					     sizeof(query));
@@ -245,16 +248,22 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *att
 	struct rdma_np_region_info info = {};
 	struct np_resolve out;
 	struct np_peer *peer;
+	u64 addr = 0;
 	u32 rkey;
 	int err;
 
 	err = uverbs_copy_from(&rkey, attrs, RDMA_NP_ATTR_RESOLVE_RKEY);
 	if (err)
 		return err;
+	if (uverbs_attr_is_valid(attrs, RDMA_NP_ATTR_RESOLVE_ADDR)) {
+		err = uverbs_copy_from(&addr, attrs, RDMA_NP_ATTR_RESOLVE_ADDR);
+		if (err)
+			return err;
+	}
 	peer = np_peer_make(qp);
 	if (IS_ERR(peer))
 		return PTR_ERR(peer);
-	err = np_peer_resolve(peer, channel, rkey, &out);
+	err = np_peer_resolve(peer, channel, rkey, addr, &out);
 	np_peer_put(peer);
 	if (err)
 		return err;
@@ -273,6 +282,7 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_RESOLVE)(struct uverbs_attr_bundle *att
 	info.page_shift = out.page_shift;
 	info.unit_shift = out.unit_shift;
 	info.read_order = out.read_order;
+	info.part_shift = out.part_shift;
 	info.max_pages = out.max_pages;
 	info.max_ranges = out.max_ranges;
 	info.max_outstanding = out.lanes;
@@ -511,7 +521,9 @@ DECLARE_UVERBS_NAMED_METHOD(
 	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_RESOLVE_RESP,
 			    UVERBS_ATTR_STRUCT(struct rdma_np_region_info,
 					       reserved),
-			    UA_MANDATORY));
+			    UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_RESOLVE_ADDR, UVERBS_ATTR_TYPE(u64),
+			   UA_OPTIONAL));
 
 DECLARE_UVERBS_NAMED_METHOD(
 	RDMA_NP_METHOD_FAULT,

@@ -17,7 +17,7 @@
 #define NP_MAD_CLASS_VERSION	1
 #define NP_MAD_OUI		{ 0x02, 'N', 'P' }
 
-#define NP_WIRE_VERSION		3
+#define NP_WIRE_VERSION		4
 #define NP_WIRE_SIZE		IB_MGMT_VENDOR_DATA
 
 enum np_msg_type {
@@ -77,9 +77,11 @@ struct np_wire_hdr {
 	__be64 secret;
 };
 
+/* The address counts if the key is of a whole address space */
 struct np_wire_resolve {
 	__be32 rkey;
 	__be32 reserved;
+	__be64 addr;
 };
 
 /* Sizes, bounds and the order of READs are what struct np_resolve says */
@@ -99,7 +101,7 @@ struct np_wire_region {
 	u8 page_shift;
 	u8 unit_shift;
 	u8 read_order;
-	u8 reserved;
+	u8 part_shift;
 	__be32 max_pages;
 	__be16 max_ranges;
 	__be16 lanes;
@@ -154,7 +156,7 @@ struct np_wire {
 };
 
 static_assert(sizeof(struct np_wire_hdr) == 48);
-static_assert(sizeof(struct np_wire_resolve) == 8);
+static_assert(sizeof(struct np_wire_resolve) == 16);
 static_assert(sizeof(struct np_wire_region) == 120);
 static_assert(sizeof(struct np_wire_fault) == 144);
 static_assert(sizeof(struct np_wire_faulted) == 160);
@@ -178,6 +180,7 @@ static_assert(sizeof(struct np_wire) == NP_WIRE_SIZE);
  * @nonce: RESOLVE and its answer: random, so that nobody else answers
  * @given: answer to RESOLVE: the secret of the messages to come
  * @rkey: RESOLVE
+ * @addr: RESOLVE
  * @region: answer to RESOLVE
  * @fault: FAULT
  * @faulted: answer to FAULT
@@ -199,7 +202,10 @@ struct np_msg {
 	u64 nonce;
 	u64 given;
 	union {
-		u32 rkey;
+		struct {
+			u32 rkey;
+			u64 addr;
+		};
 		struct np_resolve region;
 		struct {
 			u64 region_id;

@@ -47,6 +47,12 @@ static int np_refuse_access(struct ib_device *ibdev, u32 access)
 	return access & ~(NP_ACCESS_RIGHTS | IB_ACCESS_UNPINNED) ? -EINVAL : 0;
 }
 
+/* Is it the whole address space? As drivers that page on demand are told it */
+static bool np_reg_is_whole(u64 start, u64 length)
+{
+	return !start && length == U64_MAX;
+}
+
 /**
  * np_reg_check() - can this be an unpinned region of the device?
  * @ibdev: device
@@ -71,6 +77,9 @@ int np_reg_check(struct ib_device *ibdev, u64 start, u64 length, u64 hca_va,
 	ret = ib_check_mr_access(ibdev, access & ~IB_ACCESS_UNPINNED);
 	if (ret)
 		return ret;
+	/* Its remote addresses are those of the owner */
+	if (np_reg_is_whole(start, length))
+		return hca_va ? -EINVAL : 0;
 	if (!length || check_add_overflow(start, length, &end) ||
 	    PAGE_ALIGN(end) < end || check_add_overflow(hca_va, length - 1, &end))
 		return -EINVAL;
@@ -164,7 +173,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_region_make_name);
  * np_reg_user_mr() - register an unpinned region
  * @pd: the application's PD
  * @start: first va
- * @length: bytes
+ * @length: bytes; U64_MAX, with @start 0: the whole address space, see part.c
  * @hca_va: remote address of @start
  * @access: IB_ACCESS_*, with IB_ACCESS_UNPINNED, unchecked
  *
@@ -183,6 +192,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	struct ib_pd *public_pd;
 	struct ib_mr *mr;
 	size_t size;
+	bool whole;
 	int ret;
 
 	/*
@@ -205,6 +215,10 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 		goto put;
 	}
 
+	/* The public MR is of a page, whatever it is a name of */
+	whole = np_reg_is_whole(start, length);
+	if (whole)
+		length = PAGE_SIZE;
 	size = np_window_size(start, length, true);
 	if (access & IB_ACCESS_LOCAL_WRITE)
 		size += np_window_size(start, length, false);
@@ -221,7 +235,8 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	}
 	region->iova_size = size;
 
-	mr = np_region_make_name(region, public_pd);
+	ret = whole ? np_parts_begin(region) : 0;
+	mr = ret ? ERR_PTR(ret) : np_region_make_name(region, public_pd);
 	if (IS_ERR(mr)) {
 		np_region_close(region);
 		np_region_put(region);
@@ -256,12 +271,27 @@ EXPORT_SYMBOL_GPL(np_rereg_check);
 static int np_advise_sge(struct ib_pd *pd, struct np_region *region,
 			 unsigned int fault_flags, const struct ib_sge *sge)
 {
+	u64 addr = sge->addr, left, length;
+	struct np_region *part;
+	int ret = 0;
+
 	if (region->pd != pd)
 		return -EPERM;
-	if (!sge->length)
-		return 0;
-	return np_region_fault(region, sge->addr, sge->length,
-			       fault_flags | NP_FAULT_LOCAL, NULL, NULL, 0);
+	for (left = sge->length; left && !ret; left -= length, addr += length) {
+		length = left;
+		if (region->parts)
+			length = min(left, NP_PART_SIZE - addr % NP_PART_SIZE);
+		part = np_part_get(region, addr);
+		if (!IS_ERR(part)) {
+			ret = np_region_fault(part, addr, length,
+					      fault_flags | NP_FAULT_LOCAL, NULL, NULL, 0);
+			np_region_put(part);
+		} else if (PTR_ERR(part) != -EFAULT || !(fault_flags & NP_FAULT_PRESENT)) {
+			ret = PTR_ERR(part);
+		}
+	}
+	/* As drivers that page on demand call it */
+	return ret == -ERANGE ? -EFAULT : ret;
 }
 
 /**
@@ -276,8 +306,8 @@ static int np_advise_sge(struct ib_pd *pd, struct np_region *region,
  *	was done
  *
  * Context: a uverbs request.
- * Return: 0; -EINVAL for a list that mixes pinned and unpinned regions; what
- * np_region_fault() says.
+ * Return: 0; -EINVAL for a list that mixes pinned and unpinned regions; -EFAULT outside of the
+ * region; what np_region_fault() says.
  */
 int np_advise_mr(struct ib_pd *pd, u32 advice, u32 flags,
 		 struct ib_sge *sg_list, u32 num_sge, bool *ours)

@@ -109,9 +109,14 @@ static void np_region_free(struct kref *ref)
 	WARN_ON(refcount_read(&region->users));
 	if (npdev)
 		np_region_unmap(region, npdev);
-	ib_rdmacg_put(&region->cg);
-	np_budget_put(region->budget);
-	mmdrop(region->mm);
+	if (region->whole) {
+		np_region_put(region->whole);
+	} else {
+		ib_rdmacg_put(&region->cg);
+		np_budget_put(region->budget);
+		mmdrop(region->mm);
+	}
+	kfree(region->parts);
 	kfree(region);
 }
 
@@ -293,6 +298,7 @@ void np_region_describe(struct np_region *region, struct np_resolve *out)
 		.signature = np_host.signature,
 		.page_shift = RDMA_NP_PAGE_SHIFT,
 		.unit_shift = NP_UNIT_SHIFT,
+		.part_shift = region->whole ? NP_PART_SHIFT : 0,
 	};
 }
 EXPORT_SYMBOL_GPL(np_region_describe);
@@ -304,7 +310,7 @@ EXPORT_SYMBOL_GPL(np_region_describe);
  */
 void np_region_stats(struct np_region *region, struct np_stats *stats)
 {
-	struct np_counters *count = &region->count;
+	struct np_counters *count = region->count;
 
 	*stats = (struct np_stats){
 		.resident = atomic64_read(&count->resident),

@@ -403,19 +403,25 @@ EXPORT_SYMBOL_IF_KUNIT(np_serve_alloc);
 int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 		     struct np_resolve *out)
 {
+	struct np_region *named, *region;
 	struct np_charge charge;
-	struct np_region *region;
 	struct np_pgrant *pg;
 	bool made;
 	int err;
 
-	region = np_region_find_rkey(peer->hca->ibdev, msg->rkey);
+	named = np_region_find_rkey(peer->hca->ibdev, msg->rkey);
 	/* Whose PD it is not must not learn that it exists */
-	if (!region)
+	if (!named)
 		return np_promise_none(peer->hca->ibdev, msg->rkey, NULL,
 				       &peer->promised);
-	if (np_region_pd(region) != peer->pd) {
+	if (np_region_pd(named) != peer->pd) {
 		err = -EACCES;
+		goto out;
+	}
+	/* If it is of the whole address space: what is granted is a part of it */
+	region = np_region_at(named, msg->addr);
+	if (IS_ERR(region)) {
+		err = PTR_ERR(region);
 		goto out;
 	}
 
@@ -428,7 +434,7 @@ int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 		np_region_uncharge(&charge);
 		if (IS_ERR(pg)) {
 			err = PTR_ERR(pg);
-			goto out;
+			goto put;
 		}
 	}
 	err = np_region_resolve(region, out);
@@ -439,12 +445,14 @@ int np_serve_resolve(struct np_peer *peer, const struct np_msg *msg,
 		np_pgrant_resolved(pg, msg->tid);
 	else if (made)
 		np_pgrant_drop(pg);
+put:
+	np_region_put(region);
 out:
 	/* A region that is gone is no region, and any other error may pass */
 	if (err == -EACCES || err == -EPERM || err == -ENXIO)
-		err = np_promise_none(peer->hca->ibdev, msg->rkey, region,
+		err = np_promise_none(peer->hca->ibdev, msg->rkey, named,
 				      &peer->promised);
-	np_region_put(region);
+	np_region_put(named);
 	return err;
 }
 

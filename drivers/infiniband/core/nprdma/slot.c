@@ -94,8 +94,8 @@ void np_slot_count(struct np_chunk *chunk, const struct np_slot *slot,
 	struct np_region *region = chunk->region;
 
 	lockdep_assert_held(&chunk->lock);
-	atomic64_add(slot->resident - resident, &region->count.resident);
-	atomic64_add(slot->writable - writable, &region->count.writable);
+	atomic64_add(slot->resident - resident, &region->count->resident);
+	atomic64_add(slot->writable - writable, &region->count->writable);
 }
 
 /* Only leaves of pages that are not @held */
@@ -174,7 +174,7 @@ void np_slot_set_huge(struct np_chunk *chunk, struct np_slot *slot, bool huge)
 	if (slot->huge == huge)
 		return;
 	WRITE_ONCE(slot->huge, huge);
-	atomic64_add(huge ? 1 : -1, &chunk->region->count.huge);
+	atomic64_add(huge ? 1 : -1, &chunk->region->count->huge);
 }
 
 /**
@@ -393,7 +393,7 @@ int np_slot_make_words(struct np_region *region, struct np_slot *slot,
 	ret = np_window_table_page(&region->read, va, page);
 	if (ret)
 		goto put_slot;
-	atomic64_inc(&region->count.table_pages);
+	atomic64_inc(&region->count->table_pages);
 	/* Pairs with the acquire in np_fault_is_noop(); then see np_chunk.lock */
 	smp_store_release(&slot->words, page_address(page));
 	return 0;
@@ -443,6 +443,6 @@ void np_slot_free(struct np_chunk *chunk, struct np_slot *slot)
 		return;
 	np_aging_put_slot(chunk->region, np_slot_va(chunk, slot));
 	free_page((unsigned long)slot->words);
-	atomic64_dec(&chunk->region->count.table_pages);
+	atomic64_dec(&chunk->region->count->table_pages);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_slot_free);

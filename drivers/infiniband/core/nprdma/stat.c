@@ -21,6 +21,7 @@
  */
 int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 {
+	struct np_region *region;
 	struct nlattr *table;
 	struct np_stats stats;
 
@@ -31,8 +32,10 @@ int np_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 	table = nla_nest_start(msg, RDMA_NLDEV_ATTR_DRIVER);
 	if (!table)
 		return -EMSGSIZE;
+	/* A part is nobody's business but the whole's, whose keys it has */
+	region = mr->np->whole ?: mr->np;
 	if (rdma_nl_put_driver_string(msg, "memory", "unpinned") ||
-	    rdma_nl_put_driver_u64(msg, "region", np_region_id(mr->np)))
+	    rdma_nl_put_driver_u64(msg, "region", np_region_id(region)))
 		goto cancel;
 	if (rdma_is_kernel_res(&mr->res))
 		goto end;

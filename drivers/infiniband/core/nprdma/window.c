@@ -62,6 +62,7 @@ size_t np_window_size(unsigned long start, size_t length, bool table)
 			      NP_SLOT_SIZE);
 	return size;
 }
+EXPORT_SYMBOL_IF_KUNIT(np_window_size);
 
 /**
  * np_window_map() - reserve a window and map all of it absent

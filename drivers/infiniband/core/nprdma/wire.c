@@ -51,6 +51,7 @@ static u16 np_encode_answer(const struct np_msg *msg, struct np_wire *wire)
 			.page_shift = msg->region.page_shift,
 			.unit_shift = msg->region.unit_shift,
 			.read_order = msg->region.read_order,
+			.part_shift = msg->region.part_shift,
 			.max_pages = cpu_to_be32(msg->region.max_pages),
 			.max_ranges = cpu_to_be16(msg->region.max_ranges),
 			.lanes = cpu_to_be16(msg->region.lanes),
@@ -80,6 +81,7 @@ static u16 np_encode_request(const struct np_msg *msg, struct np_wire *wire)
 	switch (msg->type) {
 	case NP_MSG_RESOLVE:
 		wire->resolve.rkey = cpu_to_be32(msg->rkey);
+		wire->resolve.addr = cpu_to_be64(msg->addr);
 		return sizeof(wire->resolve);
 	case NP_MSG_FAULT:
 		wire->fault.region_id = cpu_to_be64(msg->fault.region_id);
@@ -148,7 +150,7 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 		u64 end;
 
 		if (length != sizeof(wire->region) ||
-		    wire->region.reserved || wire->region.reserved2 ||
+		    wire->region.reserved2 ||
 		    memchr_inv(wire->region.reserved3, 0,
 			       sizeof(wire->region.reserved3)))
 			return -EBADMSG;
@@ -167,6 +169,7 @@ static int np_decode_answer(const struct np_wire *wire, u16 length,
 			.page_shift = wire->region.page_shift,
 			.unit_shift = wire->region.unit_shift,
 			.read_order = wire->region.read_order,
+			.part_shift = wire->region.part_shift,
 			.max_pages = be32_to_cpu(wire->region.max_pages),
 			.max_ranges = be16_to_cpu(wire->region.max_ranges),
 			.lanes = be16_to_cpu(wire->region.lanes),
@@ -207,6 +210,7 @@ static int np_decode_request(const struct np_wire *wire, u16 length,
 		if (length != sizeof(wire->resolve) || wire->resolve.reserved)
 			return -EBADMSG;
 		msg->rkey = be32_to_cpu(wire->resolve.rkey);
+		msg->addr = be64_to_cpu(wire->resolve.addr);
 		return 0;
 	case NP_MSG_FAULT:
 		if (length < np_fault_length(1))
@@ -302,12 +306,25 @@ int np_msg_decode(const struct np_wire *wire, struct np_msg *msg)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_msg_decode);
 
+/* A part of the whole address space covers the addresses with the same upper bits */
+static bool np_part_is_aligned(const struct np_resolve *info)
+{
+	u64 size;
+
+	if (!info->part_shift)
+		return true;
+	if (info->part_shift < RDMA_NP_PAGE_SHIFT || info->part_shift >= 64)
+		return false;
+	size = 1ULL << info->part_shift;
+	return info->length == size && !(info->base & (size - 1));
+}
+
 /**
  * np_resolve_accept - Can this host use a region of another one
  * @info: what its owner says; well-formed. Bounds become ours where those are smaller
  *
  * The library READs a word for each 4 KiB, and compares one word of each unit of at
- * most 64 bytes.
+ * most 64 bytes. It finds the part for an address by that address's upper bits.
  *
  * Return: NULL, or why not
  */
@@ -320,6 +337,9 @@ const char *np_resolve_accept(struct np_resolve *info)
 		return "it reads units of another size";
 	if (!info->max_pages || !info->max_ranges || !info->lanes)
 		return "it serves no page faults";
+
+	if (!np_part_is_aligned(info))
+		return "its parts are not what they are said to be";
 
 	info->max_pages = min(info->max_pages, RDMA_NP_MAX_PAGES);
 	info->max_ranges = min(info->max_ranges, RDMA_NP_MAX_RANGES);

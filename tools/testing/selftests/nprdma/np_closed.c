@@ -179,7 +179,7 @@ TEST_F(resolved, region_is_as_registered)
 	EXPECT_EQ(RDMA_NP_MAX_PAGES, info->max_pages);
 	EXPECT_EQ(RDMA_NP_MAX_RANGES, info->max_ranges);
 	EXPECT_LT(0, info->max_outstanding);
-	EXPECT_EQ(0, info->reserved0);
+	EXPECT_EQ(0, info->part_shift);
 	EXPECT_EQ(0, info->reserved[0] | info->reserved[1]);
 }
 

@@ -15,7 +15,7 @@ enum { RESOLVE = 1, FAULT, RELEASE, FORGET, GONE, RECALL };
 
 #define SIZE		216
 #define HEADER		48
-#define VERSION		3
+#define VERSION		4
 #define BODY		(SIZE - HEADER)
 #define ANSWER		1
 #define LANES		32	/* FAULTs of one QP that may be under way */
@@ -57,6 +57,7 @@ struct message {
 		struct {
 			uint32_t rkey;
 			uint32_t reserved;
+			uint64_t addr;
 		} resolve;
 		uint64_t hold_id;
 		struct {

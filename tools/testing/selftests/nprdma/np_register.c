@@ -266,6 +266,7 @@ TEST_F(registration, query_tells_the_bounds)
 
 	ASSERT_EQ(0, np_query(self->end.ctx, &query));
 	EXPECT_EQ(RDMA_NP_ABI_VERSION, query.abi_version);
+	EXPECT_EQ(RDMA_NP_QUERY_OWNER, query.flags);
 	EXPECT_EQ(RDMA_NP_MAX_RANGES, query.max_ranges);
 	EXPECT_EQ(RDMA_NP_MAX_PAGES, query.max_pages);
 	EXPECT_LT(0, query.max_outstanding);

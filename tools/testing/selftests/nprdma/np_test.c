@@ -368,7 +368,8 @@ int np_query_mr(struct ibv_mr *mr, struct rdma_np_mr_info *out)
 	return np_ioctl(mr->context, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_MR);
 }
 
-int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, struct rdma_np_region_info *out)
+static int np_resolve_any(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, const uint64_t *addr,
+			  struct rdma_np_region_info *out)
 {
 	uint64_t deadline = np_now_ms() + NP_WAIT_MS;
 	int ret;
@@ -381,11 +382,23 @@ int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, struct r
 		np_add_handle(&call, RDMA_NP_ATTR_RESOLVE_CHANNEL, end->channel);
 		np_add_in(&call, RDMA_NP_ATTR_RESOLVE_RKEY, &rkey, sizeof(rkey));
 		np_add_out(&call, RDMA_NP_ATTR_RESOLVE_RESP, out, sizeof(*out));
+		if (addr)
+			np_add_in(&call, RDMA_NP_ATTR_RESOLVE_ADDR, addr, sizeof(*addr));
 		ret = np_ioctl(end->ctx, &call, UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_RESOLVE);
 		if (ret == -EBUSY)
 			np_pause();
 	} while (ret == -EBUSY && np_now_ms() < deadline);
 	return ret;
+}
+
+int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey, struct rdma_np_region_info *out)
+{
+	return np_resolve_any(end, qp, rkey, NULL, out);
+}
+
+int np_resolve_at(struct np_end *end, uint32_t rkey, uint64_t addr, struct rdma_np_region_info *out)
+{
+	return np_resolve_any(end, end->qp, rkey, &addr, out);
 }
 
 int np_resolve(struct np_end *end, uint32_t rkey, struct rdma_np_region_info *out)

@@ -89,6 +89,8 @@ int np_channel_of(struct ibv_context *ctx, uint32_t size);
 int np_query_mr(struct ibv_mr *mr, struct rdma_np_mr_info *out);
 /* Asks again while the peer is busy. */
 int np_resolve(struct np_end *end, uint32_t rkey, struct rdma_np_region_info *out);
+/* Of a whole address space: the part there. */
+int np_resolve_at(struct np_end *end, uint32_t rkey, uint64_t addr, struct rdma_np_region_info *out);
 int np_resolve_on(struct np_end *end, struct ibv_qp *qp, uint32_t rkey,
 		  struct rdma_np_region_info *out);
 int np_fault_start(struct np_end *end, uint64_t region, uint32_t flags, uint64_t cookie,

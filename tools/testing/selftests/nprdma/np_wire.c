@@ -316,7 +316,7 @@ TEST_F(wire, message_from_another_port_is_not_obeyed)
 	EXPECT_OBEYED(before, "from the owner's port");
 	/* RESOLVE, too, is for whom it is: no keys for those who cannot use them. */
 	m = header(pair, RESOLVE, ++self->tid);
-	m.length = htobe16(8);
+	m.length = htobe16(sizeof(m.resolve));
 	m.resolve.rkey = htobe32(pair->mr->rkey);
 	SEND_FROM(owner, &m);
 	/* FORGET, as if the peer had sent it: the peer goes on with its keys. */
@@ -343,7 +343,7 @@ TEST_F(wire, resolve_from_another_port_does_not_outlive_forget)
 	for (unsigned int i = 0; i < 20; i++) {
 		struct message m = header(pair, RESOLVE, UINT64_MAX - i);
 
-		m.length = htobe16(8);
+		m.length = htobe16(sizeof(m.resolve));
 		m.resolve.rkey = htobe32(pair->mr->rkey);
 		SEND_FROM(owner, &m);
 	}
@@ -524,7 +524,7 @@ TEST_F(wire, message_from_a_queue_pair_of_user_space_is_not_obeyed)
 			m = make_fault(pair, 3, ++self->tid);
 		} else {
 			m = header(pair, type, ++self->tid);
-			m.length = htobe16(type == RELEASE || type == RESOLVE || type == RECALL ? 8 : 16);
+			m.length = htobe16(type == RELEASE || type == RECALL ? 8 : 16);
 		}
 		if (type == RESOLVE)
 			m.resolve.rkey = htobe32(pair->mr->rkey);
@@ -618,7 +618,7 @@ static void *storm(void *arg)
 			break;
 		case 1:
 			m = header(s->pair, RESOLVE, tid);
-			m.length = htobe16(8);
+			m.length = htobe16(sizeof(m.resolve));
 			m.resolve.rkey = r & 1 << 20 ? htobe32(s->pair->mr->rkey) : r;
 			break;
 		case 2:

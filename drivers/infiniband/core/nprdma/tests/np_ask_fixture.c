@@ -56,6 +56,7 @@ struct np_msg np_sample(u8 type, bool answer)
 			msg.faulted.words[i] = i << 2 | 3;
 	} else if (type == NP_MSG_RESOLVE) {
 		msg.rkey = 0x87654321;
+		msg.addr = 0x7f0011223344;
 	} else if (type == NP_MSG_FAULT && !answer) {
 		msg.fault.region_id = 7;
 		msg.fault.flags = RDMA_NP_FAULT_WRITE | RDMA_NP_FAULT_HOLD;
@@ -245,7 +246,7 @@ void np_ask_resolve(struct work_struct *work)
 	struct np_ask_resolve *r = container_of(work, struct np_ask_resolve,
 						work);
 
-	r->err = np_peer_resolve(&r->t->fake.peer, &r->t->channel, 1, &r->info);
+	r->err = np_peer_resolve(&r->t->fake.peer, &r->t->channel, 1, 0, &r->info);
 }
 
 KUNIT_DEFINE_ACTION_WRAPPER(np_test_kvfree, kvfree, const void *);

@@ -94,15 +94,15 @@ static void np_channels_of_a_region_are_bounded(struct kunit *test)
 	t->resolves_to = np_ask_region(7);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
 		np_channel_init(&channels[i], np_test_channel_stays);
-		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
+		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, 0, &info),
 				i < NP_MAX_CHANNELS ? 0 : -ENOSPC);
 	}
 	/* Those that have it go on */
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[3], 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[3], 1, 0, &info), 0);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, NP_MAX_CHANNELS);
 	/* Who does not listen any more makes room */
 	np_channel_close(&channels[3]);
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i - 1], 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i - 1], 1, 0, &info), 0);
 	KUNIT_EXPECT_EQ(test, peer->nr_bindings, NP_MAX_CHANNELS);
 	KUNIT_EXPECT_EQ(test, kref_read(&channels[3].ref), 1);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++)

@@ -325,7 +325,7 @@ static void np_test_peer_failed(struct np_fake_peer *fake)
 {
 	struct np_test_peer *t = container_of(fake, struct np_test_peer, fake);
 
-	t->held = atomic64_read(&t->region->count.held) &&
+	t->held = atomic64_read(&t->region->count->held) &&
 		  folio_maybe_dma_pinned(page_folio(t->page));
 }
 
@@ -358,7 +358,7 @@ static void np_hold_that_expires_ends_its_qp_and_then_the_pin(struct kunit *test
 							     30 * HZ));
 	np_hold_ms = hold_ms;
 	KUNIT_EXPECT_TRUE(test, t->held);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.held), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->held), 0);
 	KUNIT_EXPECT_FALSE(test, folio_maybe_dma_pinned(page_folio(t->page)));
 }
 

@@ -286,7 +286,7 @@ static void np_dead_region_gives_back_what_tells_of_its_pages(struct kunit *test
 	KUNIT_ASSERT_EQ(test, np_region_resolve(region, &out), 0);
 	KUNIT_ASSERT_EQ(test, np_test_fault(region, NP_SLOT_PAGES - 1, 2,
 					    RDMA_NP_FAULT_WRITE), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 2);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->table_pages), 2);
 	/* Of the same memory, so that what is known of the address space stays */
 	refcount_inc(&t->npdev.users);
 	other = np_region_create(&t->npdev, &t->pd, NULL, &t->fake.domain, t->va,
@@ -297,9 +297,9 @@ static void np_dead_region_gives_back_what_tells_of_its_pages(struct kunit *test
 	np_region_close(region);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 3);
 	KUNIT_EXPECT_TRUE(test, xa_empty(&region->chunks));
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.table_pages), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.writable), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->table_pages), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->resident), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->writable), 0);
 	KUNIT_EXPECT_EQ(test, np_word(region, NP_SLOT_PAGES), 0);
 	np_test_settled(test);
 	/* The tables of the two windows and of the words: all but those of the other one */

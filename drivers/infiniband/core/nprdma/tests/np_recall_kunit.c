@@ -261,7 +261,7 @@ static void np_region_ends_when_its_leases_have(struct kunit *test)
 	destroy_work_on_stack(&closing.work);
 	np_hold_release(late);
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.overdue), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->overdue), 0);
 	KUNIT_EXPECT_FALSE(test, peer->fake.peer.dead);
 }
 
@@ -285,7 +285,7 @@ static void np_region_does_not_wait_for_what_is_not_granted(struct kunit *test)
 	INIT_WORK_ONSTACK(&closing.work, np_test_closes);
 	schedule_work(&closing.work);
 	KUNIT_EXPECT_NE(test, wait_for_completion_timeout(&closing.done, 30 * HZ), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.overdue), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->overdue), 0);
 	KUNIT_EXPECT_EQ(test, np_hold_grant(hold, region->base, PAGE_SIZE, &rkey), -ENXIO);
 	np_hold_release(hold);
 	flush_work(&closing.work);
@@ -320,7 +320,7 @@ static void np_lease_may_end_while_its_region_does(struct kunit *test)
 		flush_work(&closing.work);
 		destroy_work_on_stack(&closing.work);
 		KUNIT_ASSERT_EQ(test, np_test_leased(region), 0);
-		KUNIT_ASSERT_EQ(test, atomic64_read(&region->count.held), 0);
+		KUNIT_ASSERT_EQ(test, atomic64_read(&region->count->held), 0);
 		np_test_close(test->priv);
 	}
 }
@@ -405,7 +405,7 @@ static void np_lease_kept_for_too_long_ends_with_its_key(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_test_leased_at_dereg, 1);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.overdue), 1);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->overdue), 1);
 	KUNIT_EXPECT_FALSE(test, peer->fake.peer.dead);
 	/* It may be given back all the same */
 	np_test_release(test, peer, id, 0, RDMA_NP_OK);
@@ -434,7 +434,7 @@ static void np_recalled_lease_has_a_time_limit(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
 	KUNIT_EXPECT_EQ(test, peer->fake.peer.leased_pages, 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.overdue), 1);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->overdue), 1);
 	KUNIT_EXPECT_FALSE(test, peer->fake.peer.dead);
 	np_test_release(test, peer, id, 0, RDMA_NP_OK);
 	/* Who does not give back gets nothing for a while, and then he does */
@@ -580,7 +580,7 @@ static void np_lease_has_a_key_of_its_own(struct kunit *test)
 		np_hold_revoke(hold, true);
 		np_hold_release(hold);
 	}
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.overdue), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->overdue), 0);
 }
 
 /* Whoever gets no key gets no lease, and its pages all the same */

@@ -83,9 +83,9 @@ static void np_test_no_fault(struct kunit *test, struct np_test_peer *peer,
 	np_test_fault_refused(test, peer, region, id, 0, lid, status);
 	np_test_fault_refused(test, peer, region, id,
 			      RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_WRITE, lid, status);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.resident), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.faults_failed), 0);
-	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count.holds), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->resident), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->faults_failed), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&region->count->holds), 0);
 }
 
 static void np_fault_without_a_grant_is_answered_as_of_no_region(struct kunit *test)
@@ -130,7 +130,7 @@ static void np_fault_without_a_grant_is_answered_as_of_no_region(struct kunit *t
 
 static u64 np_test_pages_held(struct np_region *region)
 {
-	return atomic64_read(&region->count.held);
+	return atomic64_read(&region->count->held);
 }
 
 /* Who guesses ids does not learn which there are, and gives nothing back */

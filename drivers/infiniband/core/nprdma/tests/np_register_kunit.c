@@ -28,6 +28,11 @@ static void np_reg_check_refuses(struct kunit *test)
 		{ U64_MAX - 0xfff, 0x1000, 0, 0, -EINVAL },
 		{ U64_MAX - 0xfff, 0x2000, 0, 0, -EINVAL },
 		{ 0x10000, U64_MAX, 0x10000, 0, -EINVAL },
+		/* The whole address space, which has no other addresses than its own */
+		{ 0, U64_MAX, 0, 0, 0 },
+		{ 0, U64_MAX, 0x1000, 0, -EINVAL },
+		{ 0, U64_MAX - 1, 0, 0, -EINVAL },
+		{ 0, U64_MAX, 0, IB_ACCESS_ON_DEMAND, -EOPNOTSUPP },
 		{ 0x10000, 0x1000, U64_MAX - 0xfff, 0, 0 },
 		{ 0x10000, 0x1001, U64_MAX - 0xfff, 0, -EINVAL },
 		{ 0xffff888000000000, 0x1000, 0, 0, -EFAULT },
@@ -208,6 +213,49 @@ static void np_public_key_gives_no_access(struct kunit *test)
 	np_test_deregister(mr);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+}
+
+/* As long as nobody uses it, it takes no more than a region of a page */
+static void np_whole_address_space_is_registered(struct kunit *test)
+{
+	struct np_test *t = test->priv;
+	struct np_region *part;
+	struct ib_sge sge = {};
+	struct ib_mr *mr;
+	bool ours;
+
+	np_test_registrar(test);
+	mr = np_reg_user_mr(&t->pd, 0, U64_MAX, 0, NP_TEST_ACCESS);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, mr);
+	KUNIT_EXPECT_EQ(test, t->nr_keys, 1);
+	KUNIT_EXPECT_EQ(test, t->keys[0]->access, 0);
+	KUNIT_EXPECT_EQ(test, mr->np->iova_size, 3 * NP_SLOT_SIZE);
+	KUNIT_EXPECT_EQ(test, mr->np->length, SIZE_MAX);
+
+	/* Prefetching makes a part, and pages of it resident */
+	sge.lkey = mr->lkey;
+	sge.addr = t->va;
+	sge.length = 3 * PAGE_SIZE;
+	KUNIT_EXPECT_EQ(test, np_advise_mr(&t->pd, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0,
+					   &sge, 1, &ours), 0);
+	KUNIT_EXPECT_TRUE(test, ours);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&mr->np->count->writable), 3);
+	part = np_region_at(mr->np, t->va);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, part);
+	KUNIT_EXPECT_EQ(test, part->iova_size, np_window_size(0, NP_PART_SIZE, true) +
+			np_window_size(0, NP_PART_SIZE, false));
+	np_region_put(part);
+	sge.addr = 0;
+	KUNIT_EXPECT_EQ(test, np_advise_mr(&t->pd, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, 0,
+					   &sge, 1, &ours), -EFAULT);
+	/* What is there, and that is nothing */
+	KUNIT_EXPECT_EQ(test, np_advise_mr(&t->pd, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, 0,
+					   &sge, 1, &ours), 0);
+
+	np_test_deregister(mr);
+	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
+	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 1);
+	KUNIT_EXPECT_TRUE(test, xa_empty(&t->fake.slots));
 }
 
 /* Above all RELAXED_ORDERING, which no key may have */
@@ -414,6 +462,7 @@ static struct kunit_case np_register_cases[] = {
 	KUNIT_CASE(np_devices_of_a_domain_share_its_addresses),
 	KUNIT_CASE(np_drivers_pin_or_are_refused),
 	KUNIT_CASE(np_public_key_gives_no_access),
+	KUNIT_CASE(np_whole_address_space_is_registered),
 	KUNIT_CASE(np_optional_access_bits_are_ignored),
 	KUNIT_CASE(np_region_that_cannot_be_destroyed_keeps_its_name),
 	KUNIT_CASE(np_keys_are_tracked_until_they_are_destroyed),

@@ -14,7 +14,7 @@ static void np_resolved_regions_are_bounded(struct kunit *test)
 
 	t->fake.peer.nr_bindings = NP_MAX_BINDINGS - 1;
 	t->fake.peer.resolving = 1;
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, 0, &info),
 			-ENOSPC);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
 	t->fake.peer.nr_bindings = 0;
@@ -34,7 +34,7 @@ static void np_fault_is_within_the_owners_bounds(struct kunit *test)
 	t->resolves_to.max_pages = 1;
 	t->resolves_to.max_ranges = 1;
 	t->resolves_to.lanes = 2;
-	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, &info), 0);
+	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, 0, &info), 0);
 	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 1),
 			-EINVAL);
 	ranges[0].length = 1;
@@ -49,7 +49,7 @@ static void np_fault_is_within_the_owners_bounds(struct kunit *test)
 	t->resolves_to.max_ranges = 2;
 	t->resolves_to.max_pages = 2;
 	t->resolves_to.lanes = 1;
-	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, &info), 0);
+	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, 0, &info), 0);
 	np_answer_to(test, 2, RDMA_NP_OK, 0);
 	KUNIT_EXPECT_EQ(test, np_ask_fault(test, 7, 4, 0), -EBUSY);
 	np_answer_to(test, 1, RDMA_NP_OK, 0);
@@ -67,7 +67,7 @@ static void np_resolve_of_another_kind_fails(struct kunit *test)
 
 	t->resolves_to = np_ask_region(7);
 	t->resolves_to.page_shift = 16;
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 1,
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 1, 0,
 					      &info), -EPROTO);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.nr_bindings, 0);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.resolving, 0);
@@ -104,7 +104,7 @@ static void np_forget_undoes_all_resolves_before_it(struct kunit *test)
 	t->resolves_to = np_ask_region(7);
 	for (i = 0; i <= NP_MAX_CHANNELS; i++) {
 		np_channel_init(&channels[i], np_test_channel_stays);
-		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, &info),
+		KUNIT_EXPECT_EQ(test, np_peer_resolve(peer, &channels[i], 1, 0, &info),
 				i < NP_MAX_CHANNELS ? 0 : -ENOSPC);
 	}
 	newest = t->sent[t->nr_sent - 1].tid;
@@ -172,7 +172,7 @@ static void np_resolves_under_way_are_bounded(struct kunit *test)
 
 	/* Asks again for a while, as if the peer had said so */
 	t->fake.peer.resolving = NP_MAX_ASKED;
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, 0, &info),
 			-EBUSY);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 0);
 	t->fake.peer.resolving = 0;
@@ -198,7 +198,7 @@ static void np_device_that_leaves_waits_for_no_peer(struct kunit *test)
 	destroy_work_on_stack(&r.work);
 	KUNIT_EXPECT_EQ(test, r.err, -ENOTCONN);
 	KUNIT_EXPECT_EQ(test, t->fake.peer.resolving, 0);
-	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, &info),
+	KUNIT_EXPECT_EQ(test, np_peer_resolve(&t->fake.peer, &t->channel, 7, 0, &info),
 			-ENODEV);
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
 }

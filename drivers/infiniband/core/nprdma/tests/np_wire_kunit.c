@@ -143,7 +143,6 @@ static void np_msg_header_is_checked(struct kunit *test)
 	np_msg_encode(&msg, &good);
 	NP_EXPECT_BAD(-EBADMSG, wire.region.length = 0);
 	NP_EXPECT_BAD(-EBADMSG, wire.region.base = cpu_to_be64(U64_MAX - 7));
-	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved = 1);
 	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved2 = cpu_to_be32(1));
 	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved3[0] = cpu_to_be64(1));
 	NP_EXPECT_BAD(-EBADMSG, wire.region.reserved3[1] = cpu_to_be64(1));
@@ -197,7 +196,7 @@ static void np_msg_bytes_are_of_no_cpu(struct kunit *test)
 		0, 0, 4, 0x0f,					/* access */
 		0, 0, 0x33, 0x33, 0, 0, 0x11, 0x11, 0, 0, 0x22, 0x22, /* keys */
 		0xfe, 0xdc, 0xba, 0x98, 0x76, 0x54, 0x32, 0x10,	/* secret */
-		12, 6, 1, 0,			/* shifts, read_order */
+		12, 6, 1, 0,			/* shifts, read_order, part_shift */
 		0, 0x12, 0x34, 0x56,		/* max_pages */
 		0x12, 0x34, 0x43, 0x21,		/* max_ranges, lanes */
 		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -231,6 +230,20 @@ static void np_region_of_another_kind_is_refused(struct kunit *test)
 	NP_EXPECT_ACCEPT(false, info.max_pages = 0);
 	NP_EXPECT_ACCEPT(false, info.max_ranges = 0);
 	NP_EXPECT_ACCEPT(false, info.lanes = 0);
+
+	/* A part is found by the upper bits of its addresses */
+	NP_EXPECT_ACCEPT(false, info.part_shift = 12);
+	NP_EXPECT_ACCEPT(true, (info.part_shift = 12, info.length = 0x1000));
+	NP_EXPECT_ACCEPT(true, (info.part_shift = 30, info.length = SZ_1G,
+				info.base = 3ULL * SZ_1G));
+	NP_EXPECT_ACCEPT(false, (info.part_shift = 30, info.length = SZ_1G,
+				 info.base = 3ULL * SZ_1G + 0x1000));
+	NP_EXPECT_ACCEPT(false, (info.part_shift = 30, info.length = SZ_1G - 1,
+				 info.base = 3ULL * SZ_1G));
+	NP_EXPECT_ACCEPT(false, (info.part_shift = 11, info.length = 0x800));
+	NP_EXPECT_ACCEPT(false, (info.part_shift = 64, info.base = 0,
+				 info.length = 1));
+	NP_EXPECT_ACCEPT(false, (info.part_shift = 255, info.base = 0));
 
 	/* Both ends' bounds count */
 	NP_EXPECT_ACCEPT(true, ({}));
