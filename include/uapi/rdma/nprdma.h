@@ -76,7 +76,7 @@ enum rdma_np_hold_methods {
 /*
  * QUERY: what the device can do. Without RDMA_NP_QUERY_OWNER unpinned regions cannot be
  * registered on it, and a line in the kernel log says why; regions of peers may be
- * reached by it nevertheless.
+ * reached by it nevertheless. EOPNOTSUPP: these neither, as no port has MADs (iWARP).
  */
 enum rdma_np_query_attrs {
 	RDMA_NP_ATTR_QUERY_RESP,		/* out, struct rdma_np_query */

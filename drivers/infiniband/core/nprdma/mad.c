@@ -233,8 +233,7 @@ int np_port_open(struct np_port *port)
 	struct np_send *send;
 	unsigned int i;
 
-	if (!rdma_cap_ib_mad(port->hca->ibdev, port->port_num) ||
-	    !rdma_cap_ib_cm(port->hca->ibdev, port->port_num))
+	if (!np_port_may_ask(port->hca->ibdev, port->port_num))
 		return 0;
 
 	set_bit(IB_MGMT_METHOD_SEND, req.method_mask);

@@ -215,6 +215,12 @@ struct np_stats {
 	u64 table_pages;
 };
 
+/* Has the port the MADs by which kernels find each other? iWARP has none. */
+static inline bool np_port_may_ask(struct ib_device *ibdev, u32 port_num)
+{
+	return rdma_cap_ib_mad(ibdev, port_num) && rdma_cap_ib_cm(ibdev, port_num);
+}
+
 /* Regions, for the protocol */
 
 #ifdef CONFIG_INFINIBAND_NPRDMA_REGIONS

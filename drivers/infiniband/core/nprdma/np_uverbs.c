@@ -217,6 +217,17 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_CHANNEL_ALLOC)(struct uverbs_attr_bundl
 	return 0;
 }
 
+/* Can the device reach regions of peers? That asks nothing of its driver or its IOMMU */
+static bool np_may_ask(struct ib_device *ibdev)
+{
+	u32 port;
+
+	rdma_for_each_port(ibdev, port)
+		if (np_port_may_ask(ibdev, port))
+			return true;
+	return false;
+}
+
 static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs)
 {
 	struct rdma_np_query query = {
@@ -230,11 +241,10 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY)(struct uverbs_attr_bundle *attrs
 
 	if (IS_ERR(ucontext))
 		return PTR_ERR(ucontext);
-	/* Who only reaches regions of others needs nothing of the device. */
 	err = np_device_check(ucontext->device);
 	if (!err)
 		query.flags |= RDMA_NP_QUERY_OWNER;
-	else if (err != -EOPNOTSUPP)
+	else if (err != -EOPNOTSUPP || !np_may_ask(ucontext->device))
 		return err;
 	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_QUERY_RESP, &query,
 					     sizeof(query));

@@ -28,7 +28,8 @@ static bool run(const char *command)
 	return !ret;
 }
 
-static void check_refusal(struct __test_metadata *_metadata, const char *dev)
+/* @asks: it may reach regions of peers nevertheless */
+static void check_refusal(struct __test_metadata *_metadata, const char *dev, bool asks)
 {
 	uint8_t *data = np_map(NP_DATA_LEN);
 	struct ibv_context *ctx = np_open_device(dev);
@@ -40,8 +41,11 @@ static void check_refusal(struct __test_metadata *_metadata, const char *dev)
 	ASSERT_NE(NULL, ctx);
 	pd = ibv_alloc_pd(ctx);
 	ASSERT_NE(NULL, pd);
-	ASSERT_EQ(0, np_query(ctx, &query));
-	EXPECT_EQ(0, query.flags);
+	memset(&query, 0xff, sizeof(query));
+	ASSERT_EQ(asks ? 0 : -EOPNOTSUPP, np_query(ctx, &query));
+	if (asks) {
+		EXPECT_EQ(0, query.flags);
+	}
 	for (int i = 0; i < 3; i++) {
 		errno = 0;
 		EXPECT_EQ(NULL, ibv_reg_mr(pd, data, NP_DATA_LEN, NP_RIGHTS | NP_UNPINNED));
@@ -60,25 +64,25 @@ static void check_refusal(struct __test_metadata *_metadata, const char *dev)
 TEST(passthrough_domain)
 {
 	ASSERT_TRUE(file_has("/proc/cmdline", "iommu=pt"));
-	check_refusal(_metadata, NP_OWNER_DEV);
+	check_refusal(_metadata, NP_OWNER_DEV, true);
 }
 
 TEST(iommu_off)
 {
 	ASSERT_TRUE(file_has("/proc/cmdline", "intel_iommu=off"));
-	check_refusal(_metadata, NP_OWNER_DEV);
+	check_refusal(_metadata, NP_OWNER_DEV, true);
 }
 
 /* The kernel's log says which of the reasons it was. */
 TEST(shadowed_tables)
 {
-	check_refusal(_metadata, NP_OWNER_DEV);
+	check_refusal(_metadata, NP_OWNER_DEV, true);
 	EXPECT_TRUE(run("dmesg | grep -q 'unpinned memory regions refused: .*caching mode'"));
 }
 
 TEST(no_drain)
 {
-	check_refusal(_metadata, NP_OWNER_DEV);
+	check_refusal(_metadata, NP_OWNER_DEV, true);
 	EXPECT_TRUE(run("dmesg | grep -q 'unpinned memory regions refused: .*in flight'"));
 }
 
@@ -88,8 +92,12 @@ TEST(software_device)
 	ASSERT_TRUE(run("modprobe crc32_generic; modprobe rdma_rxe"));
 	ASSERT_TRUE(run("ip link add npdummy type dummy && ip link set npdummy up"));
 	ASSERT_TRUE(run("rdma link add rxe_np type rxe netdev npdummy"));
-	check_refusal(_metadata, "rxe_np");
-	EXPECT_TRUE(run("rdma link delete rxe_np && ip link delete npdummy"));
+	check_refusal(_metadata, "rxe_np", true);
+	EXPECT_TRUE(run("rdma link delete rxe_np"));
+	/* One that has no MADs either. */
+	ASSERT_TRUE(run("modprobe siw; rdma link add siw_np type siw netdev npdummy"));
+	check_refusal(_metadata, "siw_np", false);
+	EXPECT_TRUE(run("rdma link delete siw_np && ip link delete npdummy"));
 }
 
 TEST_HARNESS_MAIN

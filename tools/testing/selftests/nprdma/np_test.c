@@ -323,10 +323,12 @@ static void np_add_out(struct np_call *call, unsigned int id, void *data, size_t
 static int np_ioctl(struct ibv_context *ctx, struct np_call *call, unsigned int object,
 		    unsigned int method)
 {
+	const char *name = ibv_get_device_name(ctx->device);
+
 	call->hdr.object_id = object;
 	call->hdr.method_id = method;
-	call->hdr.driver_id = !strncmp(ibv_get_device_name(ctx->device), "mlx5", 4) ?
-				      RDMA_DRIVER_MLX5 : RDMA_DRIVER_RXE;
+	call->hdr.driver_id = !strncmp(name, "mlx5", 4) ? RDMA_DRIVER_MLX5 :
+			      !strncmp(name, "siw", 3) ? RDMA_DRIVER_SIW : RDMA_DRIVER_RXE;
 	call->hdr.length = sizeof(call->hdr) + call->hdr.num_attrs * sizeof(call->attrs[0]);
 	return ioctl(ctx->cmd_fd, RDMA_VERBS_IOCTL, &call->hdr) ? -errno : 0;
 }
