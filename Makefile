@@ -73,7 +73,7 @@ compat: all ## programs of others on unpinned memory, and the table of them (an 
 	@scripts/compat
 
 .PHONY: odp-suites
-odp-suites: all ## programs that ask for on-demand paging, on unpinned memory that is reclaimed (RDMA_CORE=DIR: its tests; 10 minutes)
+odp-suites: all ## programs that ask for on-demand paging, on unpinned memory that is reclaimed (RDMA_CORE=DIR: its tests; 3 minutes)
 	@scripts/compat --odp
 
 .PHONY: deps
