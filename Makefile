@@ -69,11 +69,11 @@ bench: all ## the figures: registration, latency, bandwidth, faults
 	@scripts/bench
 
 .PHONY: compat
-compat: all ## programs of others on unpinned memory, and the table of them (an hour)
+compat: all ## programs of others on unpinned memory, and the tables of them (two hours)
 	@scripts/compat
 
 .PHONY: odp-suites
-odp-suites: all ## programs that ask for on-demand paging, on unpinned memory that is reclaimed (RDMA_CORE=DIR: its tests; 3 minutes)
+odp-suites: all ## programs that ask for on-demand paging, on unpinned memory that is reclaimed (3 minutes)
 	@scripts/compat --odp
 
 .PHONY: deps

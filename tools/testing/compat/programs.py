@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The programs that tools/testing/compat/guest runs, and how each is called.
+
+A program is a dictionary: "name"; "server" and "client", the commands ("client" alone, if one
+command makes both ends); "port", where the server listens (on TCP; None: by rdma_cm). More, if
+it applies:
+  env, server_env, client_env   variables
+  preload     a library that it needs itself, before ours
+  serves      the server never ends by itself
+  remote      False: it does nothing that would need unpinned memory
+  direct      it may use direct verbs, by which memory stays pinned
+  limit       of the control group's memory, for both ends
+  pinned_fails  pinned, it does not run within that limit: its run without the library has to fail
+  before, after  shell commands for what it needs
+  short, odp  it belongs to these selections
+  pause       seconds between two turns of reclaim
+"""
+
+import gzip
+import os
+import re
+import shlex
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# With our MPI programs, compiled.
+MPI = os.environ.get("NPRDMA_MPI", HERE)
+# rdma-core's tests, as Debian's package has them: the larger files packed.
+PACKAGED = "/usr/share/doc/rdma-core/tests"
+PYVERBS = "/tmp/compat-pyverbs"
+ADDRESSES = ("10.78.80.1", "10.78.80.2")
+
+
+class Link:
+    """What the two ends are called on this link layer."""
+
+    def __init__(self, layer):
+        self.ethernet = layer == "ethernet"
+        self.gid = [self.find_gid(n) for n in (0, 1)] if self.ethernet else None
+
+    @staticmethod
+    def find_gid(n):
+        """The index of the RoCE version 2 GID of mlx5_N's IPv4 address."""
+        port = f"/sys/class/infiniband/mlx5_{n}/ports/1"
+        want = ":".join(["0000"] * 5 + ["ffff"] + ["{:02x}{:02x}".format(*pair) for pair in
+                        zip(*[iter(map(int, ADDRESSES[n].split(".")))] * 2)])
+        for i in range(256):
+            try:
+                with open(f"{port}/gids/{i}", encoding="ascii") as f:
+                    if f.read().strip() != want:
+                        continue
+                with open(f"{port}/gid_attrs/types/{i}", encoding="ascii") as f:
+                    if f.read().strip() == "RoCE v2":
+                        return i
+            except OSError:
+                continue
+        sys.exit(f"compat: mlx5_{n} has no RoCE v2 GID of {ADDRESSES[n]}; the guest needs --link-layer ethernet")
+
+    def pair(self, command, **more):
+        """Server and client differ in the device and the server's name."""
+        name, option = command, "-g"
+        if command.startswith("ib_"):
+            # perftest compares the CPU's counter with the clock, and gives no result if a busy host makes
+            # them differ; with -F it does not.
+            command, option = command + " -F", "-x"
+        ends = [f"{command} -d mlx5_{n}" + (f" {option} {self.gid[n]}" if self.gid else "") for n in (0, 1)]
+        return {"name": name, "server": ends[0], "client": ends[1] + " localhost", "port": 18515, **more}
+
+    def qperf(self, test):
+        # Without rdma_cm it has no way to say which GID.
+        where = f"-cm 1 {ADDRESSES[0]}" if self.ethernet else "-li mlx5_1:1 -ri mlx5_0:1 127.0.0.1"
+        return {"name": f"qperf {test}", "server": "qperf", "port": 19765, "client": f"qperf -t 1 {where} {test}",
+                "serves": True}
+
+    def pyverbs(self, name, module, *args, **more):
+        """A test of rdma-core's, or all of a file; each makes both ends. Python is slow to come back to memory."""
+        gid = ("--gid", str(self.gid[0])) if self.gid else ()
+        return {"name": f"pyverbs {name}", "remote": False, "pause": 0.5, "client": shlex.join(
+            ["python3", "-c", UNITTEST, PYVERBS, f"{PYVERBS}/tests", f"tests.{module}", "--dev", "mlx5_0", *gid, "-v",
+             *args]), **more}
+
+
+def ucx(tls, test, **more):
+    command = f"ucx_perftest -t {test}"
+    return {"name": f"ucx_perftest {tls} {test}", "server": command, "client": f"{command} 127.0.0.1",
+            "port": 13337, "env": {"UCX_TLS": tls, "UCX_WARN_UNUSED_ENV_VARS": "n"},
+            "server_env": {"UCX_NET_DEVICES": "mlx5_0:1"}, "client_env": {"UCX_NET_DEVICES": "mlx5_1:1"},
+            "direct": tls.endswith("_x"), **more}
+
+
+def mpi(program, *args, name=None):
+    """One command starts both processes."""
+    rank = "-x UCX_NET_DEVICES=mlx5_{}:1 {}"
+    both = " : ".join(f"-np 1 {rank.format(n, ' '.join((program,) + args))}" for n in (0, 1))
+    return {"name": name or f"Open MPI {program}", "client": "mpirun --allow-run-as-root --oversubscribe "
+            f"--mca pml ucx --mca osc ucx --mca btl ^openib,tcp,vader {both}",
+            "env": {"UCX_TLS": "rc_v", "OMPI_MCA_plm_rsh_agent": "", "UCX_WARN_UNUSED_ENV_VARS": "n"}}
+
+
+# One file of the tests: all of them together load mlx5dv, by which memory stays pinned.
+UNITTEST = ("import sys, unittest; sys.path[:0] = sys.argv.pop(1), sys.argv.pop(1); import args_parser; "
+            "args_parser.parser.parse_args(); unittest.main(module=sys.argv.pop(1))")
+
+
+def unpack_pyverbs():
+    os.makedirs(f"{PYVERBS}/tests", exist_ok=True)
+    for name in os.listdir(PACKAGED):
+        plain = name.removesuffix(".gz")
+        if plain.endswith(".py"):
+            with (gzip.open if plain != name else open)(f"{PACKAGED}/{name}", "rb") as f:
+                text = f.read()
+            with open(f"{PYVERBS}/tests/{plain}", "wb") as f:
+                f.write(text)
+
+
+def pyverbs_tests(link):
+    """What the tests of rdma-core have for an adapter with verbs; test_odp by the test."""
+    unpack_pyverbs()
+    for name in ("addr", "atomic", "cq", "cq_events", "cqex", "device", "fork", "mr", "parent_domain", "pd", "qp",
+                 "qpex", "relaxed_ordering", "shared_pd", "tag_matching"):
+        yield link.pyverbs(f"test_{name}", f"test_{name}")
+    with open(f"{PYVERBS}/tests/test_odp.py", encoding="utf-8") as f:
+        for name in re.findall(r"^    def (test_\w+)\(", f.read(), re.MULTILINE):
+            yield link.pyverbs(name, "test_odp", "-k", f"*.{name}", odp=True)
+
+
+def cm(name, server, client, **more):
+    """A program of rdma_cm; {a} is the server's address, {b} the client's."""
+    a, b = ADDRESSES
+    return {"name": name, "server": server.format(a=a, b=b), "client": client.format(a=a, b=b), "port": None, **more}
+
+
+def fio(name, server, client, port, **more):
+    common = f"fio --name=job --ioengine=rdma --port={port} --eta=never --verify=crc32c"
+    return cm(name, f"{common} {server} --bindname={{a}}", f"{common} {client} --hostname={{a}}", **more)
+
+
+# A file system on a disk of its own; who uses it is not who pays for the disk's memory.
+DISK = "/tmp/compat-disk"
+MAKE_DISK = (f"fallocate -l 700M {DISK}.image && mkfs.ext4 -q -F {DISK}.image && mkdir -p {DISK} && "
+             f"mount -o loop {DISK}.image {DISK}")
+FREE_DISK = f"umount {DISK} && rm {DISK}.image"
+
+
+def rdma_cm_programs():
+    yield cm("rping", "rping -s -a {a} -C 20 -v -V", "rping -c -a {a} -I {b} -C 20 -v -V", short=True)
+    yield cm("ucmatose", "ucmatose -b {a} -c 5 -C 50 -S 4096", "ucmatose -b {b} -s {a} -c 5 -C 50 -S 4096")
+    yield cm("udaddy", "udaddy -b {a} -c 2 -C 50 -S 1024", "udaddy -b {b} -s {a} -c 2 -C 50 -S 1024")
+    yield cm("udpong", "udpong -b {a} -C 50 -S 1024 -T e", "udpong -b {b} -s {a} -C 50 -S 1024 -T e")
+    yield cm("rdma_server, rdma_client", "rdma_server -s {a} -p 7471", "rdma_client -s {a} -p 7471")
+    yield cm("rdma_xserver, rdma_xclient", "rdma_xserver -p 7471", "rdma_xclient -s {a} -p 7471", remote=False)
+    yield cm("rdma_xserver, rdma_xclient, XRC", "rdma_xserver -p 7471 -c x", "rdma_xclient -s {a} -p 7471 -c x",
+             remote=False)
+    for test in ("b", "n", "a"):
+        yield cm(f"rstream -T {test}", f"rstream -b {{a}} -T v -T {test} -I 20 -C 5 -S 65536",
+                 f"rstream -b {{b}} -s {{a}} -T v -T {test} -I 20 -C 5 -S 65536", short=test == "b")
+    # It polls the last byte of what the peer writes.
+    yield cm("riostream", "riostream -b {a} -I 5 -C 5 -S 65536", "riostream -b {b} -s {a} -I 5 -C 5 -S 65536",
+             env={"NPRDMA_ORDERED": "1"})
+    for verb in ("write", "read", "send"):
+        yield cm(f"ib_{verb}_bw -R", f"ib_{verb}_bw -F -R -n 100 -p 18400", f"ib_{verb}_bw -F -R -n 100 -p 18400 {{a}}")
+    # An ordinary program of TCP; what it sent is what was received.
+    rsocket = {"preload": "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"}
+    yield cm("librspreload: iperf3", "iperf3 -s -1 -B {a} -p 5201", "iperf3 -c {a} -B {b} -p 5201 -n 4M", **rsocket)
+    yield cm("librspreload: nc, 4 MiB", "sh -c 'nc -l -s {a} -p 5202 >/tmp/compat-got; cmp /tmp/compat-got /tmp/compat-sent'",
+             "sh -c 'nc -N -s {b} {a} 5202 </tmp/compat-sent'", before="head -c 4M /dev/urandom >/tmp/compat-sent",
+             after="rm -f /tmp/compat-got /tmp/compat-sent", **rsocket)
+    for verb in ("write", "read", "send"):
+        yield fio(f"fio, verb {verb}", "--rw=read --bs=64k --size=8m --iodepth=8",
+                  f"--rw=write --verb={verb} --bs=64k --size=8m --iodepth=8", 8700)
+    # Its buffers are files; pinned they do not fit.
+    buffers = "--bs=1m --iodepth=256 --size=512m --iomem=mmapshared:" + DISK
+    yield fio("fio, buffers of 512 MiB in files, in 192 MiB", f"--rw=read {buffers}/server",
+              f"--rw=write --verb=write {buffers}/client", 8701, limit="192M", before=MAKE_DISK, after=FREE_DISK)
+    for end, extra in (("msg", ""), ("rdm", ";ofi_rxm")):
+        name = f"fi_pingpong -p verbs{extra} -e {end}"
+        command = f"fi_pingpong -p 'verbs{extra}' -e {end} -I 50 -c"
+        yield {"name": name, "server": f"{command} -d mlx5_0", "client": f"{command} -d mlx5_1 {ADDRESSES[0]}", "port": 47592}
+    yield cm("io_demo of UCX, rdmacm", "io_demo -q -p 1340", "io_demo -q -i 200 -d 4096:65536 -o read,write -I {b} -p 1340 {a}",
+             serves=True, env={"UCX_TLS": "rc_v", "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm", "UCX_WARN_UNUSED_ENV_VARS": "n"})
+
+
+def perftest(link):
+    for verb, more in (("write", ("", "-a", "--use_old_post_send")), ("read", ("", "-a", "-q 4")),
+                       ("send", ("", "-a", "-e", "-r 64 -q 2 --use-srq"))):
+        for m in more:
+            yield link.pair(f"ib_{verb}_bw -n 100 {m}".strip(), short=not m)
+        yield link.pair(f"ib_{verb}_lat -n 100", short=True)
+    yield link.pair("ib_write_bw -n 100 -c UC")
+    yield link.pair("ib_send_bw -n 100 -c UD")
+    yield link.pair("ib_send_bw -n 100 -c XRC", remote=False)
+    yield link.pair("ib_write_bw -n 100 -c XRC", remote=False)
+    for verb in ("write", "read", "send"):
+        yield link.pair(f"ib_{verb}_bw -n 100 --odp", short=verb == "read", odp=True)
+    yield link.pair("ib_send_lat -n 100 -c UD")
+    for atomic in ("FETCH_AND_ADD", "CMP_AND_SWAP"):
+        yield link.pair(f"ib_atomic_bw -n 100 -A {atomic}", short=atomic[0] == "F")
+    yield link.pair("ib_atomic_lat -n 100")
+
+
+def pingpongs(link):
+    for kind in ("rc", "uc", "ud", "srq", "xsrq"):
+        yield link.pair(f"ibv_{kind}_pingpong -n 100", short=kind != "xsrq", remote=kind != "xsrq")
+    yield link.pair("ibv_rc_pingpong -n 100 -e", short=True)
+    yield link.pair("ibv_rc_pingpong -n 100 -N")
+    for odp in ("-o", "-o -P", "-o -O", "-o -O -P"):
+        yield link.pair(f"ibv_rc_pingpong -n 100 -c {odp}", short=odp == "-o", odp=True)
+    yield link.pair("ibv_srq_pingpong -n 100 -o", odp=True)
+
+
+def programs(link):
+    yield from perftest(link)
+    yield from pingpongs(link)
+    for test in ("rc_bi_bw", "rc_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw",
+                 "rc_rdma_write_lat", "rc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr",
+                 "uc_bw", "uc_lat", "uc_rdma_write_bw", "uc_rdma_write_lat", "ud_bw", "ud_lat"):
+        yield dict(link.qperf(test), short=test == "rc_rdma_read_bw")
+    for tls in ("rc_v", "ud_v", "rc_x", "ud_x"):
+        for test in ("tag_lat", "tag_bw", "ucp_put_lat", "ucp_put_bw", "ucp_get", "ucp_add"):
+            yield ucx(tls, f"{test} -n 300 -w 10", short=test == "tag_bw")
+        yield ucx(tls, "tag_bw -n 50 -w 5 -s 262144")
+        yield ucx(tls, "ucp_put_bw -n 100 -w 5 -s 8192")
+    yield dict(ucx("rc_v", "ucp_get -n 100 -w 5 -s 65536"), name="ucx_perftest rc_v ucp_get, ODP", odp=True,
+               env={"UCX_TLS": "rc_v", "UCX_REG_NONBLOCK_MEM_TYPES": "host", "UCX_WARN_UNUSED_ENV_VARS": "n"})
+    if os.path.exists(f"{MPI}/exchange"):
+        yield dict(mpi(f"{MPI}/exchange", name="Open MPI, pml ucx: exchange"), short=True)
+        # Pinned it would need 8 GiB.
+        yield dict(mpi(f"{MPI}/window", "4", name="Open MPI windows of 4 GiB in 512 MiB"), limit="512M")
+    if link.ethernet:
+        yield from rdma_cm_programs()
+    if os.path.isdir(PACKAGED):
+        yield from pyverbs_tests(link)
