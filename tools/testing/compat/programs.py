@@ -172,6 +172,9 @@ def rdma_cm_programs():
     buffers = "--bs=1m --iodepth=256 --size=512m --iomem=mmapshared:" + DISK
     yield fio("fio, buffers of 512 MiB in files, in 192 MiB", f"--rw=read {buffers}/server",
               f"--rw=write --verb=write {buffers}/client", 8701, limit="192M", before=MAKE_DISK, after=FREE_DISK)
+    machine = "head -c 8M /dev/urandom >/tmp/compat-machine"
+    yield cm("qemu-system-x86_64, migration over rdma:", f"{HERE}/migrate to {{a}}:4444 /tmp/compat-machine",
+             f"{HERE}/migrate from {{a}}:4444 /tmp/compat-machine", before=machine, after="rm /tmp/compat-machine")
     for end, extra in (("msg", ""), ("rdm", ";ofi_rxm")):
         name = f"fi_pingpong -p verbs{extra} -e {end}"
         command = f"fi_pingpong -p 'verbs{extra}' -e {end} -I 50 -c"
