@@ -35,7 +35,7 @@ int attach(ibv_qp *qp, std::unique_ptr<npr::qp_ex> &ex)
 	    (qp->qp_type != IBV_QPT_RC && qp->qp_type != IBV_QPT_UC && qp->qp_type != IBV_QPT_UD))
 		return 0;
 	npr_qp_attr attr{};
-	if (policy().ordered)
+	if (ordered())
 		attr.flags = NPR_QP_ORDERED_WRITES;
 	npr_qp *const lib = npr_attach_qp(cq, qp, &attr);
 	if (!lib)

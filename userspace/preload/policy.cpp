@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -169,6 +170,23 @@ const settings &policy()
 	static const settings &s = *std::make_unique<settings>(read_all()).release();
 
 	return s;
+}
+
+namespace {
+
+/* Relaxed: who makes a queue pair for what polls memory has called it before, or been told by who has. */
+std::atomic<bool> polls_memory;
+
+} // namespace
+
+bool ordered()
+{
+	return policy().ordered || polls_memory.load(std::memory_order_relaxed);
+}
+
+void order_writes() noexcept
+{
+	polls_memory.store(true, std::memory_order_relaxed);
 }
 
 } // namespace npr::preload

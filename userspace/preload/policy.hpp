@@ -38,6 +38,11 @@ struct settings {
 /* Of this process. What is wrong ends it with status 64, and a message. */
 [[nodiscard]] const settings &policy();
 
+/* Are WRITEs of queue pairs that are made now to land in order: by settings::ordered, or because of order_writes()? */
+[[nodiscard]] bool ordered();
+/* The program uses what polls memory: see hooks_rsocket.cpp. */
+void order_writes() noexcept;
+
 } // namespace npr::preload
 
 #endif

@@ -1369,6 +1369,70 @@ TEST(OrderedWrites, WaitForAHoldWhileThePeerIsBusy)
 	b.check_memory();
 }
 
+TEST(OrderedWrites, WithImmediateLandOnce)
+{
+	for (const auto order : {RDMA_NP_READ_IN_ORDER, RDMA_NP_READ_UNKNOWN}) {
+		engine_config c = small_config();
+		c.ordered_writes = true;
+		app b(c);
+		b.world.add_region(0x100000, 16 * page_size, 0x100).info.read_order = static_cast<std::uint8_t>(order);
+		b.world.lands_once = true;
+		for (unsigned i = 1; i <= 3; ++i) {
+			b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 100, 3 * page_size);
+			b.world.settle();
+			ASSERT_EQ(b.poll(), 1U);
+			EXPECT_EQ(b.world.hold_requests, i);
+			EXPECT_EQ(b.world.writes, i);
+			ASSERT_EQ(b.world.immediates.size(), i);
+			EXPECT_EQ(b.world.immediates.back().second, 3 * page_size);
+		}
+		EXPECT_TRUE(b.world.holds.empty());
+		b.check_memory();
+	}
+}
+
+/* Where no hold can be had, and where one hold does not do, it is proven and then sent again. */
+TEST(OrderedWrites, WithImmediateAreHeardOnceInAnyCase)
+{
+	for (const std::uint64_t pages : {3U, 600U}) {
+		engine_config c = small_config();
+		c.ordered_writes = true;
+		app b(c);
+		b.world.add_region(0x100000, 1000 * page_size, 0x100);
+		b.world.hold_answer = pages == 3 ? RDMA_NP_ADDRESS : RDMA_NP_OK;
+		b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 0, pages * page_size);
+		b.world.settle();
+		ASSERT_EQ(b.poll(), 1U);
+		ASSERT_EQ(b.world.immediates.size(), 1U);
+		EXPECT_EQ(b.world.immediates[0].second, pages * page_size);
+		EXPECT_TRUE(b.world.holds.empty());
+		b.check_memory();
+	}
+}
+
+/* A READ that is to be held would be queued behind one that may wait for a receive. */
+TEST(OrderedWrites, WithImmediateAreHeldWhenReadsHaveEnded)
+{
+	engine_config c = small_config();
+	c.ordered_writes = true;
+	app b(c);
+	b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.world.lands_once = true;
+	b.post(IBV_WR_RDMA_WRITE, 0, page_size, 8);
+	b.world.settle();
+	ASSERT_EQ(b.poll(), 1U);
+	const auto before = b.world.hold_requests;
+	b.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, page_size, 8);
+	b.world.run_control();
+	EXPECT_EQ(b.world.hold_requests, before);
+	b.world.settle();
+	EXPECT_EQ(b.poll(), 2U);
+	EXPECT_EQ(b.world.hold_requests, before + 1);
+	EXPECT_EQ(b.world.immediates.size(), 1U);
+	b.check_memory();
+}
+
 TEST_F(Engine, WhatHappensOnceFailsWithoutAHold)
 {
 	for (const auto &[answer, status] : {std::pair{RDMA_NP_ADDRESS, IBV_WC_REM_ACCESS_ERR},

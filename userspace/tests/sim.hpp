@@ -252,7 +252,7 @@ public:
 	bool unowned = false;	      /* WRITEs need not be those of an app_op */
 	bool sig_all = false;	      /* the HCA tells of everything */
 	bool ordered = true;	      /* WRITEs take effect in order; a SEND always waits for them */
-	bool lands_once = false;      /* so do WRITEs without immediate, lower addresses first */
+	bool lands_once = false;      /* so do WRITEs, lower addresses first; those with immediate of one piece */
 	bool out_of_order = false;    /* the responder executes READs and WRITEs in any order (not P1) */
 	int refuse_post_after = -1;   /* entries until post() fails */
 	ibv_wc_status fail_send = IBV_WC_SUCCESS; /* how the next SEND does */

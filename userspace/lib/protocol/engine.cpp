@@ -355,8 +355,15 @@ bool engine::classify(std::uint64_t i) noexcept
 	if (o.wr.opcode == IBV_WR_RDMA_READ)
 		o.kind = op_kind::read;
 	else
-		o.kind = is_atomic(o.wr.opcode) ? op_kind::once : op_kind::write;
+		o.kind = is_atomic(o.wr.opcode) || lands_once(o, *b->to) ? op_kind::once : op_kind::write;
 	return true;
+}
+
+/* With ordered WRITEs one with immediate data is posted once, too, if one hold does for it. */
+bool engine::lands_once(const op &o, const region &r) const noexcept
+{
+	return config_.ordered_writes && o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM &&
+	       pages_of(addr_of(o.wr), o.length) <= r.info.max_pages;
 }
 
 bool engine::must_wait(const op &o) const noexcept
@@ -364,6 +371,9 @@ bool engine::must_wait(const op &o) const noexcept
 	if (state_.live_once || (state_.live_writes && (!config_.relaxed || !is_passive(o.wr.opcode) || o.kind == op_kind::pass)))
 		return true;
 	if (state_.holds_wanted && takes_receive(o.wr.opcode))
+		return true;
+	/* It has a hold, and consumes a receive: a READ that gets a hold, too, would be queued behind it. */
+	if (state_.live_reads && o.kind == op_kind::once && takes_receive(o.wr.opcode))
 		return true;
 	/*
 	 * What the HCA does not know to be under way it cannot fence. This does not need P1: all before

@@ -27,11 +27,12 @@
  *   with immediate is a proven WRITE and then, for the receiver's byte count, the same
  *   once more with it. That one needs no hold, whatever page it meets: its data is
  *   there. And it must have none, because it may wait for a receive without limit.
- *   With ordered WRITEs (engine_config::ordered_writes) each WRITE but one with immediate is posted once, a piece at a
- *   time: under a lease, or else under a hold, for which it waits as an atomic does. Where no hold can be had it goes the
- *   ordinary way after some time.
  *   Neither needs P1: the words behind an atomic have a fence, so they are READ when its
  *   answer is there, and behind the repetition with the immediate no words are READ.
+ *   With ordered WRITEs (engine_config::ordered_writes) each WRITE is posted once, a piece at a
+ *   time: under a lease, or else under a hold, for which it waits as an atomic does. So is one with immediate of no more
+ *   than one piece, though under a hold only; if its receive does not come in time, the peer's kernel ends the
+ *   QP. Where no hold can be had a WRITE goes the ordinary way after some time.
  * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
  *   what it means for pinned memory: no word is READ, nothing is split or repeated, and the HCA's
  *   completion is the application's. A request is under at most one lease. A lease is asked for when
@@ -172,7 +173,7 @@ struct engine_config {
 	std::uint16_t cookie = 0;	  /* upper bits of cookies */
 	bool sq_sig_all = false;
 	bool relaxed = false;
-	bool ordered_writes = false;	  /* the bytes of a WRITE without immediate land once, lower addresses first */
+	bool ordered_writes = false;	  /* the bytes of a WRITE land once, lower addresses first */
 	bool local_only = false;	  /* UC, UD: remote keys are not looked at */
 	bool local = false;		  /* unpinned local buffers are looked for */
 	bool leases = false;		  /* of the peer's memory are asked for: then call age_leases() */
@@ -623,6 +624,7 @@ private:
 		return k ? op_holds_[(i & op_mask_) * config_.max_sge + k] : o.hold;
 	}
 	[[nodiscard]] bool classify(std::uint64_t i) noexcept;
+	[[nodiscard]] bool lands_once(const op &o, const region &r) const noexcept;
 	[[nodiscard]] bool must_wait(const op &o) const noexcept;
 	[[nodiscard]] bool allowed(const ibv_send_wr &wr, std::uint32_t length, const region &r) const noexcept;
 	[[nodiscard]] static bool has_right(const ibv_send_wr &wr, const region &r) noexcept;

@@ -287,8 +287,10 @@ void engine::on_event(const rdma_np_event &e) noexcept
 		/* Nothing is mapped there, or nothing that can be pinned for long, or not now. */
 		if (e.status == RDMA_NP_NOMEM && !repeatable_hold && waits_for_memory(*p))
 			return back_off(*p);
-		if (p->ask_hold && kind != op_kind::once) {
-			/* An ordered WRITE has waited in vain. */
+		if (p->ask_hold && !is_atomic(op_at(p->op).wr.opcode)) {
+			/* An ordered WRITE has waited in vain. One with immediate goes the way of others now. */
+			if (kind == op_kind::once)
+				op_at(p->op).kind = op_kind::write;
 			p->no_hold = e.status == RDMA_NP_ADDRESS || waits;
 			return go_without_hold(*p);
 		}

@@ -234,15 +234,22 @@ bool engine::post_once(piece &p) noexcept
 		ask(p, true);
 		return true;
 	}
-	if (!room(2) || !take_ring(p, p.first_page, p.pages))
-		return false;
-	p.at = stage::write_words;
-	push_once(p, false);
 	/*
-	 * The words are to be read after it: a READ may overtake an atomic, but for the fence. With it
-	 * our HCA sends the READ when the atomic's answer is here, so this does not need P1.
+	 * The words are to be read after it. A READ may overtake an atomic, but for the fence: with it
+	 * our HCA sends the READ when the atomic's answer is here, so this does not need P1. Behind a WRITE
+	 * with immediate it does.
 	 */
-	push_words(p, true, IBV_SEND_FENCE);
+	const ibv_wr_opcode opcode = op_at(p.op).wr.opcode;
+	const bool chained = is_atomic(opcode) || p.reg->in_order();
+
+	if (!room(1 + chained) || !take_ring(p, p.first_page, p.pages))
+		return false;
+	p.at = chained ? stage::write_words : stage::write_data;
+	push_once(p, !chained);
+	if (takes_receive(opcode))
+		stalls_ = sq_tail_;
+	if (chained)
+		push_words(p, true, is_atomic(opcode) ? IBV_SEND_FENCE : 0);
 	return true;
 }
 

@@ -6,6 +6,7 @@
  */
 #include "fake_verbs.hpp"
 #include "pointers.hpp"
+#include "policy.hpp"
 #include "registry.hpp"
 
 #include <array>
@@ -24,6 +25,8 @@
 #include <thread>
 #include <tuple>
 #include <vector>
+
+extern "C" int rsocket(int domain, int type, int protocol);
 
 namespace {
 
@@ -1302,6 +1305,13 @@ TEST(PreloadChannel, WhoWaitsInAReadIsWokenByBoth)
 	ibv_ack_cq_events(cq, 2);
 	EXPECT_EQ(ibv_destroy_cq(cq), 0);
 	EXPECT_EQ(ibv_destroy_comp_channel(ch.made), 0);
+}
+
+TEST(Rsockets, HaveOrderedWrites)
+{
+	EXPECT_FALSE(npr::preload::ordered());
+	EXPECT_EQ(rsocket(1, 2, 3), 1 + 16 * 2 + 256 * 3) << "the real one's answer";
+	EXPECT_TRUE(npr::preload::ordered());
 }
 
 } // namespace
