@@ -358,6 +358,7 @@ struct np_parts {
  * @whole: of a part, the region that it is of; holds a reference. @mm, @cg and @budget are
  *	those of the whole, which keeps them
  * @part_node: in np_parts.all, with a reference; whoever takes it out closes the part
+ * @of_hold: of a part: it was made for one hold of the owner's, and ends with it
  * @count: statistics; of a part, the whole's
  * @own_count: those that are its own
  */
@@ -410,6 +411,7 @@ struct np_region {
 	struct np_parts *parts;
 	struct np_region *whole;
 	struct list_head part_node;
+	bool of_hold;
 
 	struct np_counters *count;
 	struct np_counters own_count;

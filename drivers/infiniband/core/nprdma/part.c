@@ -228,20 +228,13 @@ struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len)
 		return ERR_PTR(ret);
 	guard(mutex)(&region->parts->lock);
 	part = np_part_make(region, first, PAGE_ALIGN(last + 1) - first);
-	if (!IS_ERR(part))
+	if (!IS_ERR(part)) {
+		part->of_hold = true;
 		np_region_get(part);
+	}
 	return part;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_part_of_hold);
-
-/* Is it one that np_region_at() finds? */
-static bool np_part_is_shared(struct np_region *part)
-{
-	struct np_parts *parts = part->whole->parts;
-
-	lockdep_assert_held(&parts->lock);
-	return xa_load(&parts->at, part->start >> NP_PART_SHIFT) == part;
-}
 
 /**
  * np_part_end() - the hold that np_part_of_hold() was for has ended
@@ -249,16 +242,20 @@ static bool np_part_is_shared(struct np_region *part)
  *
  * A part that was made for it is closed, unless the end of the whole is just doing that.
  *
+ * Of no other part np_parts.lock is taken: who makes one may wait, with that lock, for memory
+ * that leases pin, and it is their end that comes here.
+ *
  * Context: process context.
  */
 void np_part_end(struct np_region *part)
 {
-	struct np_region *whole = part->whole;
 	bool ends = false;
 
-	if (whole) {
-		guard(mutex)(&whole->parts->lock);
-		ends = !whole->parts->closed && !np_part_is_shared(part);
+	if (part->of_hold) {
+		struct np_parts *parts = part->whole->parts;
+
+		guard(mutex)(&parts->lock);
+		ends = !parts->closed;
 		if (ends)
 			list_del_init(&part->part_node);
 	}

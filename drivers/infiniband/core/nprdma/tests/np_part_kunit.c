@@ -6,6 +6,7 @@
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
 #include <linux/mman.h>
+#include <linux/workqueue.h>
 
 #include "np_region_fixture.h"
 
@@ -331,6 +332,40 @@ static void np_hold_across_parts_has_its_own(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_test_nr_parts(whole), 1);
 }
 
+struct np_test_release {
+	struct work_struct work;
+	struct np_local *local;
+	struct completion done;
+};
+
+static void np_test_releases(struct work_struct *work)
+{
+	struct np_test_release *release = container_of(work, struct np_test_release, work);
+
+	np_local_release(release->local);
+	complete(&release->done);
+}
+
+/* Who makes a part may wait, with the lock, for memory that such a hold pins */
+static void np_end_of_a_hold_does_not_wait_for_who_makes_parts(struct kunit *test)
+{
+	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
+	struct np_test *t = test->priv;
+	struct np_test_release release;
+
+	release.local = np_test_local(whole, t->va, PAGE_SIZE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, release.local);
+	init_completion(&release.done);
+	INIT_WORK_ONSTACK(&release.work, np_test_releases);
+	mutex_lock(&whole->parts->lock);
+	queue_work(system_unbound_wq, &release.work);
+	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&release.done, 10 * HZ));
+	mutex_unlock(&whole->parts->lock);
+	flush_work(&release.work);
+	destroy_work_on_stack(&release.work);
+	KUNIT_EXPECT_EQ(test, np_test_nr_parts(whole), 1);
+}
+
 static void np_end_of_the_whole_ends_its_parts(struct kunit *test)
 {
 	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
@@ -397,6 +432,7 @@ static struct kunit_case np_part_cases[] = {
 	KUNIT_CASE(np_peers_resolve_parts_by_address),
 	KUNIT_CASE(np_part_is_not_made_for_who_is_told_nothing),
 	KUNIT_CASE(np_hold_across_parts_has_its_own),
+	KUNIT_CASE(np_end_of_a_hold_does_not_wait_for_who_makes_parts),
 	KUNIT_CASE(np_end_of_the_whole_ends_its_parts),
 	KUNIT_CASE(np_part_that_is_in_use_keeps_the_whole),
 	{}
