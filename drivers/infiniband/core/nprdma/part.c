@@ -207,8 +207,12 @@ struct np_region *np_part_get(struct np_region *region, u64 addr)
  * @len: bytes
  *
  * Context: process context, without mmap lock; the caller is the owner.
+ * A part is made before it is known whether the caller may lock so much, and with np_parts.lock,
+ * for which peers wait. So it is no longer than a work request's buffer can be.
+ *
  * Return: as np_part_get(), or a part for this hold; in any case np_part_end() follows.
- * -ERANGE: the range is empty, wraps, or is no user space.
+ * -ERANGE: the range is empty, wraps, is no user space, or is in two parts and longer than any
+ * buffer.
  */
 struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len)
 {
@@ -222,6 +226,9 @@ struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len)
 		return ERR_PTR(-ERANGE);
 	if (addr >> NP_PART_SHIFT == last >> NP_PART_SHIFT)
 		return np_part_get(region, addr);
+	/* ib_sge.length */
+	if (len > U32_MAX)
+		return ERR_PTR(-ERANGE);
 
 	ret = np_part_check(region, addr, true);
 	if (ret)

@@ -326,6 +326,8 @@ static void np_hold_across_parts_has_its_own(struct kunit *test)
 
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, boundary - 1, U64_MAX)), -ERANGE);
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, TASK_SIZE - 1, 2)), -ERANGE);
+	/* No work request has such a buffer, and its windows would take what others need */
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, boundary - 1, SZ_4G)), -ERANGE);
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, 0, PAGE_SIZE)), -EFAULT);
 	/* It begins in memory, and ends where there is none */
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, boundary - 1, 5 * PAGE_SIZE)), -EFAULT);
