@@ -273,6 +273,7 @@ err:
  * np_aging_join_part() - np_aging_join() for a part of the whole address space
  * @part: part that is being made, maybe by a worker for a peer; need not have windows yet
  * @whole: region that the part has entered
+ * @own: the owner asks for it himself, and no peer
  *
  * No lock of the address space is taken, for which somebody else might have to wait: the
  * whole has joined, and leaves after all of its parts.
@@ -280,12 +281,12 @@ err:
  * Context: process context.
  * Return: 0 or -EBUSY: the owner has too many parts.
  */
-int np_aging_join_part(struct np_region *part, struct np_region *whole)
+int np_aging_join_part(struct np_region *part, struct np_region *whole, bool own)
 {
 	struct np_aging *aging = whole->aging;
 
 	guard(mutex)(&aging->lock);
-	if (!np_part_may_be_added(aging->nr_parts))
+	if (!np_part_may_be_added(aging->nr_parts, own))
 		return -EBUSY;
 	aging->nr_parts++;
 	list_add(&part->aging_node, &aging->regions);

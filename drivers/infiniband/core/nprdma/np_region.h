@@ -546,7 +546,7 @@ typedef void np_age_fn(struct np_region *region, unsigned long va,
 		       const unsigned long *pages);
 
 int np_aging_join(struct np_region *region);
-int np_aging_join_part(struct np_region *part, struct np_region *whole);
+int np_aging_join_part(struct np_region *part, struct np_region *whole, bool own);
 void np_aging_leave(struct np_region *region);
 void np_aging_put(struct np_region *region);
 int np_aging_get_slot(struct np_region *region, unsigned long va);
@@ -737,7 +737,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 				   struct iommu_domain *domain, u64 start,
 				   u64 length, u64 base, u32 access);
 struct np_region *np_region_create_part(struct np_region *whole, unsigned long start,
-					size_t length);
+					size_t length, bool own);
 void np_region_ends(struct np_region *region);
 void np_region_close_by(struct np_region *region, unsigned long deadline);
 void np_region_close(struct np_region *region);
@@ -747,7 +747,7 @@ void np_region_close_for_good(struct np_region *region);
 #if IS_ENABLED(CONFIG_KUNIT)
 extern unsigned int np_max_parts;
 #endif
-bool np_part_may_be_added(unsigned int nr);
+bool np_part_may_be_added(unsigned int nr, bool own);
 int np_parts_begin(struct np_region *region);
 void np_parts_end(struct np_region *region, unsigned long deadline);
 struct np_region *np_part_get(struct np_region *region, u64 addr);

@@ -17,7 +17,9 @@
  * A peer can make the kernel make a part only where the owner has memory that can be read,
  * which is looked at for the address that it names, and only np_max_parts of them for each
  * owner, who pays for them (np_region_charge()).  They stay until the public MR dies: memory
- * that is unmapped there and mapped again is found by the same keys, as in any region.
+ * that is unmapped there and mapped again is found by the same keys, as in any region.  So
+ * what peers have used up stays used up, and the last eighth of them (NP_PARTS_OWN) is the owner's:
+ * without a part his own work requests fail.
  *
  * np_parts.lock is held while a part is made, so there is one for each address, and none
  * after np_parts_end() has closed them.  It is never held where somebody waits for the
@@ -37,15 +39,21 @@ module_param_named(nprdma_max_parts, np_max_parts, uint, 0644);
 MODULE_PARM_DESC(nprdma_max_parts,
 		 "GiB of a process's memory that its unpinned regions of the whole address space can serve, all together; each takes 16 KiB, and 2 GiB of DMA addresses");
 
+/* One of so many is not for peers */
+#define NP_PARTS_OWN	8
+
 /**
  * np_part_may_be_added() - may an owner have one more part?
  * @nr: those that he has
+ * @own: he asks for it himself, and no peer
  *
  * Return: true if so.
  */
-bool np_part_may_be_added(unsigned int nr)
+bool np_part_may_be_added(unsigned int nr, bool own)
 {
-	return nr < READ_ONCE(np_max_parts);
+	unsigned int most = READ_ONCE(np_max_parts);
+
+	return nr < most - (own ? 0 : most / NP_PARTS_OWN);
 }
 
 /**
@@ -99,9 +107,9 @@ static int np_part_check(struct np_region *whole, u64 addr, bool wait)
 	return ret;
 }
 
-/* A new one; its reference is that of np_parts.all */
+/* A new one; its reference is that of np_parts.all. @own: no peer asks for it */
 static struct np_region *np_part_make(struct np_region *whole, unsigned long start,
-				      size_t length)
+				      size_t length, bool own)
 {
 	struct np_charge charge;
 	struct np_region *part;
@@ -110,7 +118,7 @@ static struct np_region *np_part_make(struct np_region *whole, unsigned long sta
 	if (whole->parts->closed)
 		return ERR_PTR(-ENXIO);
 	np_region_charge(whole, &charge);
-	part = np_region_create_part(whole, start, length);
+	part = np_region_create_part(whole, start, length, own);
 	np_region_uncharge(&charge);
 	if (!IS_ERR(part))
 		list_add_tail(&part->part_node, &whole->parts->all);
@@ -152,7 +160,7 @@ static struct np_region *np_part_get_or_make(struct np_region *whole, u64 addr, 
 		ret = xa_reserve(&parts->at, index, GFP_KERNEL_ACCOUNT);
 		if (ret)
 			return ERR_PTR(ret);
-		part = np_part_make(whole, index << NP_PART_SHIFT, NP_PART_SIZE);
+		part = np_part_make(whole, index << NP_PART_SHIFT, NP_PART_SIZE, wait);
 		if (IS_ERR(part)) {
 			xa_release(&parts->at, index);
 			return part;
@@ -234,7 +242,7 @@ struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len)
 	if (ret)
 		return ERR_PTR(ret);
 	guard(mutex)(&region->parts->lock);
-	part = np_part_make(region, first, PAGE_ALIGN(last + 1) - first);
+	part = np_part_make(region, first, PAGE_ALIGN(last + 1) - first, true);
 	if (!IS_ERR(part)) {
 		part->of_hold = true;
 		np_region_get(part);

@@ -48,6 +48,14 @@ static struct np_region *np_test_part(struct kunit *test, struct np_region *whol
 	return part;
 }
 
+static struct np_local *np_test_local(struct np_region *whole, u64 addr, u64 len)
+{
+	u64 at;
+	u32 lkey;
+
+	return np_local_hold(whole, addr, len, RDMA_NP_FAULT_WRITE, NULL, &at, &lkey);
+}
+
 /* Memory of @size bytes on both sides of a boundary of parts. What it is told of it is that */
 static unsigned long np_test_map_across(struct kunit *test, unsigned long size)
 {
@@ -153,6 +161,36 @@ static void np_parts_of_an_owner_are_bounded(struct kunit *test)
 	whole = np_test_whole(test, NP_TEST_ACCESS);
 	part = np_test_part(test, whole, boundary);
 	np_region_put(part);
+}
+
+/* Parts stay, and without one for his buffer the owner's own work request fails */
+static void np_peers_leave_parts_to_the_owner(struct kunit *test)
+{
+	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
+	unsigned long va = 64 * NP_PART_SIZE;
+	struct np_region *part;
+	struct np_local *local;
+	unsigned int i;
+
+	np_max_parts = 8;
+	for (i = 0; i < 9; i++)
+		KUNIT_ASSERT_EQ(test, va + i * NP_PART_SIZE,
+				kunit_vm_mmap(test, NULL, va + i * NP_PART_SIZE, PAGE_SIZE,
+					      PROT_READ | PROT_WRITE, MAP_ANONYMOUS |
+					      MAP_PRIVATE | MAP_FIXED_NOREPLACE, 0));
+	for (i = 0; i < 7; i++) {
+		part = np_test_part(test, whole, va + i * NP_PART_SIZE);
+		np_region_put(part);
+	}
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_region_at(whole, va + 7 * NP_PART_SIZE)), -EBUSY);
+	local = np_test_local(whole, va + 7 * NP_PART_SIZE, PAGE_SIZE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, local);
+	/* One that is there is for peers as well */
+	part = np_test_part(test, whole, va + 7 * NP_PART_SIZE);
+	np_region_put(part);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, va + 8 * NP_PART_SIZE, PAGE_SIZE)),
+			-EBUSY);
+	np_local_release(local);
 }
 
 static int np_test_no_iova(struct device *dev, size_t size, size_t align, size_t offset,
@@ -284,14 +322,6 @@ static void np_part_is_not_made_for_who_is_told_nothing(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, np_test_nr_parts(whole), 0);
 	KUNIT_EXPECT_EQ(test, t->live_keys, 0);
 	xa_erase(&t->npdev.rkeys, 7);
-}
-
-static struct np_local *np_test_local(struct np_region *whole, u64 addr, u64 len)
-{
-	u64 at;
-	u32 lkey;
-
-	return np_local_hold(whole, addr, len, RDMA_NP_FAULT_WRITE, NULL, &at, &lkey);
 }
 
 /* Of one part if it can be; a work request cannot be split where parts meet */
@@ -429,6 +459,7 @@ static struct kunit_case np_part_cases[] = {
 	KUNIT_CASE(np_part_is_made_where_the_owner_has_memory),
 	KUNIT_CASE(np_part_does_not_wait_for_the_owner),
 	KUNIT_CASE(np_parts_of_an_owner_are_bounded),
+	KUNIT_CASE(np_peers_leave_parts_to_the_owner),
 	KUNIT_CASE(np_part_that_cannot_be_made_leaves_nothing),
 	KUNIT_CASE(np_whole_is_never_resident),
 	KUNIT_CASE(np_peers_resolve_parts_by_address),
