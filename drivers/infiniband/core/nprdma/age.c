@@ -131,35 +131,46 @@ static int np_aging_test_young(struct mmu_notifier *notifier,
 			    false);
 }
 
+/* Of a slot that was queued, and is in no list any more */
+static void np_aging_age_slot(struct np_aging *aging, struct np_aging_slot *slot)
+{
+	DECLARE_BITMAP(pages, NP_SLOT_PAGES);
+	struct np_region *region;
+	unsigned int i;
+
+	guard(mutex)(&aging->lock);
+	/* It stays queued, so that nobody queues it any more */
+	if (!slot->users) {
+		kfree_rcu(slot, rcu);
+		return;
+	}
+	/*
+	 * Whoever ages a page from now on queues the slot again; all before
+	 * is seen below.  Pairs with test_and_set_bit() in np_aging_ask().
+	 */
+	clear_bit(0, &slot->queued);
+	/* See above */
+	smp_mb__after_atomic();
+	for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
+		pages[i] = xchg(&slot->aged[i], 0);
+	list_for_each_entry(region, &aging->regions, aging_node)
+		np_aging_age(region, slot->index << NP_SLOT_SHIFT, pages);
+}
+
+/*
+ * An owner may have thousands of regions, the parts of his address space, and reclaim may ask
+ * about as many slots at once. So others come in between: faults, for words, and regions.
+ */
 static void np_aging_work(struct work_struct *work)
 {
 	struct np_aging *aging = container_of(work, struct np_aging, work);
 	struct llist_node *todo = llist_del_all(&aging->todo);
-	DECLARE_BITMAP(pages, NP_SLOT_PAGES);
 	struct np_aging_slot *slot, *next;
-	struct np_region *region;
-	unsigned int i;
 
-	mutex_lock(&aging->lock);
 	llist_for_each_entry_safe(slot, next, todo, node) {
-		/* It stays queued, so that nobody queues it any more */
-		if (!slot->users) {
-			kfree_rcu(slot, rcu);
-			continue;
-		}
-		/*
-		 * Whoever ages a page from now on queues the slot again; all before
-		 * is seen below.  Pairs with test_and_set_bit() in np_aging_ask().
-		 */
-		clear_bit(0, &slot->queued);
-		/* See above */
-		smp_mb__after_atomic();
-		for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
-			pages[i] = xchg(&slot->aged[i], 0);
-		list_for_each_entry(region, &aging->regions, aging_node)
-			np_aging_age(region, slot->index << NP_SLOT_SHIFT, pages);
+		np_aging_age_slot(aging, slot);
+		cond_resched();
 	}
-	mutex_unlock(&aging->lock);
 }
 
 static void np_aging_free(struct work_struct *work)
