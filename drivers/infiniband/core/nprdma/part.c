@@ -142,6 +142,7 @@ static struct np_region *np_part_get_or_make(struct np_region *whole, u64 addr, 
 	struct np_parts *parts = whole->parts;
 	unsigned long index = addr >> NP_PART_SHIFT;
 	struct np_region *part = np_part_find(whole, addr);
+	struct np_charge charge;
 	int ret;
 
 	if (part)
@@ -157,7 +158,9 @@ static struct np_region *np_part_get_or_make(struct np_region *whole, u64 addr, 
 	part = xa_load(&parts->at, index);
 	if (!part) {
 		/* A place, so that what is made cannot fail to be found */
+		np_region_charge(whole, &charge);
 		ret = xa_reserve(&parts->at, index, GFP_KERNEL_ACCOUNT);
+		np_region_uncharge(&charge);
 		if (ret)
 			return ERR_PTR(ret);
 		part = np_part_make(whole, index << NP_PART_SHIFT, NP_PART_SIZE, wait);
