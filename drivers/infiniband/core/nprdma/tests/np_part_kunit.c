@@ -434,6 +434,73 @@ static void np_end_of_the_whole_ends_its_parts(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 2);
 }
 
+struct np_test_leases {
+	struct np_test_part_lease {
+		struct np_recall recall;
+		struct np_test_leases *all;
+		struct np_hold *hold;
+	} of[2];
+	atomic_t recalled;
+	struct work_struct work;
+};
+
+static void np_test_gives_both_back(struct work_struct *work)
+{
+	struct np_test_leases *leases = container_of(work, struct np_test_leases, work);
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(leases->of); i++) {
+		np_hold_revoke(leases->of[i].hold, false);
+		np_hold_release(leases->of[i].hold);
+	}
+}
+
+static void np_test_recalls_one(struct np_recall *recall)
+{
+	struct np_test_leases *all =
+		container_of(recall, struct np_test_part_lease, recall)->all;
+
+	if (atomic_inc_return(&all->recalled) == ARRAY_SIZE(all->of))
+		queue_work(system_unbound_wq, &all->work);
+}
+
+/* I11. Here none comes back before all are recalled: who waits for the first one waits in vain */
+static void np_leases_of_all_parts_are_recalled_at_once(struct kunit *test)
+{
+	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
+	unsigned long boundary = np_test_map_across(test, PAGE_SIZE);
+	unsigned int recall_ms = np_recall_ms;
+	struct np_test_leases leases = {};
+	struct np_region *parts[2];
+	unsigned int i;
+	u32 rkey;
+	u64 addr;
+
+	INIT_WORK_ONSTACK(&leases.work, np_test_gives_both_back);
+	for (i = 0; i < ARRAY_SIZE(parts); i++) {
+		addr = boundary - PAGE_SIZE + i * PAGE_SIZE;
+		parts[i] = np_test_part(test, whole, addr);
+		leases.of[i].recall.fn = np_test_recalls_one;
+		leases.of[i].all = &leases;
+		leases.of[i].hold = np_hold_alloc(parts[i], 0, &leases.of[i].recall);
+		KUNIT_ASSERT_NOT_NULL(test, leases.of[i].hold);
+		KUNIT_ASSERT_EQ(test, np_region_fault(parts[i], addr, PAGE_SIZE, 0,
+						      leases.of[i].hold, NULL, 0), 0);
+		KUNIT_ASSERT_EQ(test, np_hold_grant(leases.of[i].hold, addr, PAGE_SIZE, &rkey), 0);
+	}
+	KUNIT_EXPECT_PTR_NE(test, parts[0], parts[1]);
+
+	WRITE_ONCE(np_recall_ms, 5000);
+	np_region_close(whole);
+	WRITE_ONCE(np_recall_ms, recall_ms);
+	flush_work(&leases.work);
+	destroy_work_on_stack(&leases.work);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&whole->count->overdue), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&whole->count->recalls[NP_RECALL_GONE]), 2);
+	for (i = 0; i < ARRAY_SIZE(parts); i++)
+		np_region_put(parts[i]);
+}
+
 /* Who is still in it, such as a fault that waits for memory, keeps what the whole has */
 static void np_part_that_is_in_use_keeps_the_whole(struct kunit *test)
 {
@@ -467,6 +534,7 @@ static struct kunit_case np_part_cases[] = {
 	KUNIT_CASE(np_hold_across_parts_has_its_own),
 	KUNIT_CASE(np_end_of_a_hold_does_not_wait_for_who_makes_parts),
 	KUNIT_CASE(np_end_of_the_whole_ends_its_parts),
+	KUNIT_CASE(np_leases_of_all_parts_are_recalled_at_once),
 	KUNIT_CASE(np_part_that_is_in_use_keeps_the_whole),
 	{}
 };
