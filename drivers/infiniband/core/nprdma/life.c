@@ -181,7 +181,7 @@ struct np_region *np_region_create_part(struct np_region *whole, unsigned long s
 		part->iova_size = np_window_size(start, length, true);
 		if (part->scratch)
 			part->iova_size += np_window_size(start, length, false);
-		ret = np_device_take_iova(npdev->ibdev, domain, part->iova_size);
+		ret = np_device_take_iova(npdev->ibdev, domain, part->iova_size, own);
 		if (ret)
 			goto leave;
 	}

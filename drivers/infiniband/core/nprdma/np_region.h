@@ -486,7 +486,7 @@ u8 np_read_order_of(struct np_device *npdev, unsigned int asked);
 #endif
 struct iommu_domain *np_device_domain(struct ib_device *ibdev);
 int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
-			size_t size);
+			size_t size, bool own);
 void np_device_give_iova(struct iommu_domain *domain, size_t size);
 
 /* window.c */
