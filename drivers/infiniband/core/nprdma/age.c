@@ -54,7 +54,7 @@ struct np_aging_slot {
  * @slots: struct np_aging_slot by address, freed with RCU
  * @todo: slots with aged pages
  * @lock: protects @regions, @nr_parts and changes of @slots
- * @nr_parts: of @regions, parts of the whole address space
+ * @nr_parts: parts of the whole address space, those included that are not in @regions yet
  * @has_intervals: the address space takes interval notifiers; under its mmap lock
  */
 struct np_aging {
@@ -282,7 +282,8 @@ err:
 
 /**
  * np_aging_join_part() - np_aging_join() for a part of the whole address space
- * @part: part that is being made, maybe by a worker for a peer; need not have windows yet
+ * @part: part that is being made, maybe by a worker for a peer; when it has its windows
+ *	np_aging_show_part() follows
  * @whole: region that the part has entered
  * @own: the owner asks for it himself, and no peer
  *
@@ -300,9 +301,21 @@ int np_aging_join_part(struct np_region *part, struct np_region *whole, bool own
 	if (!np_part_may_be_added(aging->nr_parts, own))
 		return -EBUSY;
 	aging->nr_parts++;
-	list_add(&part->aging_node, &aging->regions);
+	INIT_LIST_HEAD(&part->aging_node);
 	part->aging = aging;
 	return 0;
+}
+
+/**
+ * np_aging_show_part() - from now on reclaim hears of the use of a part
+ * @part: part with windows, which np_region_age() looks at
+ *
+ * Context: process context.
+ */
+void np_aging_show_part(struct np_region *part)
+{
+	guard(mutex)(&part->aging->lock);
+	list_add(&part->aging_node, &part->aging->regions);
 }
 
 /**

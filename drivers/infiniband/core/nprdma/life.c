@@ -188,6 +188,7 @@ struct np_region *np_region_create_part(struct np_region *whole, unsigned long s
 	ret = np_region_map(part, whole->read.dev, domain);
 	if (ret)
 		goto give;
+	np_aging_show_part(part);
 	refcount_inc(&npdev->users);
 	np_region_attach(part, npdev);
 	return part;

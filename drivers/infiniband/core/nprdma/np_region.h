@@ -547,6 +547,7 @@ typedef void np_age_fn(struct np_region *region, unsigned long va,
 
 int np_aging_join(struct np_region *region);
 int np_aging_join_part(struct np_region *part, struct np_region *whole, bool own);
+void np_aging_show_part(struct np_region *part);
 void np_aging_leave(struct np_region *region);
 void np_aging_put(struct np_region *region);
 int np_aging_get_slot(struct np_region *region, unsigned long va);
