@@ -224,6 +224,24 @@ TEST_F(Parts, OfAnotherSizeAreNonsense)
 	EXPECT_EQ(a.eng->resolve_ended({key, info.base}, 0, info, 1), 0);
 }
 
+/* What is known of the first would be taken for what is known of the second, which has none of its addresses. */
+TEST_F(Parts, WithTheNameOfAnotherAreNonsense)
+{
+	rdma_np_region_info info = high.info;
+
+	a.post(IBV_WR_RDMA_READ, 0, 0, 100);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	info.region_id = low.info.region_id;
+	a.eng->resolve_begins();
+	ASSERT_EQ(a.eng->resolve_ended({key, info.base}, 0, info, 1), -EPROTO);
+	EXPECT_FALSE(low.forgotten) << "that one is used";
+	EXPECT_EQ(a.eng->advise(key, start + size - 100, 200, NPR_ADVISE_READ_OFTEN), -ENOENT);
+	/* The same once more is none. */
+	a.eng->resolve_begins();
+	EXPECT_EQ(a.eng->resolve_ended({key, start}, 0, low.info, 1), 0);
+}
+
 TEST_F(Parts, PrefetchEndsWithTheFirst)
 {
 	EXPECT_EQ(a.eng->prefetch(key, start, 2 * size, false), -ENOENT);

@@ -220,7 +220,8 @@ enum rdma_np_channel_alloc_attrs {
  * EBUSY   more is leased than ib_core.nprdma_lease_percent allows: take a hold instead; or the
  *         region is of the whole address space, and the process has ib_core.nprdma_max_parts
  *         parts of it
- * ERANGE  outside of the region
+ * ERANGE  outside of the region; or it is of the whole address space, and the range is in two
+ *         parts of it and longer than the buffer of a work request can be (4 GiB - 1)
  * EPERM   RDMA_NP_FAULT_WRITE, and the region has no local write right; or the memory
  *         is another process's
  * EFAULT  nothing is mapped there, or not with these rights

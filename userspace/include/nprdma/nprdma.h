@@ -224,8 +224,9 @@ int npr_detach_srq(struct npr_srq *srq);
  * -EINVAL: too many entries in the list, too much inline data, or an opcode that the
  * library does not know. -EOPNOTSUPP: a memory window on an unpinned region. Of local buffers
  * in regions of npr_reg_mr(): -EFAULT: nothing is mapped there; -ENOBUFS: no memory,
- * or more than RLIMIT_MEMLOCK allows; -EAGAIN: the mapping changes all the time. On
- * error, *@bad is the first work request that was not accepted.
+ * more than RLIMIT_MEMLOCK allows, or, of the whole address space, no more parts or addresses
+ * of the device; -EAGAIN: the mapping changes all the time. On error, *@bad is the first work
+ * request that was not accepted.
  */
 int npr_post_send(struct npr_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 

@@ -61,6 +61,9 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::
 	case -EFAULT:
 		return rc;
 	case -ENOMEM:
+	/* Of the region of a whole address space: no more parts, or no more addresses of the device. */
+	case -EBUSY:
+	case -ENOSPC:
 		return -ENOBUFS;
 	case -EAGAIN:
 	case -EINTR:

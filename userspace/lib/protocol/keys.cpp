@@ -316,6 +316,10 @@ int engine::vet(const remote_key &key, int error, const rdma_np_region_info &inf
 		return error;
 	if (!sane(info))
 		return -EPROTO;
+	/* A region is found by its id, and what was said of it first is what counts: it has no other addresses now. */
+	const region *const r = find_region(info.region_id);
+	if (r && !r->gone && !same_addresses(r->info, info))
+		return -EPROTO;
 	if (!info.part_shift)
 		return 0;
 	/* All parts are found by the same bits; and by those of the address that was asked for, or it is asked for ever. */

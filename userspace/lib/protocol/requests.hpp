@@ -115,6 +115,11 @@ inline void translate(ibv_send_wr &wr, const rdma_np_region_info &i, std::uint32
 	       i.base >> i.part_shift << i.part_shift == i.base && is_inside(addr, 1, i);
 }
 
+[[nodiscard]] inline bool same_addresses(const rdma_np_region_info &a, const rdma_np_region_info &b) noexcept
+{
+	return a.base == b.base && a.length == b.length && a.part_shift == b.part_shift;
+}
+
 /*
  * How many bytes of a READ that will be scanned go first, by themselves.
  *

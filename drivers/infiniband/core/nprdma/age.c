@@ -54,7 +54,7 @@ struct np_aging_slot {
  * @slots: struct np_aging_slot by address, freed with RCU
  * @todo: slots with aged pages
  * @lock: protects @regions, @nr_parts and changes of @slots
- * @nr_parts: of @regions, parts of the whole address space
+ * @nr_parts: parts of the whole address space, those included that are not in @regions yet
  * @has_intervals: the address space takes interval notifiers; under its mmap lock
  */
 struct np_aging {
@@ -131,35 +131,46 @@ static int np_aging_test_young(struct mmu_notifier *notifier,
 			    false);
 }
 
+/* Of a slot that was queued, and is in no list any more */
+static void np_aging_age_slot(struct np_aging *aging, struct np_aging_slot *slot)
+{
+	DECLARE_BITMAP(pages, NP_SLOT_PAGES);
+	struct np_region *region;
+	unsigned int i;
+
+	guard(mutex)(&aging->lock);
+	/* It stays queued, so that nobody queues it any more */
+	if (!slot->users) {
+		kfree_rcu(slot, rcu);
+		return;
+	}
+	/*
+	 * Whoever ages a page from now on queues the slot again; all before
+	 * is seen below.  Pairs with test_and_set_bit() in np_aging_ask().
+	 */
+	clear_bit(0, &slot->queued);
+	/* See above */
+	smp_mb__after_atomic();
+	for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
+		pages[i] = xchg(&slot->aged[i], 0);
+	list_for_each_entry(region, &aging->regions, aging_node)
+		np_aging_age(region, slot->index << NP_SLOT_SHIFT, pages);
+}
+
+/*
+ * An owner may have thousands of regions, the parts of his address space, and reclaim may ask
+ * about as many slots at once. So others come in between: faults, for words, and regions.
+ */
 static void np_aging_work(struct work_struct *work)
 {
 	struct np_aging *aging = container_of(work, struct np_aging, work);
 	struct llist_node *todo = llist_del_all(&aging->todo);
-	DECLARE_BITMAP(pages, NP_SLOT_PAGES);
 	struct np_aging_slot *slot, *next;
-	struct np_region *region;
-	unsigned int i;
 
-	mutex_lock(&aging->lock);
 	llist_for_each_entry_safe(slot, next, todo, node) {
-		/* It stays queued, so that nobody queues it any more */
-		if (!slot->users) {
-			kfree_rcu(slot, rcu);
-			continue;
-		}
-		/*
-		 * Whoever ages a page from now on queues the slot again; all before
-		 * is seen below.  Pairs with test_and_set_bit() in np_aging_ask().
-		 */
-		clear_bit(0, &slot->queued);
-		/* See above */
-		smp_mb__after_atomic();
-		for (i = 0; i < BITS_TO_LONGS(NP_SLOT_PAGES); i++)
-			pages[i] = xchg(&slot->aged[i], 0);
-		list_for_each_entry(region, &aging->regions, aging_node)
-			np_aging_age(region, slot->index << NP_SLOT_SHIFT, pages);
+		np_aging_age_slot(aging, slot);
+		cond_resched();
 	}
-	mutex_unlock(&aging->lock);
 }
 
 static void np_aging_free(struct work_struct *work)
@@ -271,8 +282,10 @@ err:
 
 /**
  * np_aging_join_part() - np_aging_join() for a part of the whole address space
- * @part: part that is being made, maybe by a worker for a peer; need not have windows yet
+ * @part: part that is being made, maybe by a worker for a peer; when it has its windows
+ *	np_aging_show_part() follows
  * @whole: region that the part has entered
+ * @own: the owner asks for it himself, and no peer
  *
  * No lock of the address space is taken, for which somebody else might have to wait: the
  * whole has joined, and leaves after all of its parts.
@@ -280,17 +293,29 @@ err:
  * Context: process context.
  * Return: 0 or -EBUSY: the owner has too many parts.
  */
-int np_aging_join_part(struct np_region *part, struct np_region *whole)
+int np_aging_join_part(struct np_region *part, struct np_region *whole, bool own)
 {
 	struct np_aging *aging = whole->aging;
 
 	guard(mutex)(&aging->lock);
-	if (!np_part_may_be_added(aging->nr_parts))
+	if (!np_part_may_be_added(aging->nr_parts, own))
 		return -EBUSY;
 	aging->nr_parts++;
-	list_add(&part->aging_node, &aging->regions);
+	INIT_LIST_HEAD(&part->aging_node);
 	part->aging = aging;
 	return 0;
+}
+
+/**
+ * np_aging_show_part() - from now on reclaim hears of the use of a part
+ * @part: part with windows, which np_region_age() looks at
+ *
+ * Context: process context.
+ */
+void np_aging_show_part(struct np_region *part)
+{
+	guard(mutex)(&part->aging->lock);
+	list_add(&part->aging_node, &part->aging->regions);
 }
 
 /**

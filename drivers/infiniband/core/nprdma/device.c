@@ -250,26 +250,33 @@ static struct np_space *np_space_find(struct iommu_domain *domain)
 	return NULL;
 }
 
+/* One of so many addresses for regions is not for what peers make */
+#define NP_IOVA_OWN	8
+
 /**
  * np_device_take_iova() - let a region have IOVA space
  * @ibdev: device of the region
  * @domain: its domain
  * @size: bytes, not 0
+ * @own: its owner asks for it, and no peer
  *
  * IOVA space costs next to nothing, and all who use the domain live from it, which
  * may be several devices. A quarter is not for regions, so that pinned memory and
- * drivers find room, whatever somebody registers.
+ * drivers find room, whatever somebody registers. And some of the rest is not for peers, which
+ * make parts of one owner's address space, so that others of the host may still register.
  *
  * Context: process context.
  * Return: 0, then np_device_give_iova() follows; -ENOSPC; or -ENOMEM.
  */
 int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
-			size_t size)
+			size_t size, bool own)
 {
 	u64 most = min_t(u64, dma_get_mask(ibdev->dma_device),
 			 domain->geometry.aperture_end) / 4 * 3;
 	struct np_space *space;
 
+	if (!own)
+		most -= most / NP_IOVA_OWN;
 	guard(mutex)(&np_spaces_lock);
 	space = np_space_find(domain);
 	if (size > most || (space && space->taken > most - size)) {

@@ -142,6 +142,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_region_create);
  *	is not closed
  * @start: first va, which is the remote address too
  * @length: bytes; not 0
+ * @own: the owner asks for it himself, and no peer
  *
  * As the MR lives @whole has its device, its PD, and the user that it is born with.
  *
@@ -150,7 +151,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_region_create);
  * what the IOMMU said.
  */
 struct np_region *np_region_create_part(struct np_region *whole, unsigned long start,
-					size_t length)
+					size_t length, bool own)
 {
 	struct iommu_domain *domain = whole->read.domain;
 	struct np_device *npdev = whole->npdev;
@@ -171,7 +172,7 @@ struct np_region *np_region_create_part(struct np_region *whole, unsigned long s
 	np_region_get(whole);
 	refcount_inc(&whole->users);
 	/* First of all, because a peer may ask for one too many as often as it likes */
-	ret = np_aging_join_part(part, whole);
+	ret = np_aging_join_part(part, whole, own);
 	if (ret)
 		goto put;
 
@@ -180,13 +181,14 @@ struct np_region *np_region_create_part(struct np_region *whole, unsigned long s
 		part->iova_size = np_window_size(start, length, true);
 		if (part->scratch)
 			part->iova_size += np_window_size(start, length, false);
-		ret = np_device_take_iova(npdev->ibdev, domain, part->iova_size);
+		ret = np_device_take_iova(npdev->ibdev, domain, part->iova_size, own);
 		if (ret)
 			goto leave;
 	}
 	ret = np_region_map(part, whole->read.dev, domain);
 	if (ret)
 		goto give;
+	np_aging_show_part(part);
 	refcount_inc(&npdev->users);
 	np_region_attach(part, npdev);
 	return part;

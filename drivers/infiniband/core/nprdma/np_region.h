@@ -358,6 +358,7 @@ struct np_parts {
  * @whole: of a part, the region that it is of; holds a reference. @mm, @cg and @budget are
  *	those of the whole, which keeps them
  * @part_node: in np_parts.all, with a reference; whoever takes it out closes the part
+ * @of_hold: of a part: it was made for one hold of the owner's, and ends with it
  * @count: statistics; of a part, the whole's
  * @own_count: those that are its own
  */
@@ -410,6 +411,7 @@ struct np_region {
 	struct np_parts *parts;
 	struct np_region *whole;
 	struct list_head part_node;
+	bool of_hold;
 
 	struct np_counters *count;
 	struct np_counters own_count;
@@ -484,7 +486,7 @@ u8 np_read_order_of(struct np_device *npdev, unsigned int asked);
 #endif
 struct iommu_domain *np_device_domain(struct ib_device *ibdev);
 int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
-			size_t size);
+			size_t size, bool own);
 void np_device_give_iova(struct iommu_domain *domain, size_t size);
 
 /* window.c */
@@ -544,7 +546,8 @@ typedef void np_age_fn(struct np_region *region, unsigned long va,
 		       const unsigned long *pages);
 
 int np_aging_join(struct np_region *region);
-int np_aging_join_part(struct np_region *part, struct np_region *whole);
+int np_aging_join_part(struct np_region *part, struct np_region *whole, bool own);
+void np_aging_show_part(struct np_region *part);
 void np_aging_leave(struct np_region *region);
 void np_aging_put(struct np_region *region);
 int np_aging_get_slot(struct np_region *region, unsigned long va);
@@ -735,7 +738,7 @@ struct np_region *np_region_create(struct np_device *npdev, struct ib_pd *pd,
 				   struct iommu_domain *domain, u64 start,
 				   u64 length, u64 base, u32 access);
 struct np_region *np_region_create_part(struct np_region *whole, unsigned long start,
-					size_t length);
+					size_t length, bool own);
 void np_region_ends(struct np_region *region);
 void np_region_close_by(struct np_region *region, unsigned long deadline);
 void np_region_close(struct np_region *region);
@@ -745,7 +748,7 @@ void np_region_close_for_good(struct np_region *region);
 #if IS_ENABLED(CONFIG_KUNIT)
 extern unsigned int np_max_parts;
 #endif
-bool np_part_may_be_added(unsigned int nr);
+bool np_part_may_be_added(unsigned int nr, bool own);
 int np_parts_begin(struct np_region *region);
 void np_parts_end(struct np_region *region, unsigned long deadline);
 struct np_region *np_part_get(struct np_region *region, u64 addr);

@@ -17,7 +17,9 @@
  * A peer can make the kernel make a part only where the owner has memory that can be read,
  * which is looked at for the address that it names, and only np_max_parts of them for each
  * owner, who pays for them (np_region_charge()).  They stay until the public MR dies: memory
- * that is unmapped there and mapped again is found by the same keys, as in any region.
+ * that is unmapped there and mapped again is found by the same keys, as in any region.  So
+ * what peers have used up stays used up, and the last eighth of them (NP_PARTS_OWN) is the owner's:
+ * without a part his own work requests fail.
  *
  * np_parts.lock is held while a part is made, so there is one for each address, and none
  * after np_parts_end() has closed them.  It is never held where somebody waits for the
@@ -37,15 +39,21 @@ module_param_named(nprdma_max_parts, np_max_parts, uint, 0644);
 MODULE_PARM_DESC(nprdma_max_parts,
 		 "GiB of a process's memory that its unpinned regions of the whole address space can serve, all together; each takes 16 KiB, and 2 GiB of DMA addresses");
 
+/* One of so many is not for peers */
+#define NP_PARTS_OWN	8
+
 /**
  * np_part_may_be_added() - may an owner have one more part?
  * @nr: those that he has
+ * @own: he asks for it himself, and no peer
  *
  * Return: true if so.
  */
-bool np_part_may_be_added(unsigned int nr)
+bool np_part_may_be_added(unsigned int nr, bool own)
 {
-	return nr < READ_ONCE(np_max_parts);
+	unsigned int most = READ_ONCE(np_max_parts);
+
+	return nr < most - (own ? 0 : most / NP_PARTS_OWN);
 }
 
 /**
@@ -99,9 +107,9 @@ static int np_part_check(struct np_region *whole, u64 addr, bool wait)
 	return ret;
 }
 
-/* A new one; its reference is that of np_parts.all */
+/* A new one; its reference is that of np_parts.all. @own: no peer asks for it */
 static struct np_region *np_part_make(struct np_region *whole, unsigned long start,
-				      size_t length)
+				      size_t length, bool own)
 {
 	struct np_charge charge;
 	struct np_region *part;
@@ -110,7 +118,7 @@ static struct np_region *np_part_make(struct np_region *whole, unsigned long sta
 	if (whole->parts->closed)
 		return ERR_PTR(-ENXIO);
 	np_region_charge(whole, &charge);
-	part = np_region_create_part(whole, start, length);
+	part = np_region_create_part(whole, start, length, own);
 	np_region_uncharge(&charge);
 	if (!IS_ERR(part))
 		list_add_tail(&part->part_node, &whole->parts->all);
@@ -134,6 +142,7 @@ static struct np_region *np_part_get_or_make(struct np_region *whole, u64 addr, 
 	struct np_parts *parts = whole->parts;
 	unsigned long index = addr >> NP_PART_SHIFT;
 	struct np_region *part = np_part_find(whole, addr);
+	struct np_charge charge;
 	int ret;
 
 	if (part)
@@ -149,10 +158,12 @@ static struct np_region *np_part_get_or_make(struct np_region *whole, u64 addr, 
 	part = xa_load(&parts->at, index);
 	if (!part) {
 		/* A place, so that what is made cannot fail to be found */
+		np_region_charge(whole, &charge);
 		ret = xa_reserve(&parts->at, index, GFP_KERNEL_ACCOUNT);
+		np_region_uncharge(&charge);
 		if (ret)
 			return ERR_PTR(ret);
-		part = np_part_make(whole, index << NP_PART_SHIFT, NP_PART_SIZE);
+		part = np_part_make(whole, index << NP_PART_SHIFT, NP_PART_SIZE, wait);
 		if (IS_ERR(part)) {
 			xa_release(&parts->at, index);
 			return part;
@@ -207,8 +218,12 @@ struct np_region *np_part_get(struct np_region *region, u64 addr)
  * @len: bytes
  *
  * Context: process context, without mmap lock; the caller is the owner.
+ * A part is made before it is known whether the caller may lock so much, and with np_parts.lock,
+ * for which peers wait. So it is no longer than a work request's buffer can be.
+ *
  * Return: as np_part_get(), or a part for this hold; in any case np_part_end() follows.
- * -ERANGE: the range is empty, wraps, or is no user space.
+ * -ERANGE: the range is empty, wraps, is no user space, or is in two parts and longer than any
+ * buffer.
  */
 struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len)
 {
@@ -222,26 +237,22 @@ struct np_region *np_part_of_hold(struct np_region *region, u64 addr, u64 len)
 		return ERR_PTR(-ERANGE);
 	if (addr >> NP_PART_SHIFT == last >> NP_PART_SHIFT)
 		return np_part_get(region, addr);
+	/* ib_sge.length */
+	if (len > U32_MAX)
+		return ERR_PTR(-ERANGE);
 
 	ret = np_part_check(region, addr, true);
 	if (ret)
 		return ERR_PTR(ret);
 	guard(mutex)(&region->parts->lock);
-	part = np_part_make(region, first, PAGE_ALIGN(last + 1) - first);
-	if (!IS_ERR(part))
+	part = np_part_make(region, first, PAGE_ALIGN(last + 1) - first, true);
+	if (!IS_ERR(part)) {
+		part->of_hold = true;
 		np_region_get(part);
+	}
 	return part;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_part_of_hold);
-
-/* Is it one that np_region_at() finds? */
-static bool np_part_is_shared(struct np_region *part)
-{
-	struct np_parts *parts = part->whole->parts;
-
-	lockdep_assert_held(&parts->lock);
-	return xa_load(&parts->at, part->start >> NP_PART_SHIFT) == part;
-}
 
 /**
  * np_part_end() - the hold that np_part_of_hold() was for has ended
@@ -249,16 +260,20 @@ static bool np_part_is_shared(struct np_region *part)
  *
  * A part that was made for it is closed, unless the end of the whole is just doing that.
  *
+ * Of no other part np_parts.lock is taken: who makes one may wait, with that lock, for memory
+ * that leases pin, and it is their end that comes here.
+ *
  * Context: process context.
  */
 void np_part_end(struct np_region *part)
 {
-	struct np_region *whole = part->whole;
 	bool ends = false;
 
-	if (whole) {
-		guard(mutex)(&whole->parts->lock);
-		ends = !whole->parts->closed && !np_part_is_shared(part);
+	if (part->of_hold) {
+		struct np_parts *parts = part->whole->parts;
+
+		guard(mutex)(&parts->lock);
+		ends = !parts->closed;
 		if (ends)
 			list_del_init(&part->part_node);
 	}

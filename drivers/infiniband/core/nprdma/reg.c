@@ -222,7 +222,7 @@ struct ib_mr *np_reg_user_mr(struct ib_pd *pd, u64 start, u64 length,
 	size = np_window_size(start, length, true);
 	if (access & IB_ACCESS_LOCAL_WRITE)
 		size += np_window_size(start, length, false);
-	ret = np_device_take_iova(ibdev, domain, size);
+	ret = np_device_take_iova(ibdev, domain, size, true);
 	if (ret)
 		goto put;
 

@@ -6,6 +6,7 @@
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
 #include <linux/mman.h>
+#include <linux/workqueue.h>
 
 #include "np_region_fixture.h"
 
@@ -45,6 +46,14 @@ static struct np_region *np_test_part(struct kunit *test, struct np_region *whol
 
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, part);
 	return part;
+}
+
+static struct np_local *np_test_local(struct np_region *whole, u64 addr, u64 len)
+{
+	u64 at;
+	u32 lkey;
+
+	return np_local_hold(whole, addr, len, RDMA_NP_FAULT_WRITE, NULL, &at, &lkey);
 }
 
 /* Memory of @size bytes on both sides of a boundary of parts. What it is told of it is that */
@@ -152,6 +161,36 @@ static void np_parts_of_an_owner_are_bounded(struct kunit *test)
 	whole = np_test_whole(test, NP_TEST_ACCESS);
 	part = np_test_part(test, whole, boundary);
 	np_region_put(part);
+}
+
+/* Parts stay, and without one for his buffer the owner's own work request fails */
+static void np_peers_leave_parts_to_the_owner(struct kunit *test)
+{
+	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
+	unsigned long va = 64 * NP_PART_SIZE;
+	struct np_region *part;
+	struct np_local *local;
+	unsigned int i;
+
+	np_max_parts = 8;
+	for (i = 0; i < 9; i++)
+		KUNIT_ASSERT_EQ(test, va + i * NP_PART_SIZE,
+				kunit_vm_mmap(test, NULL, va + i * NP_PART_SIZE, PAGE_SIZE,
+					      PROT_READ | PROT_WRITE, MAP_ANONYMOUS |
+					      MAP_PRIVATE | MAP_FIXED_NOREPLACE, 0));
+	for (i = 0; i < 7; i++) {
+		part = np_test_part(test, whole, va + i * NP_PART_SIZE);
+		np_region_put(part);
+	}
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_region_at(whole, va + 7 * NP_PART_SIZE)), -EBUSY);
+	local = np_test_local(whole, va + 7 * NP_PART_SIZE, PAGE_SIZE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, local);
+	/* One that is there is for peers as well */
+	part = np_test_part(test, whole, va + 7 * NP_PART_SIZE);
+	np_region_put(part);
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, va + 8 * NP_PART_SIZE, PAGE_SIZE)),
+			-EBUSY);
+	np_local_release(local);
 }
 
 static int np_test_no_iova(struct device *dev, size_t size, size_t align, size_t offset,
@@ -285,14 +324,6 @@ static void np_part_is_not_made_for_who_is_told_nothing(struct kunit *test)
 	xa_erase(&t->npdev.rkeys, 7);
 }
 
-static struct np_local *np_test_local(struct np_region *whole, u64 addr, u64 len)
-{
-	u64 at;
-	u32 lkey;
-
-	return np_local_hold(whole, addr, len, RDMA_NP_FAULT_WRITE, NULL, &at, &lkey);
-}
-
 /* Of one part if it can be; a work request cannot be split where parts meet */
 static void np_hold_across_parts_has_its_own(struct kunit *test)
 {
@@ -325,9 +356,45 @@ static void np_hold_across_parts_has_its_own(struct kunit *test)
 
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, boundary - 1, U64_MAX)), -ERANGE);
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, TASK_SIZE - 1, 2)), -ERANGE);
+	/* No work request has such a buffer, and its windows would take what others need */
+	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, boundary - 1, SZ_4G)), -ERANGE);
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, 0, PAGE_SIZE)), -EFAULT);
 	/* It begins in memory, and ends where there is none */
 	KUNIT_EXPECT_EQ(test, PTR_ERR(np_test_local(whole, boundary - 1, 5 * PAGE_SIZE)), -EFAULT);
+	KUNIT_EXPECT_EQ(test, np_test_nr_parts(whole), 1);
+}
+
+struct np_test_release {
+	struct work_struct work;
+	struct np_local *local;
+	struct completion done;
+};
+
+static void np_test_releases(struct work_struct *work)
+{
+	struct np_test_release *release = container_of(work, struct np_test_release, work);
+
+	np_local_release(release->local);
+	complete(&release->done);
+}
+
+/* Who makes a part may wait, with the lock, for memory that such a hold pins */
+static void np_end_of_a_hold_does_not_wait_for_who_makes_parts(struct kunit *test)
+{
+	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
+	struct np_test *t = test->priv;
+	struct np_test_release release;
+
+	release.local = np_test_local(whole, t->va, PAGE_SIZE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, release.local);
+	init_completion(&release.done);
+	INIT_WORK_ONSTACK(&release.work, np_test_releases);
+	mutex_lock(&whole->parts->lock);
+	queue_work(system_unbound_wq, &release.work);
+	KUNIT_EXPECT_NE(test, 0, wait_for_completion_timeout(&release.done, 10 * HZ));
+	mutex_unlock(&whole->parts->lock);
+	flush_work(&release.work);
+	destroy_work_on_stack(&release.work);
 	KUNIT_EXPECT_EQ(test, np_test_nr_parts(whole), 1);
 }
 
@@ -367,6 +434,73 @@ static void np_end_of_the_whole_ends_its_parts(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, refcount_read(&t->npdev.users), 2);
 }
 
+struct np_test_leases {
+	struct np_test_part_lease {
+		struct np_recall recall;
+		struct np_test_leases *all;
+		struct np_hold *hold;
+	} of[2];
+	atomic_t recalled;
+	struct work_struct work;
+};
+
+static void np_test_gives_both_back(struct work_struct *work)
+{
+	struct np_test_leases *leases = container_of(work, struct np_test_leases, work);
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(leases->of); i++) {
+		np_hold_revoke(leases->of[i].hold, false);
+		np_hold_release(leases->of[i].hold);
+	}
+}
+
+static void np_test_recalls_one(struct np_recall *recall)
+{
+	struct np_test_leases *all =
+		container_of(recall, struct np_test_part_lease, recall)->all;
+
+	if (atomic_inc_return(&all->recalled) == ARRAY_SIZE(all->of))
+		queue_work(system_unbound_wq, &all->work);
+}
+
+/* I11. Here none comes back before all are recalled: who waits for the first one waits in vain */
+static void np_leases_of_all_parts_are_recalled_at_once(struct kunit *test)
+{
+	struct np_region *whole = np_test_whole(test, NP_TEST_ACCESS);
+	unsigned long boundary = np_test_map_across(test, PAGE_SIZE);
+	unsigned int recall_ms = np_recall_ms;
+	struct np_test_leases leases = {};
+	struct np_region *parts[2];
+	unsigned int i;
+	u32 rkey;
+	u64 addr;
+
+	INIT_WORK_ONSTACK(&leases.work, np_test_gives_both_back);
+	for (i = 0; i < ARRAY_SIZE(parts); i++) {
+		addr = boundary - PAGE_SIZE + i * PAGE_SIZE;
+		parts[i] = np_test_part(test, whole, addr);
+		leases.of[i].recall.fn = np_test_recalls_one;
+		leases.of[i].all = &leases;
+		leases.of[i].hold = np_hold_alloc(parts[i], 0, &leases.of[i].recall);
+		KUNIT_ASSERT_NOT_NULL(test, leases.of[i].hold);
+		KUNIT_ASSERT_EQ(test, np_region_fault(parts[i], addr, PAGE_SIZE, 0,
+						      leases.of[i].hold, NULL, 0), 0);
+		KUNIT_ASSERT_EQ(test, np_hold_grant(leases.of[i].hold, addr, PAGE_SIZE, &rkey), 0);
+	}
+	KUNIT_EXPECT_PTR_NE(test, parts[0], parts[1]);
+
+	WRITE_ONCE(np_recall_ms, 5000);
+	np_region_close(whole);
+	WRITE_ONCE(np_recall_ms, recall_ms);
+	flush_work(&leases.work);
+	destroy_work_on_stack(&leases.work);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&whole->count->overdue), 0);
+	KUNIT_EXPECT_EQ(test, atomic64_read(&whole->count->recalls[NP_RECALL_GONE]), 2);
+	for (i = 0; i < ARRAY_SIZE(parts); i++)
+		np_region_put(parts[i]);
+}
+
 /* Who is still in it, such as a fault that waits for memory, keeps what the whole has */
 static void np_part_that_is_in_use_keeps_the_whole(struct kunit *test)
 {
@@ -392,12 +526,15 @@ static struct kunit_case np_part_cases[] = {
 	KUNIT_CASE(np_part_is_made_where_the_owner_has_memory),
 	KUNIT_CASE(np_part_does_not_wait_for_the_owner),
 	KUNIT_CASE(np_parts_of_an_owner_are_bounded),
+	KUNIT_CASE(np_peers_leave_parts_to_the_owner),
 	KUNIT_CASE(np_part_that_cannot_be_made_leaves_nothing),
 	KUNIT_CASE(np_whole_is_never_resident),
 	KUNIT_CASE(np_peers_resolve_parts_by_address),
 	KUNIT_CASE(np_part_is_not_made_for_who_is_told_nothing),
 	KUNIT_CASE(np_hold_across_parts_has_its_own),
+	KUNIT_CASE(np_end_of_a_hold_does_not_wait_for_who_makes_parts),
 	KUNIT_CASE(np_end_of_the_whole_ends_its_parts),
+	KUNIT_CASE(np_leases_of_all_parts_are_recalled_at_once),
 	KUNIT_CASE(np_part_that_is_in_use_keeps_the_whole),
 	{}
 };

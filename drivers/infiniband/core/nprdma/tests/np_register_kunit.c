@@ -72,29 +72,40 @@ static void np_regions_leave_a_quarter_of_the_addresses(struct kunit *test)
 	device_initialize(&t->ibdev->dev);
 	t->ibdev->dma_device = dev;
 	domain->geometry.aperture_end = SZ_1T - 1;
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T),
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T, true),
 			-ENOSPC);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SIZE_MAX),
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SIZE_MAX, true),
 			-ENOSPC);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 2),
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 2, true),
 			0);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 4),
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 4, true),
 			-ENOSPC);
 	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
-						  SZ_1T / 4 - NP_SLOT_SIZE), 0);
+						  SZ_1T / 4 - NP_SLOT_SIZE, true), 0);
 	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
-						  NP_SLOT_SIZE), -ENOSPC);
+						  NP_SLOT_SIZE, true), -ENOSPC);
 	np_device_give_iova(domain, SZ_1T / 2);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 2),
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 2, true),
 			0);
 	np_device_give_iova(domain, SZ_1T / 2);
 	np_device_give_iova(domain, SZ_1T / 4 - NP_SLOT_SIZE);
 
+	/* What peers make of one owner's address space leaves an eighth of them to registrations */
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 32 * 21, false),
+			-ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
+						  SZ_1T / 32 * 21 - NP_SLOT_SIZE, false), 0);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, NP_SLOT_SIZE, false),
+			-ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_1T / 32 * 3, true), 0);
+	np_device_give_iova(domain, SZ_1T / 32 * 3);
+	np_device_give_iova(domain, SZ_1T / 32 * 21 - NP_SLOT_SIZE);
+
 	/* What the device cannot address is nobody's */
 	mask = DMA_BIT_MASK(32);
 	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain,
-						  SZ_4G / 4 * 3), -ENOSPC);
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_4G / 2),
+						  SZ_4G / 4 * 3, true), -ENOSPC);
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, domain, SZ_4G / 2, true),
 			0);
 	np_device_give_iova(domain, SZ_4G / 2);
 	t->ibdev->dma_device = NULL;
@@ -120,16 +131,16 @@ static void np_devices_of_a_domain_share_its_addresses(struct kunit *test)
 	other->dma_device = dev;
 	t->fake.domain.geometry.aperture_end = SZ_1T - 1;
 	KUNIT_EXPECT_EQ(test, np_device_take_iova(t->ibdev, &t->fake.domain,
-						  SZ_1T / 2), 0);
+						  SZ_1T / 2, true), 0);
 	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &t->fake.domain,
-						  SZ_1T / 2), -ENOSPC);
+						  SZ_1T / 2, true), -ENOSPC);
 	/* Those of another domain are others */
-	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &another, SZ_1T / 2),
+	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &another, SZ_1T / 2, true),
 			0);
 	np_device_give_iova(&another, SZ_1T / 2);
 	np_device_give_iova(&t->fake.domain, SZ_1T / 2);
 	KUNIT_EXPECT_EQ(test, np_device_take_iova(other, &t->fake.domain,
-						  SZ_1T / 2), 0);
+						  SZ_1T / 2, true), 0);
 	np_device_give_iova(&t->fake.domain, SZ_1T / 2);
 	t->ibdev->dma_device = NULL;
 }
