@@ -1391,6 +1391,30 @@ TEST(OrderedWrites, WithImmediateLandOnce)
 	}
 }
 
+/* Under a lease nothing has to be asked, also behind one that waits for its receive. */
+TEST(OrderedWrites, WithImmediateAreLeased)
+{
+	engine_config c = small_config();
+	c.ordered_writes = c.leases = true;
+	app b(c);
+	b.world.add_region(0x100000, 16 * page_size, 0x100);
+	b.world.lands_once = true;
+	for (unsigned i = 0; i < 4; ++i) {
+		b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 100, 3 * page_size);
+		b.world.settle();
+		ASSERT_EQ(b.poll(), 1U);
+	}
+	const auto asked = b.world.hold_requests;
+	for (unsigned i = 0; i < 4; ++i)
+		b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, i * page_size, page_size);
+	EXPECT_EQ(b.world.queue.size(), 4U) << "all of them are under way";
+	b.world.settle();
+	EXPECT_EQ(b.poll(), 4U);
+	EXPECT_EQ(b.world.hold_requests, asked);
+	EXPECT_EQ(b.world.immediates.size(), 8U);
+	b.check_memory();
+}
+
 /* Where no hold can be had, and where one hold does not do, it is proven and then sent again. */
 TEST(OrderedWrites, WithImmediateAreHeardOnceInAnyCase)
 {

@@ -395,7 +395,8 @@ void engine::issue() noexcept
 		}
 		const region *r = nullptr;
 		std::uint32_t lease = none;
-		if (config_.leases && !o.started && o.kind != op_kind::pass && !stalled()) {
+		if (config_.leases && !o.started && o.kind != op_kind::pass &&
+		    (!stalled() || (config_.ordered_writes && takes_receive(o.wr.opcode)))) {
 			const binding *b = find_binding(rkey_of(o.wr), addr_of(o.wr));
 			if (b && b->state == binding_state::bound) {
 				r = b->to;

@@ -31,8 +31,8 @@
  *   answer is there, and behind the repetition with the immediate no words are READ.
  *   With ordered WRITEs (engine_config::ordered_writes) each WRITE is posted once, a piece at a
  *   time: under a lease, or else under a hold, for which it waits as an atomic does. So is one with immediate of no more
- *   than one piece, though under a hold only; if its receive does not come in time, the peer's kernel ends the
- *   QP. Where no hold can be had a WRITE goes the ordinary way after some time.
+ *   than one piece; if its receive does not come before the hold has to go back, or the recalled lease, the peer's kernel
+ *   ends the QP. Where no hold can be had a WRITE goes the ordinary way after some time.
  * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
  *   what it means for pinned memory: no word is READ, nothing is split or repeated, and the HCA's
  *   completion is the application's. A request is under at most one lease. A lease is asked for when

@@ -98,8 +98,8 @@ std::optional<remote_leases::range> engine::lease_range(const ibv_send_wr &wr, s
 
 	if (!length || !allowed(wr, length, r) || (is_atomic(wr.opcode) && addr % atomic_size))
 		return {};
-	/* It may wait for a receive for ever, and a lease has to go back in time. */
-	if (takes_receive(wr.opcode))
+	/* It may wait for a receive for ever, and a lease has to go back in time. If it is to land once a hold is no better. */
+	if (takes_receive(wr.opcode) && !config_.ordered_writes)
 		return {};
 	const std::uint64_t index = (addr >> leases::part_shift) - (r.info.base >> leases::part_shift);
 	const auto first = static_cast<std::uint32_t>(addr % leases::part);
