@@ -3,9 +3,10 @@
  * What the library adds to a work request: posting and polling it, one at a time, beside a provider whose HCA
  * does all at once. Local buffers are in an unpinned region, and all memory is hot, so both sides are leased.
  * "objects_bench CASE [COUNT]" prints the time. The instructions are what callgrind collects in measured(), without
- * its own and those of provider_*, divided by COUNT:
+ * its own and what provider_* do, divided by COUNT:
  *
- *	valgrind --tool=callgrind --callgrind-out-file=out --toggle-collect=measured objects_bench read 1000
+ *	valgrind --tool=callgrind --callgrind-out-file=out --toggle-collect=measured --toggle-collect=provider_post \
+ *		--toggle-collect=provider_recv --toggle-collect=provider_poll objects_bench read 1000
  *	callgrind_annotate --threshold=100 out
  */
 #include "object/cq.hpp"
@@ -48,7 +49,7 @@ extern "C" [[gnu::noinline]] int provider_post(ibv_qp *qp, ibv_send_wr *wr, ibv_
 	return 0;
 }
 
-int provider_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **)
+extern "C" [[gnu::noinline]] int provider_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **)
 {
 	done[count] = {};
 	done[count].wr_id = wr->wr_id;

@@ -2040,6 +2040,70 @@ TEST_F(Engine, HotIsWhatIsLikeTheLast)
 	EXPECT_EQ(a.pool.used(), 0U);
 }
 
+/* Its region is gone, and an unpinned one has the key. */
+TEST_F(Engine, HotBufferWhoseKeyIsAnotherRegionsByNowIsHeld)
+{
+	a.world.quick = true;
+	resolve();
+	for (int i = 0; i < 3; ++i)
+		a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 2U);
+	EXPECT_TRUE(a.world.local_holds.empty());
+	std::byte buffer[64];
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer), 64, local_lkey};
+	ibv_send_wr wr{};
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	EXPECT_FALSE(a.eng->post_hot(wr, [] { return false; }) || a.eng->post_other(wr)) << "a key of a region of ours";
+	for (int i = 0; i < 2; ++i)
+		a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 4U);
+	a.world.unpinned_later = pinned_lkey;
+	++a.world.local_keys;
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.local_holds.size(), 1U);
+	EXPECT_EQ(a.world.queue.back().sges[0].lkey, held_lkey);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 6U);
+	EXPECT_TRUE(a.world.local_holds.empty());
+}
+
+/* Only what is the same is taken to be, and each gets its own number and flags back. */
+TEST_F(Engine, HotRequestsMayDiffer)
+{
+	a.world.quick = true;
+	resolve();
+	a.post(IBV_WR_SEND, 0, 0, 64);
+	const auto post = [&](ibv_wr_opcode op, std::uint32_t length, unsigned flags, int sges = 1) {
+		const std::uint64_t hot = a.world.hot_posts;
+		a.post(op, 0, 0, length, flags, sges);
+		const ibv_send_wr &w = a.world.queue.back().wr;
+		EXPECT_EQ(w.opcode, op);
+		EXPECT_EQ(w.send_flags & ~unsigned{IBV_SEND_SIGNALED}, flags & ~unsigned{IBV_SEND_SIGNALED});
+		EXPECT_EQ(a.world.queue.back().length, length);
+		return a.world.hot_posts != hot;
+	};
+	for (int round = 0; round < 2; ++round) {
+		EXPECT_EQ(post(IBV_WR_SEND, 64, IBV_SEND_SIGNALED), !round) << "app::poll() closes it";
+		EXPECT_TRUE(post(IBV_WR_SEND, 65, IBV_SEND_SIGNALED)) << "longer";
+		EXPECT_TRUE(post(IBV_WR_SEND, 1, IBV_SEND_SIGNALED)) << "shorter";
+		EXPECT_TRUE(post(IBV_WR_SEND, 64, IBV_SEND_SIGNALED | IBV_SEND_SOLICITED));
+		EXPECT_TRUE(post(IBV_WR_SEND, 64, 0)) << "silent";
+		EXPECT_TRUE(post(IBV_WR_SEND, 64, 0));
+		EXPECT_TRUE(post(IBV_WR_SEND, 64, IBV_SEND_SIGNALED));
+		EXPECT_TRUE(post(IBV_WR_SEND_WITH_IMM, 64, IBV_SEND_SIGNALED));
+		EXPECT_FALSE(post(IBV_WR_SEND_WITH_IMM, 64, IBV_SEND_SIGNALED | IBV_SEND_FENCE));
+		EXPECT_FALSE(post(IBV_WR_SEND_WITH_IMM, 64, IBV_SEND_SIGNALED, 2));
+		a.world.run_wire();
+		EXPECT_EQ(a.poll(), round ? 8U : 9U);
+		EXPECT_TRUE(a.eng->idle());
+		EXPECT_EQ(a.pool.used(), 0U);
+	}
+	EXPECT_EQ(a.eng->stats().passed, 21U);
+}
+
 TEST_F(Engine, HotPathHasAsMuchRoomAsTheQueue)
 {
 	engine_config c = small_config();

@@ -635,9 +635,12 @@ void sim::arrives(const ibv_wc &wc) noexcept
 {
 	ibv_wc out = wc;
 
-	engine::quick_end how = quick ? attached->hot_cqe(out) : engine::quick_end::no;
+	engine::quick_end how = engine::quick_end::no;
 
-	hot_ends += how != engine::quick_end::no;
+	if (quick && attached->hot_cqe(out)) {
+		how = engine::quick_end::told;
+		++hot_ends;
+	}
 	if (quick && how == engine::quick_end::no)
 		how = attached->quick_cqe(out);
 	switch (how) {
@@ -1000,6 +1003,7 @@ void sim::tick()
 app::app(engine_config c, std::uint64_t seed, sim_cq *cq) : world(seed), config(c)
 {
 	world.cq = cq;
+	config.local_keys = &world.local_keys;
 	config.pool = cq ? &cq->pool : &pool;
 	if (config.words.empty()) {
 		words.resize(engine::min_words);
@@ -1109,7 +1113,11 @@ app_op &app::post(ibv_wr_opcode opcode, std::size_t memory, std::uint64_t offset
 /* As npr_cq::post_send() does it. */
 int app::give_quick(ibv_send_wr &wr, ibv_send_wr **bad, bool whole)
 {
-	if (ibv_send_wr *const hot = eng->post_hot(wr, [this](std::uint32_t lkey) { return world.is_local(lkey); })) {
+	ibv_send_wr *hot = eng->post_hot(wr, [] { return false; });
+
+	if (!hot)
+		hot = eng->post_other(wr);
+	if (hot) {
 		ibv_send_wr *refused;
 
 		++world.hot_posts;

@@ -129,7 +129,10 @@ public:
 	void release(std::uint64_t hold) noexcept override;
 	void forget(std::uint64_t region) noexcept override;
 	void resolve(const remote_key &key) noexcept override { resolves.push_back(key); }
-	bool is_local(std::uint32_t lkey) noexcept override { return lkey == local_lkey || lkey == iova_lkey; }
+	bool is_local(std::uint32_t lkey) noexcept override
+	{
+		return lkey == local_lkey || lkey == iova_lkey || lkey == unpinned_later;
+	}
 	bool is_plain(std::uint32_t lkey) noexcept override { return !is_local(lkey) && lkey != opaque_lkey; }
 	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
 		       local_ticket &ticket) noexcept override;
@@ -215,6 +218,8 @@ public:
 	engine *attached = nullptr;
 	bool quick = false; /* requests and completions go the quick way, and these are told() then */
 	std::uint64_t hot_posts = 0, hot_ends = 0;
+	std::uint32_t unpinned_later = local_lkey; /* a key that was pinned memory's before local_keys changed */
+	std::atomic<std::uint64_t> local_keys{0};
 	std::deque<ibv_wc> told;
 	std::uint64_t quick_ends = 0;
 	void arrives(const ibv_wc &wc) noexcept;

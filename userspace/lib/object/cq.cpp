@@ -21,7 +21,7 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
       timer(checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create")),
       mutex(c.threads), stripe(c.stripes.fetch_add(1, std::memory_order_relaxed)),
       credits(static_cast<std::uint32_t>(v->cqe) > own ? static_cast<std::uint32_t>(v->cqe) - own : 0),
-      ex(*this, *v, c.threads), leases_(*c.kernel), handle_(v->handle)
+      ex(*this, *v, c.threads), poll_cq_(c.provider.poll_cq), leases_(*c.kernel), handle_(v->handle)
 {
 	if (const int rc = channel.open())
 		fail(-rc, "nprdma channel");
@@ -259,7 +259,7 @@ bool npr_cq::take_raw() noexcept
 	npr_qp *const q = find(wc.qp_num);
 	if (q && q->engine.on_cqe(wc)) {
 		advance(*q);
-	} else if (ctx.received(wc)) {
+	} else if (received(wc)) {
 		turns_.pending = true;
 		strays_.push_back(wc);
 	}
@@ -380,13 +380,12 @@ void npr_cq::kick() noexcept
 }
 
 /* What is hot needs no other call than the provider's, and so few registers. */
-int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
+int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept
 {
 	if (!mutex.try_lock()) [[unlikely]]
-		return post_late(qp, wr, bad, whole);
-	if (!(solicited_ || leases_.has_events() || wr->next)) [[likely]]
-		if (ibv_send_wr *const hot = qp.engine.post_hot(*wr, [&](std::uint32_t lkey) { return ctx.is_local(lkey); }))
-			[[likely]] {
+		return post_late(qp, wr, bad, false);
+	if (!wr->next) [[likely]]
+		if (ibv_send_wr *const hot = qp.engine.post_hot(*wr, [this] { return leases_.has_events(); })) [[likely]] {
 			ibv_send_wr *refused;
 
 			if (qp.post_hot(hot, &refused)) [[unlikely]]
@@ -394,7 +393,7 @@ int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 			mutex.unlock();
 			return 0;
 		}
-	return post_warm(qp, wr, bad, whole);
+	return post_warm(qp, wr, bad, false);
 }
 
 int npr_cq::post_late(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
@@ -407,11 +406,16 @@ int npr_cq::post_refused(npr_qp &qp) noexcept
 {
 	const std::lock_guard lock(mutex, std::adopt_lock);
 
+	refuse(qp);
+	return 0;
+}
+
+void npr_cq::refuse(npr_qp &qp) noexcept
+{
 	qp.engine.hot_refused();
 	settle(qp);
 	serve_line();
 	wake(qp);
-	return 0;
 }
 
 int npr_cq::post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept
@@ -420,6 +424,13 @@ int npr_cq::post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 
 	if (solicited_ || leases_.has_events())
 		before_post();
+	if (ibv_send_wr *const hot = wr->next ? nullptr : qp.engine.post_other(*wr)) {
+		ibv_send_wr *refused;
+
+		if (qp.post_hot(hot, &refused)) [[unlikely]]
+			refuse(qp);
+		return 0;
+	}
 	const bool posted = !wr->next && qp.engine.post_quick(*wr);
 	/* Then it has completed nothing, and asks for nothing. */
 	return posted && !qp.engine.ended() ? 0 : post_slow(qp, wr, bad, whole, posted);
@@ -476,46 +487,45 @@ int npr_cq::post_slow(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 
 int npr_cq::post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept
 {
-	for (; wr; wr = wr->next) {
-		const bool ours = qp.verbs->recv_cq == verbs || ctx.cqs.find(qp.verbs->recv_cq->handle, qp.verbs->recv_cq);
-		const int rc = qp.verbs->srq || !ours ? -EINVAL : qp.post_recv(*wr);
-		if (rc) {
-			if (bad)
-				*bad = wr;
-			return rc;
+	int rc = 0;
+
+	while (wr && !rc) {
+		{
+			const std::lock_guard lock(mutex);
+			while (wr && wr->num_sge == 1 && !(rc = qp.post_recv_hot(*wr)))
+				wr = wr->next;
+		}
+		if (wr && rc >= 0) {
+			rc = post_recv_cold(qp, *wr);
+			wr = rc ? wr : wr->next;
 		}
 	}
-	return 0;
+	if (rc && bad)
+		*bad = wr;
+	return rc;
 }
 
-/* Mostly there is nothing but what the CQ has, and all of that is of what was posted hot. */
+int npr_cq::post_recv_cold(npr_qp &qp, const ibv_recv_wr &wr) noexcept
+{
+	const bool ours = qp.verbs->recv_cq == verbs || ctx.cqs.find(qp.verbs->recv_cq->handle, qp.verbs->recv_cq);
+
+	return qp.verbs->srq || !ours ? -EINVAL : qp.post_recv(wr);
+}
+
+/* Mostly there is nothing but what the CQ has, and all of that is of what was posted as the last one was. */
 int npr_cq::poll(int n, ibv_wc *wc) noexcept
 {
-	int count, i = 0, got = 0;
-
 	if (!mutex.try_lock()) [[unlikely]]
 		return poll_late(n, wc);
 	if (n <= 0 || busy()) [[unlikely]]
 		return poll_warm(n, wc, no_poll, 0, 0);
-	count = ctx.provider.poll_cq(verbs, n, wc);
-	for (; i < count; ++i) {
-		if (wc[i].opcode & IBV_WC_RECV || wc[i].qp_num != last_num_) [[unlikely]]
-			return poll_warm(n, wc, count, i, got);
-		const auto how = last_->engine.hot_cqe(wc[i]);
-
-		if (how != engine::quick_end::told || got != i) [[unlikely]] {
-			if (how == engine::quick_end::no)
-				return poll_warm(n, wc, count, i, got);
-			if (how == engine::quick_end::told)
-				wc[got++] = wc[i];
-			continue;
-		}
-		++got;
-	}
-	if (got != n) [[unlikely]]
-		return poll_warm(n, wc, count, i, got);
+	const int count = poll_cq_(verbs, n, wc);
+	ibv_wc *w = wc;
+	for (int left = count; left > 0; --left, ++w)
+		if (w->qp_num != last_num_ || !last_->hot_cqe(*w)) [[unlikely]]
+			return poll_warm(n, wc, count, count - left, count - left);
 	mutex.unlock();
-	return got;
+	return count;
 }
 
 int npr_cq::poll_late(int n, ibv_wc *wc) noexcept
@@ -599,13 +609,21 @@ int npr_cq::poll_busy(int n, ibv_wc *wc, int count, int i, int got) noexcept
 	return n - room;
 }
 
+bool npr_cq::received(ibv_wc &wc) noexcept
+{
+	if (!ctx.receives.is_of_ring(wc.wr_id) || (wc.status == IBV_WC_SUCCESS && !(wc.opcode & IBV_WC_RECV))) [[likely]]
+		return ctx.received(wc);
+	npr_qp *const q = find(wc.qp_num);
+	return q && q->end_recv(wc);
+}
+
 /* @wc is none that the engine ends in short. True: it, or what it has become, is for the application. */
 bool npr_cq::take(ibv_wc &wc) noexcept
 {
 	npr_qp *const q = find(wc.qp_num);
 
 	if (!q || !q->engine.on_cqe(wc))
-		return ctx.received(wc);
+		return received(wc);
 	if (!q->engine.calm() || q->listed) {
 		touch(*q);
 		return false;
@@ -681,8 +699,12 @@ int npr_cq::req_notify(bool solicited) noexcept
 		     std::any_of(ready_.begin(), ready_.end(), completes)))
 		kick();
 	/* Our own completions are none of the peer's business: with any to come, all events count. */
-	return arm(solicited &&
-		   std::all_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.idle(); }));
+	const bool idle = std::all_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.idle(); });
+	/* Then what is posted next has to come by before_post(). */
+	if (solicited && idle)
+		for (const auto &q : qps)
+			q->engine.cool();
+	return arm(solicited && idle);
 }
 
 int npr_cq::wait(int timeout_ms)

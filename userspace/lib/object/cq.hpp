@@ -32,8 +32,9 @@ struct npr_cq final : npr::lease_keeper::client {
 	/* The QP is destroyed or RESET: what a detach has polled of it is not told any more. */
 	void forget(std::uint32_t qp_num) noexcept;
 
-	/* @whole: all of the list or nothing. */
-	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
+	int post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept;
+	/* The same of all of the list or nothing. */
+	int post_whole(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept { return post_late(qp, wr, bad, true); }
 	int post_recv(npr_qp &qp, ibv_recv_wr *wr, ibv_recv_wr **bad) noexcept;
 	int poll(int n, ibv_wc *wc) noexcept;
 	int req_notify(bool solicited) noexcept;
@@ -102,6 +103,9 @@ private:
 	[[nodiscard, gnu::noinline]] int poll_warm(int n, ibv_wc *wc, int count, int i, int got) noexcept;
 	[[gnu::noinline]] int post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept;
 	[[gnu::noinline]] int post_refused(npr_qp &qp) noexcept;
+	/* What was to be posted hot the provider has not taken. */
+	void refuse(npr_qp &qp) noexcept;
+	[[nodiscard, gnu::noinline]] int post_recv_cold(npr_qp &qp, const ibv_recv_wr &wr) noexcept;
 	/* The lock is to be waited for. */
 	[[nodiscard, gnu::noinline]] int poll_late(int n, ibv_wc *wc) noexcept;
 	[[gnu::noinline]] int post_late(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept;
@@ -114,10 +118,12 @@ private:
 
 		/* What has failed does not say what it was. */
 		if (wc.opcode & IBV_WC_RECV && wc.status == IBV_WC_SUCCESS)
-			return ctx.received(wc) ? end::told : end::silent;
+			return received(wc) ? end::told : end::silent;
 		npr_qp *const q = find(wc.qp_num);
 		return q ? q->engine.quick_cqe(wc) : end::no;
 	}
+	/* As npr_context::received(), of receives in rings, too. */
+	[[nodiscard]] bool received(ibv_wc &wc) noexcept;
 	[[nodiscard, gnu::noinline]] bool take(ibv_wc &wc) noexcept;
 	[[gnu::noinline]] void look_round(ibv_wc *&to, int &room) noexcept;
 	void serve_line() noexcept;
@@ -129,6 +135,7 @@ private:
 	void set_timer() noexcept;
 	[[gnu::noinline]] int arm(bool solicited) noexcept;
 
+	const decltype(npr::provider::poll_cq) poll_cq_;
 	npr::event_channel leases_; /* open: the lease_keeper has it */
 	std::uint32_t handle_;   /* of @verbs, which may be destroyed before this is */
 	static constexpr std::uint32_t no_qp = ~0U;
@@ -157,6 +164,31 @@ private:
 	/* Results to take; relaxed, because the mutex orders the results themselves. */
 	std::atomic<bool> have_results_{false};
 };
+
+inline int npr_qp::post_recv_hot(const ibv_recv_wr &wr) noexcept
+{
+	ibv_sge s = *wr.sg_list;
+	ibv_recv_wr *bad;
+
+	/* acquire: as local_regions::find() */
+	if (s.lkey != lasting_lkey_ || !s.length || ring_.full() ||
+	    local_keys_.load(std::memory_order_acquire) != lasting_keys_) [[unlikely]]
+		return not_hot;
+	npr::local_lease *const lease = leases_.take(lasting_, s, stripe_);
+	if (!lease) [[unlikely]] {
+		if (!lasting_plain_)
+			return not_hot;
+		ibv_recv_wr plain{wr.wr_id, nullptr, &s, 1};
+		return -post_recv_(verbs, &plain, &bad);
+	}
+	ibv_recv_wr w{ring_.put(wr.wr_id, *lease), nullptr, &s, 1};
+	const int error = post_recv_(verbs, &w, &bad);
+	if (error) [[unlikely]] {
+		ring_.take_back();
+		leases_.give(*lease, stripe_);
+	}
+	return -error;
+}
 
 template <class F>
 int npr_cq::resize(std::uint32_t own, std::uint32_t limit, F &&resize)

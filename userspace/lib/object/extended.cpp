@@ -235,7 +235,9 @@ int qp_ex::complete() noexcept
 	/* A queue pair that does not send yet says so here, as providers do. */
 	if (qp && (qp->verbs->state == IBV_QPS_RESET || qp->verbs->state == IBV_QPS_INIT || qp->verbs->state == IBV_QPS_RTR))
 		return EINVAL;
-	return qp ? -qp->cq.post_send(*qp, wrs_.data(), &bad, true) : EINVAL;
+	if (!qp)
+		return EINVAL;
+	return -(count_ == 1 ? qp->cq.post_send(*qp, wrs_.data(), &bad) : qp->cq.post_whole(*qp, wrs_.data(), &bad));
 }
 
 /* --- polling ----------------------------------------------------------- */

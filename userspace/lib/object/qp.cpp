@@ -38,6 +38,7 @@ engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params,
 	c.relaxed = params.relaxed;
 	c.ordered_writes = params.ordered_writes;
 	c.local = true;
+	c.local_keys = &cq.ctx.regions.changes();
 	c.leases = cq.ctx.leased;
 	c.local_only = params.local_only;
 	c.opaque_sinks = params.opaque_sinks;
@@ -45,6 +46,11 @@ engine_config make_config(npr_cq &cq, const ibv_qp *qp, const qp_params &params,
 	return c;
 }
 
+/* None for a queue whose completions are not polled under the lock under which it is posted to. */
+std::uint32_t ring_size(const npr_cq &cq, const ibv_qp &qp, const qp_params &params)
+{
+	return qp.srq || qp.recv_cq != cq.verbs || params.receives > receive_ring::indices ? 0 : params.receives;
+}
 
 } // namespace
 
@@ -52,6 +58,8 @@ npr_qp::npr_qp(npr_cq &c, ibv_qp *q, const qp_params &params, std::uint16_t id)
     : cq(c), verbs(q), words(c.ctx.provider, q->pd), budget(params.budget), cookie(id), post_send_(c.ctx.provider.post_send),
       requests_(c.ctx.resolver, requests_of(params.budget)),
       max_sge_(std::max(params.max_sge, 1U)), receive_max_sge_(params.receive_sge),
+      post_recv_(c.ctx.provider.post_recv), leases_(c.ctx.leases), local_keys_(c.ctx.regions.changes()),
+      stripe_(c.stripe % local_leases::stripes), ring_(ring_size(c, *q, params), c.ctx.receives.ring_id()),
       engine(make_config(c, q, params, id, words.words()), *this),
       ex(std::make_unique<qp_ex>(*this, *q, params.depth, params.max_sge, params.max_inline, c.ctx.threads))
 {
@@ -220,15 +228,44 @@ int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 		ibv_recv_wr *bad;
 		/* The provider may have no locks, for an application that comes with one thread. */
 		const std::lock_guard lock(cq.mutex);
-		return cq.ctx.provider.post_recv(verbs, &w, &bad);
+		const int error = cq.ctx.provider.post_recv(verbs, &w, &bad);
+		if (!error && wr.num_sge == 1)
+			look_at(wr.sg_list->lkey);
+		return error;
 	});
+}
+
+/* The next receives may be in the region of this key. */
+void npr_qp::look_at(std::uint32_t lkey) noexcept
+{
+	/* acquire: as local_regions::find() */
+	const std::uint64_t keys = local_keys_.load(std::memory_order_acquire);
+
+	/* What has no leases yet may have some by now. */
+	if (lkey == lasting_lkey_ && keys == lasting_keys_ && (lasting_.length || lasting_plain_))
+		return;
+	const auto handle = cq.ctx.regions.find(lkey).handle;
+	lasting_ = handle && cq.ctx.leased ? leases_.look_at(*handle) : local_leases::lasting{};
+	lasting_plain_ = !handle;
+	lasting_lkey_ = lkey;
+	lasting_keys_ = keys;
+}
+
+bool npr_qp::end_recv(ibv_wc &wc) noexcept
+{
+	local_lease *const lease = ring_.end(wc.wr_id);
+
+	if (lease)
+		leases_.give(*lease, stripe_);
+	return lease;
 }
 
 void npr_qp::abandon() noexcept
 {
-	if (cq.ctx.receives.any(this))
+	if (cq.ctx.receives.any(this) || !ring_.empty())
 		fail_qp();
 	cq.ctx.abandon(this);
+	ring_.drain([this](local_lease &l) { leases_.give(l, stripe_); });
 	engine.abandon();
 }
 

@@ -7,6 +7,8 @@
 #include "protocol/credits.hpp"
 #include "protocol/engine.hpp"
 #include "world/clock.hpp"
+#include "world/local_leases.hpp"
+#include "world/receive_ring.hpp"
 #include "world/word_ring.hpp"
 
 #include <algorithm>
@@ -58,6 +60,20 @@ struct npr_qp final : npr::backend, npr::credits::waiter, npr::resolver::client 
 
 	/* One receive: 0 or a negative errno. */
 	[[nodiscard]] int post_recv(const ibv_recv_wr &wr) noexcept;
+	/*
+	 * The same, under the CQ's lock, of one with one buffer with the key that was used last, under a lease that is there or
+	 * in no unpinned region; or not_hot, and nothing has changed.
+	 */
+	[[nodiscard, gnu::always_inline]] int post_recv_hot(const ibv_recv_wr &wr) noexcept;
+	static constexpr int not_hot = 1;
+	/* Under the CQ's lock. The completion of a receive of the ring is the application's by now; false: of one that was given up. */
+	[[nodiscard]] bool end_recv(ibv_wc &wc) noexcept;
+	/* Of the oldest receive there, or request, that has succeeded: it is the application's by now; or false, and nothing has changed. */
+	[[nodiscard, gnu::always_inline]] bool hot_cqe(ibv_wc &wc) noexcept
+	{
+		/* What has failed does not say what it was, and is neither's. */
+		return wc.opcode & IBV_WC_RECV ? ring_.hot_end(wc, stripe_) : engine.hot_cqe(wc);
+	}
 	class prepared;
 	/* Before the QP is detached: what is posted must not use what is held. */
 	void abandon() noexcept;
@@ -120,6 +136,19 @@ private:
 	const decltype(npr::provider::post_send) post_send_;
 	requests requests_;
 	const std::uint32_t max_sge_, receive_max_sge_;
+	void look_at(std::uint32_t lkey) noexcept;
+
+	/* Receives, under the CQ's lock. These are for those that are hot, for which the way by the context is long. */
+	const decltype(npr::provider::post_recv) post_recv_;
+	npr::local_leases &leases_;
+	const std::atomic<std::uint64_t> &local_keys_;
+	const unsigned stripe_; /* the CQ's, for local_leases */
+	npr::receive_ring ring_;
+	/* The region of the last one's buffer, when local_regions::changes() was this; or it is in none that is unpinned. */
+	bool lasting_plain_ = false;
+	std::uint32_t lasting_lkey_ = 0;
+	std::uint64_t lasting_keys_ = 0;
+	npr::local_leases::lasting lasting_;
 	prepared *prepared_ = nullptr; /* of the caller of post_send(), under the CQ's lock */
 
 public:

@@ -30,6 +30,7 @@ engine::engine(const engine_config &config, backend &world)
 	slots_.resize(slots);
 	briefs_.resize(slots);
 	sq_mask_ = slots - 1;
+	local_keys_ = config_.local ? config_.local_keys : &no_local_keys_;
 	hot_.wr.sg_list = &hot_.sge;
 	hot_.wr.num_sge = 1;
 	hot_.signals = config_.sq_sig_all ? unsigned{IBV_SEND_SIGNALED} : 0U;
@@ -40,6 +41,7 @@ engine::engine(const engine_config &config, backend &world)
 	/* What drains a dead queue is a WRITE, which not every type of QP has. */
 	signal_every_ = config_.local_only ? 1U : std::max(std::min(budget, config_.depth) / 4, 1U);
 	first_id_ = std::uint64_t{config_.tag} << 32;
+	hot_.next = no_id();
 	quick_limit_ = config_.read_words_min ? config_.read_words_min - 1 : ~0U;
 	max_entries_ = std::min(budget, credits_.largest());
 
@@ -169,18 +171,24 @@ void engine::free_buffers(op &o) noexcept
 npr_stats engine::stats() const noexcept
 {
 	npr_stats all = stats_;
-
-	for (unsigned n = 0; n < std::size(done_); ++n) {
-		if (n == IBV_WR_RDMA_READ) {
-			all.reads += done_[n].requests;
-			all.bytes_read += done_[n].bytes;
-		} else if (all_traits[n] & trait::atomic) {
-			all.atomics += done_[n].requests;
+	const auto add = [&](unsigned opcode, std::uint64_t requests, std::uint64_t bytes) {
+		if (opcode == IBV_WR_RDMA_READ) {
+			all.reads += requests;
+			all.bytes_read += bytes;
+		} else if (all_traits[opcode] & trait::atomic) {
+			all.atomics += requests;
 		} else {
-			all.writes += done_[n].requests;
-			all.bytes_written += done_[n].bytes;
+			all.writes += requests;
+			all.bytes_written += bytes;
 		}
-	}
+	};
+
+	for (unsigned n = 0; n < std::size(done_); ++n)
+		add(n, done_[n].requests, done_[n].bytes);
+	if (hot_.end.leased)
+		add(hot_.end.opcode, hot_.requests, hot_.bytes);
+	else
+		all.passed += hot_.requests;
 	return all;
 }
 

@@ -89,6 +89,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -178,6 +179,8 @@ struct engine_config {
 	bool local = false;		  /* unpinned local buffers are looked for */
 	bool leases = false;		  /* of the peer's memory are asked for: then call age_leases() */
 	bool opaque_sinks = false;	  /* what READs bring is not to be looked at */
+	/* Another value at least whenever a key becomes that of an unpinned region of ours; with @local. Null: nobody says. */
+	const std::atomic<std::uint64_t> *local_keys = nullptr;
 	std::span<std::uint64_t> words;	  /* memory that residency words are read into */
 	std::uint32_t words_lkey = 0;	  /* its key, when the first region is resolved; see use_words() */
 };
@@ -201,12 +204,19 @@ public:
 	 */
 	[[nodiscard]] int post_send(ibv_send_wr *wr, ibv_send_wr **bad, bool whole = false) noexcept;
 	/*
-	 * What the provider is to be given for @wr, which is no list, if it is like those that have just gone the quick way:
-	 * then there is nothing else to do unless the provider refuses it, which hot_refused() is to know. Null: it is for
-	 * post_quick(), and nothing has changed. @is_local(lkey) says what backend::is_local() says.
+	 * What the provider is to be given for @wr, which is no list, if it is like the last one that was posted by this or
+	 * by post_other(): then there is nothing else to do unless the provider refuses it, which hot_refused() is to know. Null:
+	 * it is for post_other(), and nothing has changed. @recalls(): there may be recalls that the engine has not heard of.
 	 */
-	template <class F> [[nodiscard, gnu::always_inline]] ibv_send_wr *post_hot(const ibv_send_wr &wr, F &&is_local) noexcept;
+	template <class F> [[nodiscard, gnu::always_inline]] ibv_send_wr *post_hot(const ibv_send_wr &wr, F &&recalls) noexcept;
+	/*
+	 * The same if it is not like the last one, but goes the way that those go which have just been quick. Null: it is for
+	 * post_quick(). The engine has heard of all recalls.
+	 */
+	[[nodiscard]] ibv_send_wr *post_other(const ibv_send_wr &wr) noexcept;
 	void hot_refused() noexcept;
+	/* The next request is for post_quick(). */
+	void cool() noexcept { expand(); }
 	/*
 	 * One request, which is no list, if it needs no detour. False, and nothing has changed; or it is accepted, and then
 	 * there is nothing else to do unless the engine has ended().
@@ -229,14 +239,11 @@ public:
 	 */
 	enum class quick_end : std::uint8_t { no, silent, told };
 	[[nodiscard, gnu::noinline]] quick_end quick_cqe(ibv_wc &wc) noexcept;
-	/* The same of what was posted hot and is the oldest, with nothing but that under way. The caller knows that it is no receive. */
-	[[nodiscard, gnu::always_inline]] quick_end hot_cqe(ibv_wc &wc) noexcept
-	{
-		if (wc.wr_id != sq_id(sq_head_) || hot_.room < 0 || sq_head_ < first_brief_ || sq_head_ == sq_tail_ ||
-		    wc.status != IBV_WC_SUCCESS) [[unlikely]]
-			return quick_end::no;
-		return end_brief(wc);
-	}
+	/*
+	 * The same of what was posted as the last one was, and is the oldest. True: it was done, and is for the application.
+	 * False: it is for quick_cqe(), and nothing has changed. The caller knows that it is no receive.
+	 */
+	[[nodiscard, gnu::always_inline]] bool hot_cqe(ibv_wc &wc) noexcept;
 	void on_event(const rdma_np_event &event) noexcept;
 	/* The key of the words, before the first region is known. */
 	void use_words(std::uint32_t lkey) noexcept { config_.words_lkey = lkey; }
@@ -412,18 +419,30 @@ private:
 		ibv_sge *wire;		   /* as the HCA sees it: the application's, or with keys of holds */
 	};
 
+	/* How a request ends that was posted as it is: compared, and kept, as one word. */
+	struct ending {
+		std::uint8_t opcode;
+		std::uint8_t send_flags; /* the application's; there are no higher ones that anybody asks for later */
+		bool leased;		 /* under a lease of a region; otherwise it is to no region */
+		std::uint8_t held;	 /* local holds */
+		std::uint32_t hold;	 /* the first one; others are where an op has them */
+
+		[[nodiscard]] bool operator==(const ending &e) const noexcept
+		{
+			return std::bit_cast<std::uint64_t>(*this) == std::bit_cast<std::uint64_t>(e);
+		}
+	};
+	static constexpr std::uint32_t max_held = 0xff;
+
 	/*
 	 * Of a request that was posted as it is, all that its end needs, by its entry of the send queue. Only if more becomes
 	 * of it than that it succeeds, or something else has to be thought of, it gets an op and a slot; see expand().
 	 */
 	struct brief {
 		std::uint64_t wr_id;
-		ibv_wr_opcode opcode;
-		unsigned int send_flags;
-		std::uint32_t hold; /* the first one; others are where an op has them */
-		std::uint32_t held;
+		ending end;
 		std::uint32_t length;
-		std::uint32_t lease; /* none: it is under no lease, or to no region */
+		std::uint32_t lease; /* none: it is under no lease */
 	};
 
 	/* What a piece does when the send queue has room for it, or waits for there. */
@@ -548,27 +567,7 @@ private:
 		++done_[opcode].requests;
 		done_[opcode].bytes += length;
 	}
-	/* That of the oldest entry, which is the oldest request's, has succeeded, and it is brief. */
-	[[nodiscard, gnu::always_inline]] quick_end end_brief(ibv_wc &wc) noexcept
-	{
-		const brief &b = briefs_[sq_head_ & sq_mask_];
-
-		/* Mostly there is one hold, under the lease of the ticket. */
-		if (b.held && (b.held != 1 || b.hold != ticket_.token() || !ticket_.give())) [[unlikely]]
-			free_buffers(b);
-		if (b.lease == none)
-			++stats_.passed;
-		else
-			count(b.opcode, b.length);
-		credits_.give(1);
-		++sq_head_;
-		++head_;
-		++hot_.room;
-		if (!tells(b.send_flags))
-			return quick_end::silent;
-		wc.wr_id = b.wr_id;
-		return quick_end::told;
-	}
+	[[nodiscard]] quick_end end_brief(ibv_wc &wc) noexcept;
 	[[nodiscard]] quick_end end_quick(ibv_wc &wc) noexcept;
 	[[gnu::noinline]] void free_buffers(const brief &b) noexcept;
 	/* Requests that are brief. */
@@ -579,11 +578,22 @@ private:
 	 */
 	void expand() noexcept
 	{
-		if (first_brief_ != sq_tail_ || hot_.room >= 0)
+		if (first_brief_ != sq_tail_ || hot_.most)
 			expand_all();
 	}
 	[[gnu::noinline]] void expand_all() noexcept;
 	[[gnu::noinline]] void open_hot(const binding *b) noexcept;
+	void aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length) noexcept;
+	void forget_last() noexcept;
+	/* The entry that is the oldest by now. */
+	void follow() noexcept { hot_.next = hot_.most && sq_head_ >= first_brief_ ? sq_id(sq_head_) : no_id(); }
+	/* The number of no entry: none has one below the first. */
+	[[nodiscard]] std::uint64_t no_id() const noexcept { return first_id_ - 1; }
+	/* The number of buffers and the opcode, as one. */
+	[[nodiscard, gnu::always_inline]] static std::uint64_t kind_of(const ibv_send_wr &wr) noexcept
+	{
+		return std::uint64_t{static_cast<std::uint32_t>(wr.opcode)} << 32 | static_cast<std::uint32_t>(wr.num_sge);
+	}
 	/* @flags of one more request, with whether the HCA is to tell of it. */
 	[[nodiscard, gnu::always_inline]] unsigned signal(unsigned flags) noexcept
 	{
@@ -823,17 +833,40 @@ private:
 	 * The hot path. While it is open nothing waits, nothing is in trouble, and each request has exactly one entry of the
 	 * send queue: so one number says whether there is room. It opens with a request that was posted as it is; see expand().
 	 */
-	static constexpr std::int64_t closed = -(1LL << 62);
+	static constexpr std::uint64_t no_kind = ~std::uint64_t{0} << 32 | 1; /* one buffer, and no opcode there is */
+	static constexpr ending no_ending{0xff, 0, false, 0, 0};	      /* of no request */
+	enum class way : std::uint8_t { passed, leased, leased_atomic };
 	struct {
-		ibv_send_wr wr{}; /* for the HCA; in some members always the same */
-		ibv_sge sge{};
-		std::int64_t room = closed; /* requests for which there is room, but for credits; negative: it is closed */
-		lease_hint lease;	    /* of the last one that was leased; what is not in lease.may is for post_quick() */
-		std::uint32_t rkey = 0;	    /* the application's, for that */
+		std::uint32_t most = 0;	    /* entries that may be under way, but for credits; 0: it is closed */
+		std::uint32_t rkey = 0;	    /* the application's, of the last request that was leased */
+		lease_hint lease;	    /* of that one; what is not in lease.may is for post_quick() */
 		unsigned signals = 0;	    /* these flags have all requests */
 		opcodes free;		    /* for these no key is looked at */
 		bool owed = false;	    /* the ticket's lease has ended, which post_quick() has to see to */
+		/*
+		 * What the last one was, and what was found out about it: for more that differ from it in addresses, a shorter
+		 * length, and what is of no account here. Once anything of it may not hold any more it is like nothing.
+		 */
+		way goes = way::passed;
+		bool held = false;   /* its buffer, under the ticket; otherwise it is in no unpinned region */
+		bool silent = false; /* nobody hears of it */
+		unsigned send_flags = 0;
+		std::uint64_t kind = no_kind;
+		std::uint32_t lkey = 0;
+		std::uint32_t longest = 0; /* bytes */
+		std::uint64_t first = 0, span = 0; /* where a buffer may begin: in [first, first + span] */
+		std::uint64_t delta = 0;	   /* from there to what the HCA is given */
+		std::uint64_t remote_span = 0;	   /* the same of memory under the lease */
+		std::uint64_t keys = 0;		   /* of config_.local_keys, if it is not held */
+		std::uint64_t next;		   /* the number of the oldest entry, if it is brief */
+		ending end = no_ending;
+		std::uint64_t requests = 0, bytes = 0; /* of these, done, and not counted yet */
+		ibv_send_wr wr{}; /* for the HCA; in some members always the same */
+		ibv_sge sge{};
 	} hot_;
+	static inline const std::atomic<std::uint64_t> no_local_keys_{0};
+	/* Null: it is asked of each key what it is. */
+	const std::atomic<std::uint64_t> *local_keys_;
 
 	/* [head_, next_) issued, next_ perhaps in part; [next_, tail_) not yet */
 	untouched_vector<op> ops_;
@@ -921,83 +954,85 @@ private:
 	std::size_t nr_early_recalls_ = 0;
 };
 
-template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F &&is_local) noexcept
+template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F &&recalls) noexcept
 {
-	constexpr unsigned no_matter = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
 	const std::uint64_t sq_tail = sq_tail_;
+	const std::uint32_t before = under_way();
 
-	if (hot_.room <= 0 || wr.num_sge != 1 || wr.send_flags & ~no_matter || under_way() >= credits_.free()) [[unlikely]]
+	if (before >= hot_.most || before >= credits_.free() || kind_of(wr) != hot_.kind || wr.send_flags != hot_.send_flags)
+		[[unlikely]]
 		return nullptr;
 
-	const ibv_sge &s = wr.sg_list[0];
-	const ibv_wr_opcode opcode = wr.opcode;
-	const std::uint32_t bytes = s.length;
-	std::uint32_t length = bytes, lease = none;
+	const ibv_sge &s = *wr.sg_list;
+	const std::uint32_t length = s.length;
+	/* What has none is for check() to judge. */
+	if (s.lkey != hot_.lkey || length - 1 >= hot_.longest || s.addr - hot_.first > hot_.span) [[unlikely]]
+		return nullptr;
+
 	ibv_send_wr &w = hot_.wr;
-
-	/* What has none, or too many, is for check() to judge. */
-	if (bytes - 1 >= max_length) [[unlikely]]
-		return nullptr;
-	w.wr = wr.wr;
-	if (hot_.lease.may.has(opcode)) {
-		const lease_hint &h = hot_.lease;
+	if (hot_.goes == way::passed) {
+		w.imm_data = wr.imm_data;
+		w.wr = wr.wr;
+		stalls_ = sq_tail + 1;
+	} else {
 		const std::uint64_t addr = wr.wr.rdma.remote_addr; /* an atomic's, too */
-		const std::uint64_t start = addr - h.first;
 		std::uint32_t rkey = wr.wr.rdma.rkey;
 
-		w.wr.rdma.remote_addr = addr + h.delta;
-		if (opcodes_of<trait::atomic>.has(opcode)) {
+		if (hot_.goes == way::leased_atomic) {
 			rkey = wr.wr.atomic.rkey;
-			w.wr.atomic.rkey = h.rkey;
-			length = 8;
+			w.wr.atomic.compare_add = wr.wr.atomic.compare_add;
+			w.wr.atomic.swap = wr.wr.atomic.swap;
 			if (addr % 8)
 				return nullptr;
-		} else {
-			w.wr.rdma.rkey = h.rkey;
 		}
-		if (rkey != hot_.rkey || start >= h.length || length > h.length - start || stalled()) [[unlikely]]
+		/* That nothing posted waits for a receive was seen when the last one was leased. */
+		if (rkey != hot_.rkey || addr - hot_.lease.first > hot_.remote_span || recalls()) [[unlikely]]
 			return nullptr;
-		lease = h.lease;
-	} else if (!hot_.free.has(opcode)) {
-		return nullptr;
+		w.wr.rdma.remote_addr = addr + hot_.lease.delta;
 	}
-
-	brief &b = briefs_[sq_tail & sq_mask_];
-	if (ticket_.covers(s, opcodes_of<trait::bringing>.has(opcode))) [[likely]] {
+	if (hot_.held) [[likely]] {
 		if (!ticket_.take()) [[unlikely]] {
 			hot_.owed = true;
 			return nullptr;
 		}
-		hot_.sge = ticket_.wire(s);
-		b.hold = ticket_.token();
-		b.held = 1;
-	} else {
-		if (config_.local && is_local(s.lkey))
-			return nullptr;
-		hot_.sge = s;
-		b.held = 0;
+	} else if (local_keys_->load(std::memory_order_acquire) != hot_.keys) [[unlikely]] {
+		/* acquire: as local_regions::find() */
+		return nullptr;
 	}
-	unsigned flags = wr.send_flags | hot_.signals;
-	if (!(flags & IBV_SEND_SIGNALED) || unsignaled_)
-		flags = signal(flags);
+
+	if (hot_.silent)
+		w.send_flags = signal(wr.send_flags);
 	w.wr_id = sq_id(sq_tail);
-	w.opcode = opcode;
-	w.send_flags = flags;
-	w.imm_data = wr.imm_data;
-	w.qp_type = wr.qp_type;
+	hot_.sge.addr = s.addr + hot_.delta;
+	hot_.sge.length = length;
+	brief &b = briefs_[sq_tail & sq_mask_];
 	b.wr_id = wr.wr_id;
-	b.opcode = opcode;
-	b.send_flags = wr.send_flags;
+	b.end = hot_.end;
 	b.length = length;
-	b.lease = lease;
-	if (opcodes_of<trait::receive_taking>.has(opcode))
-		stalls_ = sq_tail + 1;
-	--hot_.room;
+	b.lease = hot_.lease.lease;
 	credits_.take(1);
 	sq_tail_ = sq_tail + 1;
 	++next_;
 	++tail_;
 	return &w;
+}
+
+inline bool engine::hot_cqe(ibv_wc &wc) noexcept
+{
+	const brief &b = briefs_[sq_head_ & sq_mask_];
+
+	if (wc.wr_id != hot_.next || wc.status != IBV_WC_SUCCESS || b.end != hot_.end || hot_.silent) [[unlikely]]
+		return false;
+	if (hot_.held && !ticket_.give()) [[unlikely]]
+		return false;
+	++hot_.requests;
+	hot_.bytes += b.length;
+	credits_.give(1);
+	++sq_head_;
+	++head_;
+	++hot_.next;
+	wc.wr_id = b.wr_id;
+	return true;
 }
 
 } // namespace npr

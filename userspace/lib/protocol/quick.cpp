@@ -145,6 +145,7 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 bool engine::hold_all(ibv_send_wr &w, std::uint32_t &held, std::uint32_t &hold) noexcept
 {
 	const bool write = brings(w.opcode);
+	forget_last(); /* as what is under the ticket it remembers */
 	ibv_sge *const wire = &chain_sges_[state_.chained * config_.max_sge];
 	op &o = op_at(tail_);
 
@@ -217,7 +218,7 @@ template <bool leased, engine::place at>
 		one = wr.sg_list;
 		length = one->length;
 	} else {
-		if (check(wr, length))
+		if (check(wr, length) || static_cast<std::uint32_t>(wr.num_sge) > max_held)
 			return false;
 		looks &= !(wr.send_flags & IBV_SEND_INLINE);
 	}
@@ -278,11 +279,14 @@ template <bool leased, engine::place at>
 			lost = send_chain();
 	}
 
-	briefs_[sq_tail & sq_mask_] = {wr.wr_id, wr.opcode, wr.send_flags, hold, held, static_cast<std::uint32_t>(length),
+	forget_last();
+	briefs_[sq_tail & sq_mask_] = {wr.wr_id,
+				       {static_cast<std::uint8_t>(wr.opcode), static_cast<std::uint8_t>(wr.send_flags), leased,
+					static_cast<std::uint8_t>(held), hold},
+				       static_cast<std::uint32_t>(length),
 				       leased ? b->hint.lease : none};
 	if constexpr (leased)
 		leases_.use(b->hint.lease);
-	--hot_.room;
 	sq_tail_ = sq_tail + 1;
 	credits_.take(1);
 	if (traits & trait::receive_taking)
@@ -326,12 +330,130 @@ void engine::open_hot(const binding *b) noexcept
 {
 	if (next_ != tail_ || trouble_.any() || !state_.quiet() || tail_ - head_ != under_way())
 		return;
-	hot_.room = static_cast<std::int64_t>(std::min<std::uint64_t>(config_.depth - (tail_ - head_),
-								     config_.sq_budget - under_way()));
+	hot_.most = std::min(config_.depth, config_.sq_budget);
+	follow();
 	if (!b)
 		return;
 	hot_.lease = b->hint;
 	hot_.rkey = b->rkey;
+}
+
+/* Those that come are compared with this one then. */
+ibv_send_wr *engine::post_other(const ibv_send_wr &wr) noexcept
+{
+	constexpr unsigned no_matter = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
+	const std::uint64_t sq_tail = sq_tail_;
+
+	if (under_way() >= hot_.most || under_way() >= credits_.free() || hot_.owed || wr.num_sge != 1 ||
+	    wr.send_flags & ~no_matter)
+		return nullptr;
+	const ibv_sge &s = wr.sg_list[0];
+	const ibv_wr_opcode opcode = wr.opcode;
+	const std::uint32_t bytes = s.length;
+	std::uint32_t length = bytes;
+	bool leased = false;
+	ibv_send_wr &w = hot_.wr;
+
+	/* What has none, or too many, is for check() to judge. */
+	if (bytes - 1 >= max_length)
+		return nullptr;
+	forget_last();
+	w.wr = wr.wr;
+	if (hot_.lease.may.has(opcode)) {
+		const lease_hint &h = hot_.lease;
+		const std::uint64_t start = addr_of(wr) - h.first;
+		std::uint32_t rkey = wr.wr.rdma.rkey;
+
+		w.wr.rdma.remote_addr = addr_of(wr) + h.delta;
+		if (is_atomic(opcode)) {
+			rkey = wr.wr.atomic.rkey;
+			w.wr.atomic.rkey = h.rkey;
+			length = atomic_size;
+			if (addr_of(wr) % atomic_size)
+				return nullptr;
+		} else {
+			w.wr.rdma.rkey = h.rkey;
+		}
+		if (rkey != hot_.rkey || start >= h.length || length > h.length - start || stalled())
+			return nullptr;
+		leased = true;
+	} else if (!hot_.free.has(opcode)) {
+		return nullptr;
+	}
+
+	ending end{static_cast<std::uint8_t>(opcode), static_cast<std::uint8_t>(wr.send_flags), leased, 0, 0};
+	if (ticket_.covers(s, brings(opcode))) {
+		if (!ticket_.take()) {
+			hot_.owed = true;
+			return nullptr;
+		}
+		hot_.sge = ticket_.wire(s);
+		end.hold = ticket_.token();
+		end.held = 1;
+	} else {
+		if (config_.local && world_.is_local(s.lkey))
+			return nullptr;
+		hot_.sge = s;
+	}
+	w.wr_id = sq_id(sq_tail);
+	w.opcode = opcode;
+	w.send_flags = signal(wr.send_flags | hot_.signals);
+	w.imm_data = wr.imm_data;
+	w.qp_type = wr.qp_type;
+	briefs_[sq_tail & sq_mask_] = {wr.wr_id, end, length, leased ? hot_.lease.lease : none};
+	if (takes_receive(opcode))
+		stalls_ = sq_tail + 1;
+	credits_.take(1);
+	sq_tail_ = sq_tail + 1;
+	++next_;
+	++tail_;
+	aim(wr, end, length);
+	return &w;
+}
+
+/* @wr, of which post_other() has found out all that there is to know, is the last one. */
+void engine::aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length) noexcept
+{
+	const ibv_sge &s = wr.sg_list[0];
+
+	if (!end.held && !local_keys_)
+		return;
+	hot_.held = end.held;
+	if (end.held) {
+		hot_.first = ticket_.first();
+		hot_.span = ticket_.length() - s.length;
+		hot_.delta = ticket_.wire(s).addr - s.addr;
+	} else {
+		hot_.first = hot_.delta = 0;
+		hot_.span = ~std::uint64_t{0};
+		/* acquire: what the key was is asked behind this, by the next one that is compared with another value */
+		hot_.keys = local_keys_->load(std::memory_order_acquire);
+		if (config_.local && world_.is_local(s.lkey))
+			return;
+	}
+	hot_.goes = !end.leased ? way::passed : is_atomic(wr.opcode) ? way::leased_atomic : way::leased;
+	hot_.remote_span = hot_.lease.length - length;
+	hot_.silent = !tells(wr.send_flags);
+	hot_.send_flags = wr.send_flags;
+	hot_.lkey = s.lkey;
+	hot_.longest = s.length;
+	hot_.end = end;
+	hot_.kind = kind_of(wr);
+}
+
+/* What comes is like nothing that was. */
+void engine::forget_last() noexcept
+{
+	if (hot_.end.leased) {
+		done_[hot_.end.opcode].requests += hot_.requests;
+		done_[hot_.end.opcode].bytes += hot_.bytes;
+	} else {
+		stats_.passed += hot_.requests;
+	}
+	hot_.requests = hot_.bytes = 0;
+	hot_.kind = no_kind;
+	hot_.longest = 0;
+	hot_.end = no_ending;
 }
 
 void engine::expand_all() noexcept
@@ -344,26 +466,50 @@ void engine::expand_all() noexcept
 		op &o = op_at(n);
 
 		o.wr.wr_id = b.wr_id;
-		o.wr.opcode = b.opcode;
-		o.wr.send_flags = b.send_flags;
-		o.held = b.held;
-		o.hold = b.hold;
+		o.wr.opcode = static_cast<ibv_wr_opcode>(b.end.opcode);
+		o.wr.send_flags = b.end.send_flags;
+		o.held = b.end.held;
+		o.hold = b.end.hold;
 		o.length = b.length;
 		o.lease = b.lease;
 		o.vendor_err = 0;
 		o.status = IBV_WC_SUCCESS;
 		o.slots = 1;
-		o.kind = b.lease == none ? op_kind::pass : op_kind::leased;
+		o.kind = b.end.leased ? op_kind::leased : op_kind::pass;
 		o.opaque = false;
 		o.started = true;
 		o.finished = false;
-		if (b.lease != none)
+		if (b.end.leased)
 			leases_.take(b.lease);
 		slots_[i & sq_mask_] = {n, none};
 	}
 	first_brief_ = sq_tail_;
+	forget_last();
 	hot_.lease = {};
-	hot_.room = closed;
+	hot_.most = 0;
+	follow();
+}
+
+/* That of the oldest entry, which is the oldest request's, has succeeded, and it is brief. */
+engine::quick_end engine::end_brief(ibv_wc &wc) noexcept
+{
+	const brief &b = briefs_[sq_head_ & sq_mask_];
+
+	/* Mostly there is one hold, under the lease of the ticket. */
+	if (b.end.held && (b.end.held != 1 || b.end.hold != ticket_.token() || !ticket_.give())) [[unlikely]]
+		free_buffers(b);
+	if (b.end.leased)
+		count(static_cast<ibv_wr_opcode>(b.end.opcode), b.length);
+	else
+		++stats_.passed;
+	credits_.give(1);
+	++sq_head_;
+	++head_;
+	follow();
+	if (!tells(b.end.send_flags))
+		return quick_end::silent;
+	wc.wr_id = b.wr_id;
+	return quick_end::told;
 }
 
 /* The buffers of the oldest request, which is brief. */
@@ -371,8 +517,8 @@ void engine::free_buffers(const brief &b) noexcept
 {
 	op &o = op_at(head_);
 
-	o.held = b.held;
-	o.hold = b.hold;
+	o.held = b.end.held;
+	o.hold = b.end.hold;
 	free_buffers(o);
 }
 
@@ -453,7 +599,7 @@ engine::quick_end engine::quick_cqe(ibv_wc &wc) noexcept
 	/* It is that of entry @i, and the end of unsignaled ones before it. */
 	while (sq_head_ != i) {
 		/* One that is to be told has no completion: poll() tells it. */
-		const bool told = sq_head_ < first_brief_ ? tells(op_at(head_)) : tells(briefs_[sq_head_ & sq_mask_].send_flags);
+		const bool told = sq_head_ < first_brief_ ? tells(op_at(head_)) : tells(briefs_[sq_head_ & sq_mask_].end.send_flags);
 
 		if (told || end_quick(wc) == quick_end::no)
 			return quick_end::no;
@@ -480,7 +626,7 @@ engine::quick_end engine::end_quick(ibv_wc &wc) noexcept
 	credits_.give(1);
 	++sq_head_;
 	++head_;
-	++hot_.room;
+	follow();
 	if (!tells(o))
 		return quick_end::silent;
 	wc.wr_id = o.wr.wr_id;

@@ -58,6 +58,14 @@ public:
 		return posted_->load(std::memory_order_acquire) != seen_.load(std::memory_order_acquire);
 	}
 
+	/* The word of has_events(), for who remembers what it was, as long as this is open: it is never behind seen(). */
+	[[nodiscard]] const std::atomic<std::uint64_t> &posted() const noexcept { return *posted_; }
+	/* So many were read, and what read() found was done. */
+	[[nodiscard]] std::uint64_t seen() const noexcept
+	{
+		return seen_.load(std::memory_order_acquire); /* acquire: pairs with read() */
+	}
+
 	/* All that there are, by @f(event). One thread at a time. */
 	template <class F> void read(F &&f) noexcept
 	{

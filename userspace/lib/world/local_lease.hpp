@@ -62,8 +62,11 @@ struct local_lease {
 /* For more uses of a lease that one queue pair has used, and remembers. */
 class local_ticket {
 public:
-	/* Lease @l of [@first, @first + @length), which is @life, and that @recalls tells of; see the members. */
-	void become(local_lease &l, std::uint64_t life, const event_channel &recalls, unsigned stripe, std::uint64_t first,
+	/*
+	 * Lease @l of [@first, @first + @length), which is @life, and that @recalls tells of, of which @seen were read before
+	 * its life was looked at; see the members.
+	 */
+	void become(local_lease &l, std::uint64_t life, const event_channel &recalls, std::uint64_t seen, unsigned stripe, std::uint64_t first,
 		    std::uint64_t length, std::uint64_t delta, std::uint32_t lkey, std::uint32_t token, bool write) noexcept
 	{
 		const bool live = local_lease::state_of(life) == local_lease::state::live;
@@ -78,10 +81,13 @@ public:
 		life_ = life;
 		lease_ = &l;
 		users_ = &l.counters[stripe].users;
-		recalls_ = &recalls;
+		recalls_ = &recalls.posted();
+		seen_ = seen;
 	}
 	/* The program's key of the memory. */
 	void name(std::uint32_t lkey) noexcept { program_lkey_ = lkey; }
+	[[nodiscard]] std::uint64_t first() const noexcept { return first_; }
+	[[nodiscard]] std::uint64_t length() const noexcept { return length_; }
 	/* The hold that each use is. */
 	[[nodiscard]] std::uint32_t token() const noexcept { return token_; }
 
@@ -98,8 +104,12 @@ public:
 		local_lease *const l = lease_;
 
 		users_->fetch_add(1, std::memory_order_seq_cst);
-		/* Recalls first: what those have ended that were read has another life. */
-		if (recalls_->has_events() || l->life.load(std::memory_order_seq_cst) != life_) [[unlikely]]
+		/*
+		 * No recall has come since, read or not; and nothing else has ended it. Acquire: as event_channel::has_events().
+		 * If one has come, of whichever lease, this is made anew.
+		 */
+		if (recalls_->load(std::memory_order_acquire) != seen_ || l->life.load(std::memory_order_seq_cst) != life_)
+			[[unlikely]]
 			return false;
 		l->be_used();
 		return true;
@@ -129,7 +139,8 @@ private:
 	std::uint64_t life_ = 0; /* of the lease, when it was like this */
 	local_lease *lease_ = nullptr;
 	std::atomic<std::uint32_t> *users_ = nullptr; /* of it, with our stripe */
-	const event_channel *recalls_ = nullptr;
+	const std::atomic<std::uint64_t> *recalls_ = nullptr; /* how many there were, */
+	std::uint64_t seen_ = 0;			      /* and how many when it was like this */
 };
 
 } // namespace npr

@@ -15,7 +15,6 @@ namespace npr {
 
 namespace {
 
-constexpr std::uint64_t page = RDMA_NP_PAGE_SIZE;
 constexpr unsigned stripe_bits = 3;
 static_assert(local_leases::stripes == 1U << stripe_bits);
 
@@ -30,6 +29,7 @@ std::uint64_t now() noexcept
 /* The pages around [@first, @end) that are in memory, within [@low, @high): leasing the others would bring them in. */
 void widen(std::uint64_t &first, std::uint64_t &end, std::uint64_t low, std::uint64_t high) noexcept
 {
+	constexpr std::uint64_t page = RDMA_NP_PAGE_SIZE;
 	std::array<unsigned char, (local_leases::part + local_leases::overlap) / page + 1> in;
 	const std::uint64_t pages = (high - low) / page;
 
@@ -78,6 +78,13 @@ local_leases::region *local_leases::region_of(std::uint32_t handle, bool may_wai
 	region *const r = place ? place->load(std::memory_order_acquire) : nullptr;
 
 	return r || !may_wait ? r : learn(handle);
+}
+
+local_leases::lasting local_leases::look_at(std::uint32_t handle) noexcept
+{
+	const region *const r = region_of(handle, false);
+
+	return r && r->length && !r->blocks ? lasting{r->base, r->length, r->pages.get()} : lasting{};
 }
 
 /* One that is not known yet. Null: no memory. */
@@ -195,8 +202,10 @@ std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &plac
 	/* As long as we are counted in it is not another one's. If it ends meanwhile, nobody has this life again. */
 	if (ticket) {
 		const std::uint64_t first = l->first.load(std::memory_order_relaxed);
+		/* Before the life: what was read up to here has changed it. */
+		const std::uint64_t seen = channel_.seen();
 
-		ticket->become(*l, l->life.load(std::memory_order_seq_cst), channel_, stripe, first,
+		ticket->become(*l, l->life.load(std::memory_order_seq_cst), channel_, seen, stripe, first,
 			       l->end.load(std::memory_order_relaxed) - first, l->delta, l->lkey, token, l->write);
 	}
 	return use{token, l->lkey, addr + l->delta};

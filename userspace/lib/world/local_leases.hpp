@@ -87,6 +87,17 @@ public:
 		return take(handle, addr, length, write, t, stripe, ticket, false);
 	}
 	void give(std::uint32_t token) noexcept;
+	void give(local_lease &l, unsigned stripe) noexcept { count_out(static_cast<lease &>(l), stripe); }
+
+	/* Where leases of lasting buffers of one region are found, by who uses it again and again. */
+	struct lasting;
+	/* Nothing, if there are none. It is good until the region is deregistered. */
+	[[nodiscard]] lasting look_at(std::uint32_t handle) noexcept;
+	/*
+	 * A lease that is there, of all of @s, which is to be written to and becomes what the HCA is given; for give(). Null:
+	 * there is none, and nothing has changed. @stripe: below stripes. It waits for nobody, as find().
+	 */
+	[[nodiscard]] local_lease *take(const lasting &of, ibv_sge &s, unsigned stripe) noexcept;
 
 	void tend(bool age) noexcept override;
 
@@ -116,6 +127,7 @@ private:
 		std::array<std::atomic<lease *>, 2> at;		  /* to read, to write */
 		std::array<std::atomic<std::uint64_t>, 2> asked;  /* when somebody last found none; 0: never */
 	};
+	static constexpr std::uint64_t page = RDMA_NP_PAGE_SIZE;
 	struct free_entries {
 		void operator()(entry *p) const noexcept { std::free(p); }
 	};
@@ -166,6 +178,36 @@ private:
 	std::deque<std::unique_ptr<region>> regions_;
 	bool refused_ = false; /* there are none on this kernel */
 };
+
+struct local_leases::lasting {
+	std::uint64_t base = 0, length = 0; /* 0: there are none */
+	entry *pages = nullptr;
+};
+
+inline local_lease *local_leases::take(const lasting &of, ibv_sge &s, unsigned stripe) noexcept
+{
+	const std::uint64_t at = s.addr - of.base;
+
+	if (at >= of.length) [[unlikely]]
+		return nullptr;
+	/* acquire: as ask() has made it */
+	std::atomic<lease *> &place = of.pages[at / page].at[1];
+	lease *const l = place.load(std::memory_order_acquire);
+	if (!l) [[unlikely]]
+		return nullptr;
+	l->count_in(stripe);
+	/* Recalls first: what those have ended that were read is not in its place. So is what has ended otherwise: see use_of(). */
+	if (channel_.has_events() || place.load(std::memory_order_seq_cst) != l ||
+	    s.addr < l->first.load(std::memory_order_relaxed) || s.addr + s.length > l->end.load(std::memory_order_relaxed))
+		[[unlikely]] {
+		count_out(*l, stripe);
+		return nullptr;
+	}
+	l->be_used();
+	s.addr += l->delta;
+	s.lkey = l->lkey;
+	return l;
+}
 
 } // namespace npr
 

@@ -83,6 +83,9 @@ void local_regions::add(const ibv_mr &mr, const local_key &k)
 
 	/* One that was freed without our knowledge. */
 	(void)take(mr.lkey);
+	/* release: pairs with who compares it */
+	if (k.handle)
+		changes_.fetch_add(1, std::memory_order_release);
 	const std::uint64_t word = s.word.load(std::memory_order_relaxed);
 	if (!(word & used))
 		return put(s, mr.lkey, k);
@@ -96,8 +99,12 @@ std::optional<local_key> local_regions::remove(const ibv_mr &mr) noexcept
 	const std::lock_guard lock(mutex_);
 	const auto key = take(mr.lkey);
 
-	if (key && key->handle && leases_)
-		leases_->remove(*key->handle);
+	if (key && key->handle) {
+		/* release: pairs with who compares it */
+		changes_.fetch_add(1, std::memory_order_release);
+		if (leases_)
+			leases_->remove(*key->handle);
+	}
 	return key;
 }
 

@@ -53,6 +53,8 @@ public:
 	void know_all() noexcept;
 	/* The context is closed; another may have its address. */
 	void clear() noexcept;
+	/* Another value whenever a key becomes that of an unpinned region, or is it no more. Who may use it has synchronised with who made it. */
+	[[nodiscard]] const std::atomic<std::uint64_t> &changes() const noexcept { return changes_; }
 	/* Those of the context, which hear of regions that go; null: none any more. */
 	void lease(local_leases *leases) noexcept;
 	/* Who may use a region has synchronised with who made it. */
@@ -106,6 +108,7 @@ private:
 
 	sparse_array<slot> slots_;
 	std::atomic<bool> all_known_{false};
+	std::atomic<std::uint64_t> changes_{0};
 	mutable std::mutex mutex_; /* of those who change something, and of others_ */
 	std::map<std::uint32_t, local_key> others_;
 	local_leases *leases_ = nullptr;

@@ -15,6 +15,7 @@
 #define NPR_RECEIVES_HPP
 
 #include "optional_mutex.hpp"
+#include "world/receive_ring.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -52,6 +53,14 @@ public:
 			return whose::application;
 		return completed_here(wc, hold, id);
 	}
+	/* Is it one of a receive_ring, whose numbers begin with ring_id()? Of one that has succeeded the caller knows that it is a receive's. */
+	[[nodiscard]] bool is_of_ring(std::uint64_t wr_id) const noexcept { return wr_id >> 32 == (tag_ ^ 1); }
+	[[nodiscard]] std::uint64_t ring_id() noexcept
+	{
+		const std::uint32_t n = rings_.fetch_add(1, std::memory_order_relaxed); /* a number, and nothing else */
+
+		return std::uint64_t{tag_ ^ 1} << 32 | n << receive_ring::index_bits;
+	}
 	/* A receive of @queue that is not completed; if it will be, nobody is told. */
 	[[nodiscard]] std::optional<std::uint64_t> abandon(const void *queue) noexcept;
 	[[nodiscard]] bool any(const void *queue) noexcept;
@@ -88,6 +97,7 @@ private:
 	std::uint32_t free_receive_ = none, free_hold_ = none;
 	std::uint32_t tag_; /* upper half of our wr_ids */
 	std::atomic<std::size_t> used_{0};
+	std::atomic<std::uint32_t> rings_{0};
 };
 
 } // namespace npr
