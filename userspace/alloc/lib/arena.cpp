@@ -8,23 +8,14 @@
 #include <iterator>
 
 namespace nprdma::alloc {
-namespace {
-
-[[nodiscard]] bool shared(std::span<registrar *const> all) noexcept
-{
-	return std::any_of(all.begin(), all.end(), [](const registrar *r) { return r->shares(); });
-}
-
-} // namespace
-
 arena::arena(std::span<registrar *const> registrars, const options &how)
-    : state_(std::make_unique<arena_state>(registrars, npra::backing(how, shared(registrars)), how, nullptr))
+    : state_(std::make_unique<arena_state>(registrars, npra::backing(how), how, nullptr))
 {
 }
 
 arena::arena(registrar &one, const options &how) : arena(std::array{&one}, how) {}
 
-arena::arena(std::span<registrar *const> registrars, const memory &given, std::function<void()> cleanup,
+arena::arena(std::span<registrar *const> registrars, std::span<std::byte> given, std::function<void()> cleanup,
 	     const options &how)
     : state_(std::make_unique<arena_state>(registrars, npra::backing(given), how, std::move(cleanup)))
 {
@@ -39,12 +30,12 @@ void *arena::allocate(std::size_t bytes, std::size_t alignment)
 
 void arena::deallocate(void *block)
 {
-	state_->deallocate(block, nullptr, 0);
+	state_->deallocate(block);
 }
 
 void arena::deallocate(void *block, std::size_t bytes, std::size_t alignment)
 {
-	state_->deallocate(block, &bytes, alignment);
+	state_->deallocate(block, bytes, alignment);
 }
 
 buffer arena::acquire(std::size_t bytes, std::size_t alignment)
@@ -56,7 +47,7 @@ buffer arena::acquire(std::size_t bytes, std::size_t alignment)
 	return b;
 }
 
-buffer arena::adopt(const memory &given, std::function<void()> cleanup)
+buffer arena::adopt(std::span<std::byte> given, std::function<void()> cleanup)
 {
 	buffer b;
 
@@ -64,7 +55,7 @@ buffer arena::adopt(const memory &given, std::function<void()> cleanup)
 	b.adopted_->registrations = state_->add(given);
 	/* Until here the memory is the caller's, who is told by an exception. */
 	b.adopted_->cleanup = std::move(cleanup);
-	b.bytes_ = given.bytes;
+	b.bytes_ = given;
 	b.home_ = this;
 	return b;
 }
@@ -127,7 +118,7 @@ std::vector<leak> arena::leaks(std::size_t limit) const
 
 std::span<std::byte> arena::range() const noexcept
 {
-	return state_->backing().memory().bytes;
+	return state_->backing().bytes();
 }
 
 buffer::~buffer()

@@ -179,14 +179,14 @@ arena_state::~arena_state()
  * Registration
  */
 
-std::vector<std::unique_ptr<registration>> arena_state::add(const memory &m)
+std::vector<std::unique_ptr<registration>> arena_state::add(std::span<std::byte> memory)
 {
 	std::vector<std::unique_ptr<registration>> all;
 
 	all.reserve(registrars_.size());
 	try {
 		for (registrar *const r : registrars_) {
-			all.push_back(r->add(m));
+			all.push_back(r->add(memory));
 			/* relaxed, here and below: numbers to look at */
 			registrations_.fetch_add(1, std::memory_order_relaxed);
 		}
@@ -205,12 +205,7 @@ void arena_state::ended(std::vector<std::unique_ptr<registration>> &all) noexcep
 
 void arena_state::register_segment(segment &s, std::byte *begin, std::size_t size)
 {
-	memory m = backing_.memory();
-	const std::size_t offset = offset_of(begin);
-
-	m.bytes = m.bytes.subspan(offset, size);
-	m.offset += offset;
-	s.registrations = add(m);
+	s.registrations = add({begin, size});
 	s.keys.clear();
 	for (const auto &r : s.registrations)
 		s.keys.push_back(r->keys());
@@ -502,7 +497,8 @@ void arena_state::retire(cache &c) noexcept
 		(void)npra::je::control("tcache.destroy", npra::je::nothing, &c.below);
 	c.home.store(nullptr, std::memory_order_relaxed);
 	const std::lock_guard lock(caches_mutex_);
-	past_.add(c.counts);
+	past_.add_freed(c.counts);
+	past_.add_allocated(c.counts);
 	std::erase_if(caches_, [&](const auto &x) { return x.get() == &c; });
 }
 
@@ -541,21 +537,42 @@ try {
 	return nullptr;
 }
 
-void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
+void arena_state::refuse_size(std::size_t bytes, std::size_t alignment) const
 {
-	if (!std::has_single_bit(alignment)) [[unlikely]]
+	if (!npra::is_power_of_two(alignment))
 		throw bad_size(how_.name + ": an alignment of " + std::to_string(alignment) + " is no power of two");
-	if (bytes > backing_.size() || alignment > backing_.size()) [[unlikely]]
-		throw out_of_memory(how_.name + ": a block of " + bytes_text(bytes) + ", aligned to " +
-				    std::to_string(alignment) + ", is more than it has, " + bytes_text(backing_.size()));
+	throw out_of_memory(how_.name + ": a block of " + bytes_text(bytes) + ", aligned to " + std::to_string(alignment) +
+			    ", is more than it has, " + bytes_text(backing_.size()));
+}
 
-	const unsigned int size_class = npra::class_of(bytes, alignment);
+void arena_state::refuse_block(const void *block) const
+{
+	if (offset_of(block) >= backing_.size())
+		throw foreign_pointer(how_.name + ": " + text(block) + " is not of this arena");
+	throw double_free(how_.name + ": no block in use begins at " + text(block) +
+			  ": it was freed already, or is inside of one");
+}
+
+void arena_state::refuse_end(const void *block, unsigned int size_class, std::size_t bytes, std::size_t alignment) const
+{
+	throw bad_size(how_.name + ": the block at " + text(block) + " has " + bytes_text(npra::bytes_of(size_class)) +
+		       ", and is freed as one of " + bytes_text(bytes) + " aligned to " + std::to_string(alignment));
+}
+
+void arena_state::refuse_twice(const void *block) const
+{
+	throw double_free(how_.name + ": two threads freed the block at " + text(block) + " at once");
+}
+
+/* All but a small block from a cache that has one. */
+void *arena_state::allocate_slowly(unsigned int size_class, std::size_t alignment)
+{
 	cache *const c = my_cache();
 	void *p;
 
-	if (c && size_class < cache::classes && alignment <= npra::page) [[likely]] {
+	if (c && size_class < cache::classes && alignment <= npra::page) {
 		/* relaxed: it does not matter when it is seen */
-		if (c->epoch != epoch_.load(std::memory_order_relaxed)) [[unlikely]]
+		if (c->epoch != epoch_.load(std::memory_order_relaxed))
 			refresh(*c);
 		cache::bin &b = c->bins[size_class];
 		p = b.count ? b.blocks[--b.count] : fill(*c, size_class);
@@ -563,59 +580,114 @@ void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
 		p = must_have(size_class, alignment, c);
 	}
 	/* relaxed: another thread has the block from this one, and by then knows all that it did */
-	tag_of(offset_of(p)).store(static_cast<std::uint8_t>(size_class + 1), std::memory_order_relaxed);
-	if (c) [[likely]] {
-		c->counts.allocated(npra::bytes_of(size_class));
+	const auto tag = tag_of(offset_of(p));
+	if (tag.load(std::memory_order_relaxed))
+		refuse_twice(p);
+	tag.store(static_cast<std::uint8_t>(size_class + 1), std::memory_order_relaxed);
+	if (c) {
+		c->counts.allocated[size_class].add(1);
 	} else {
 		const std::lock_guard lock(caches_mutex_);
-		past_.allocated(npra::bytes_of(size_class));
+		past_.allocated[size_class].add(1);
 	}
 	return p;
+}
+
+/* No call returns into this function, nor into release(): they save no registers. */
+void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
+{
+	if (!npra::is_power_of_two(alignment) || bytes > backing_.size() || alignment > backing_.size()) [[unlikely]]
+		refuse_size(bytes, alignment);
+	const unsigned int size_class = npra::class_of(bytes, alignment);
+	const slot &s = slots[serial_ % slots_of_thread];
+
+	if (s.serial == serial_ && s.found && size_class < cache::classes && alignment <= npra::page) [[likely]] {
+		cache &c = *s.found;
+		cache::bin &b = c.bins[size_class];
+		/* relaxed, here and below: as in allocate_slowly() */
+		if (b.count && c.epoch == epoch_.load(std::memory_order_relaxed)) [[likely]] {
+			void *const p = b.blocks[--b.count];
+			const auto tag = tag_of(offset_of(p));
+			if (tag.load(std::memory_order_relaxed)) [[unlikely]]
+				refuse_twice(p);
+			tag.store(static_cast<std::uint8_t>(size_class + 1), std::memory_order_relaxed);
+			c.counts.allocated[size_class].add(1);
+			return p;
+		}
+	}
+	return allocate_slowly(size_class, alignment);
 }
 
 unsigned int arena_state::class_at(const void *block) const
 {
 	const std::size_t offset = offset_of(block);
 
-	if (offset >= backing_.size()) [[unlikely]]
-		throw foreign_pointer(how_.name + ": " + text(block) + " is not of this arena");
-	const std::uint8_t tag = offset % npra::line ? 0 : tag_of(offset).load(std::memory_order_relaxed);
+	if (offset >= backing_.size() || offset % npra::line) [[unlikely]]
+		refuse_block(block);
+	const std::uint8_t tag = tag_of(offset).load(std::memory_order_relaxed);
 	if (!tag) [[unlikely]]
-		throw double_free(how_.name + ": no block in use begins at " + text(block) +
-				  ": it was freed already, or is inside of one");
+		refuse_block(block);
 	return tag - 1U;
 }
 
-void arena_state::deallocate(void *block, const std::size_t *bytes, std::size_t alignment)
+void arena_state::deallocate(void *block, std::size_t bytes, std::size_t alignment)
 {
 	const unsigned int size_class = class_at(block);
 
-	if (bytes && (!std::has_single_bit(alignment) || npra::class_of(*bytes, alignment) != size_class)) [[unlikely]]
-		throw bad_size(how_.name + ": the block at " + text(block) + " has " +
-			       bytes_text(npra::bytes_of(size_class)) + ", and is freed as one of " + bytes_text(*bytes) +
-			       " aligned to " + std::to_string(alignment));
-	/* acq_rel: of two threads that free it, one sees the other's zero */
-	if (!tag_of(offset_of(block)).exchange(0, std::memory_order_acq_rel)) [[unlikely]]
-		throw double_free(how_.name + ": two threads free the block at " + text(block));
+	if (!npra::is_power_of_two(alignment) || npra::class_of(bytes, alignment) != size_class) [[unlikely]]
+		refuse_end(block, size_class, bytes, alignment);
+	release(block, size_class);
+}
 
+/* All but a small block to a cache that has room for it; the tag is gone. */
+void arena_state::release_slowly(void *block, unsigned int size_class) noexcept
+{
 	cache *const c = my_cache();
-	if (!c) [[unlikely]] {
-		npra_je_sdallocx(block, npra::bytes_of(size_class), flags_ | npra::je::no_cache);
+
+	if (c && size_class < cache::classes) {
+		/* relaxed: it does not matter when it is seen */
+		if (c->epoch != epoch_.load(std::memory_order_relaxed))
+			refresh(*c);
+		cache::bin &b = c->bins[size_class];
+		if (b.count == b.limit)
+			spill(*c, size_class);
+		b.blocks[b.count++] = block;
+	} else {
+		npra_je_sdallocx(block, npra::bytes_of(size_class), c ? c->flags : flags_ | npra::je::no_cache);
+	}
+	if (c) {
+		c->counts.freed[size_class].add(1);
+	} else {
 		const std::lock_guard lock(caches_mutex_);
-		past_.deallocated(npra::bytes_of(size_class));
-		return;
+		past_.freed[size_class].add(1);
 	}
-	c->counts.deallocated(npra::bytes_of(size_class));
-	if (size_class >= cache::classes) {
-		npra_je_sdallocx(block, npra::bytes_of(size_class), c->flags);
-		return;
+}
+
+void arena_state::release(void *block, unsigned int size_class)
+{
+	const auto tag = tag_of(offset_of(block));
+
+	/*
+	 * acq_rel: of two threads that free it at once, one sees the other's zero. For a small block it would cost as
+	 * much as all the rest: there allocate() notices, if the block comes from both caches again.
+	 */
+	if (size_class < npra::class_of(npra::large)) [[likely]]
+		tag.store(0, std::memory_order_relaxed);
+	else if (!tag.exchange(0, std::memory_order_acq_rel)) [[unlikely]]
+		refuse_twice(block);
+
+	const slot &s = slots[serial_ % slots_of_thread];
+	if (s.serial == serial_ && s.found && size_class < cache::classes) [[likely]] {
+		cache &c = *s.found;
+		cache::bin &b = c.bins[size_class];
+		/* relaxed: as in release_slowly() */
+		if (b.count != b.limit && c.epoch == epoch_.load(std::memory_order_relaxed)) [[likely]] {
+			b.blocks[b.count++] = block;
+			c.counts.freed[size_class].add(1);
+			return;
+		}
 	}
-	if (c->epoch != epoch_.load(std::memory_order_relaxed)) [[unlikely]]
-		refresh(*c);
-	cache::bin &b = c->bins[size_class];
-	if (b.count == cache::limit(size_class)) [[unlikely]]
-		spill(*c, size_class);
-	b.blocks[b.count++] = block;
+	release_slowly(block, size_class);
 }
 
 std::size_t arena_state::size_of(const void *block) const
@@ -692,8 +764,9 @@ statistics arena_state::stats() const
 		const std::lock_guard lock(caches_mutex_);
 		/* What is freed was counted before as allocated: never more is freed than was allocated. */
 		for (const auto &c : caches_)
-			sum.add_deallocated(c->counts);
-		sum.add(past_);
+			sum.add_freed(c->counts);
+		sum.add_freed(past_);
+		sum.add_allocated(past_);
 		for (const auto &c : caches_)
 			sum.add_allocated(c->counts);
 	}
@@ -702,11 +775,14 @@ statistics arena_state::stats() const
 	s.registered = registered_;
 	s.managed = managed_;
 	s.peak = peak_;
-	s.used = sum.bytes_allocated.get() - sum.bytes_deallocated.get();
+	for (unsigned int i = 0; i < npra::counters::classes; i++) {
+		const std::uint64_t allocated = sum.allocated[i].get(), freed = sum.freed[i].get();
+		s.allocations += allocated;
+		s.deallocations += freed;
+		s.used += (allocated - freed) * npra::bytes_of(i);
+	}
 	s.free = s.managed - std::min(s.managed, s.used);
-	s.blocks = sum.allocations.get() - sum.deallocations.get();
-	s.allocations = sum.allocations.get();
-	s.deallocations = sum.deallocations.get();
+	s.blocks = s.allocations - s.deallocations;
 	s.registrations = registrations_.load(std::memory_order_relaxed);
 	s.deregistrations = deregistrations_.load(std::memory_order_relaxed);
 	s.given_back = given_back_.load(std::memory_order_relaxed);

@@ -35,10 +35,11 @@ public:
 	arena_state &operator=(const arena_state &) = delete;
 
 	[[nodiscard]] void *allocate(std::size_t bytes, std::size_t alignment);
-	void deallocate(void *block, const std::size_t *bytes, std::size_t alignment);
+	void deallocate(void *block) { release(block, class_at(block)); }
+	void deallocate(void *block, std::size_t bytes, std::size_t alignment);
 	[[nodiscard]] std::size_t size_of(const void *block) const;
 	[[nodiscard]] const location *find(const void *p, std::size_t registrar, location &where) const noexcept;
-	[[nodiscard]] std::vector<std::unique_ptr<registration>> add(const memory &m);
+	[[nodiscard]] std::vector<std::unique_ptr<registration>> add(std::span<std::byte> memory);
 	void ended(std::vector<std::unique_ptr<registration>> &all) noexcept;
 
 	std::size_t discard(void *p, std::size_t bytes);
@@ -90,13 +91,21 @@ private:
 		return std::atomic_ref<std::uint8_t>(reinterpret_cast<std::uint8_t *>(tags_.bytes().data())[offset / npra::line]);
 	}
 	[[nodiscard]] unsigned int class_at(const void *block) const;
+	void release(void *block, unsigned int size_class);
+	[[gnu::cold, gnu::noinline, noreturn]] void refuse_size(std::size_t bytes, std::size_t alignment) const;
+	[[gnu::cold, gnu::noinline, noreturn]] void refuse_block(const void *block) const;
+	[[gnu::cold, gnu::noinline, noreturn]] void refuse_end(const void *block, unsigned int size_class,
+							       std::size_t bytes, std::size_t alignment) const;
+	[[gnu::cold, gnu::noinline, noreturn]] void refuse_twice(const void *block) const;
+	[[gnu::noinline]] void *allocate_slowly(unsigned int size_class, std::size_t alignment);
+	[[gnu::noinline]] void release_slowly(void *block, unsigned int size_class) noexcept;
 
 	[[nodiscard]] npra::cache *my_cache() noexcept;
-	[[nodiscard]] npra::cache *find_cache() noexcept;
-	void refresh(npra::cache &c) noexcept;
+	[[nodiscard, gnu::noinline]] npra::cache *find_cache() noexcept;
+	[[gnu::noinline]] void refresh(npra::cache &c) noexcept;
 	void flush(npra::cache &c) noexcept;
-	[[nodiscard]] void *fill(npra::cache &c, unsigned int size_class);
-	void spill(npra::cache &c, unsigned int size_class) noexcept;
+	[[nodiscard, gnu::noinline]] void *fill(npra::cache &c, unsigned int size_class);
+	[[gnu::noinline]] void spill(npra::cache &c, unsigned int size_class) noexcept;
 	[[nodiscard]] void *from_jemalloc(unsigned int size_class, std::size_t alignment, int flags) noexcept;
 	[[nodiscard]] void *must_have(unsigned int size_class, std::size_t alignment, npra::cache *c);
 	void purge() noexcept;

@@ -32,33 +32,20 @@ private:
 	std::atomic<std::uint64_t> n_ = 0;
 };
 
+/* Blocks by size class: one addition for each call, and bytes are their product. */
 struct counters {
-	counter allocations, bytes_allocated, deallocations, bytes_deallocated;
+	static constexpr unsigned int classes = class_of(max_block) + 1;
+	std::array<counter, classes> allocated, freed;
 
-	void allocated(std::size_t bytes) noexcept
-	{
-		allocations.add(1);
-		bytes_allocated.add(bytes);
-	}
-	void deallocated(std::size_t bytes) noexcept
-	{
-		deallocations.add(1);
-		bytes_deallocated.add(bytes);
-	}
 	void add_allocated(const counters &other) noexcept
 	{
-		allocations.add(other.allocations.get());
-		bytes_allocated.add(other.bytes_allocated.get());
+		for (unsigned int i = 0; i < classes; i++)
+			allocated[i].add(other.allocated[i].get());
 	}
-	void add_deallocated(const counters &other) noexcept
+	void add_freed(const counters &other) noexcept
 	{
-		deallocations.add(other.deallocations.get());
-		bytes_deallocated.add(other.bytes_deallocated.get());
-	}
-	void add(const counters &other) noexcept
-	{
-		add_deallocated(other);
-		add_allocated(other);
+		for (unsigned int i = 0; i < classes; i++)
+			freed[i].add(other.freed[i].get());
 	}
 };
 
@@ -77,8 +64,15 @@ struct cache {
 
 	struct bin {
 		unsigned int count = 0;
+		unsigned int limit = 0; /* noted: limit() divides, which takes longer than all the rest */
 		std::array<void *, max_blocks> blocks;
 	};
+
+	cache() noexcept
+	{
+		for (unsigned int i = 0; i < classes; i++)
+			bins[i].limit = limit(i);
+	}
 
 	std::mutex life;
 	std::atomic<nprdma::alloc::arena_state *> home; /* null: the arena has ended; set under @life */

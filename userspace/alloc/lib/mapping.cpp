@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <linux/memfd.h>
 #include <linux/mman.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -64,16 +63,7 @@ mapping mapping::zeros(std::size_t size, const char *what)
 	return {p, size};
 }
 
-mapping mapping::of_file(int fd, std::size_t offset, std::size_t size, const char *what)
-{
-	void *const p =
-		mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
-	if (p == MAP_FAILED)
-		fail(what);
-	return {p, size};
-}
-
-backing::backing(const api::options &how, bool shared)
+backing::backing(const api::options &how)
     : page_(how.pages == api::page_size::huge ? huge : npra::page)
 {
 	const bool hugetlb = how.pages == api::page_size::huge;
@@ -88,22 +78,14 @@ backing::backing(const api::options &how, bool shared)
 	reserved_ = mapping(p, room);
 	const auto first = reinterpret_cast<std::uintptr_t>(p);
 	std::byte *const begin = reserved_.bytes().data() + (round_up(first, huge) - first);
-	memory_.bytes = {begin, size};
+	bytes_ = {begin, size};
 
-	if (shared) {
-		const unsigned int flags = hugetlb ? MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB : MFD_CLOEXEC;
-		file_ = unique_fd(memfd_create(how.name.c_str(), flags));
-		if (file_.get() < 0 || ftruncate(file_.get(), static_cast<off_t>(size)))
-			fail(how.name + ": a file in memory of " + std::to_string(size) + " bytes");
-		memory_.fd = file_.get();
-	}
-	if (shared || hugetlb) {
-		/* Huge pages are reserved here, so that there is an error here and no SIGBUS when they are touched. */
-		const int flags = (shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) |
-				  (hugetlb ? (shared ? 0 : MAP_HUGETLB | MAP_HUGE_2MB) : MAP_NORESERVE);
-		if (mmap(begin, size, PROT_NONE, flags | MAP_FIXED, memory_.fd, 0) == MAP_FAILED)
-			fail(how.name + ": mapping " + std::to_string(size) + " bytes" +
-			     (hugetlb ? " of huge pages; /proc/sys/vm/nr_hugepages says how many there are" : ""));
+	if (hugetlb) {
+		/* All are reserved here, so that there is an error here and no SIGBUS when they are touched. */
+		const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_HUGE_2MB | MAP_FIXED;
+		if (mmap(begin, size, PROT_NONE, flags, -1, 0) == MAP_FAILED)
+			fail(how.name + ": mapping " + std::to_string(size) +
+			     " bytes of huge pages; /proc/sys/vm/nr_hugepages says how many there are");
 	}
 	if (how.pages == api::page_size::transparent && madvise(begin, size, MADV_HUGEPAGE))
 		fail(how.name + ": transparent huge pages");
@@ -111,17 +93,16 @@ backing::backing(const api::options &how, bool shared)
 		place(begin, size, how);
 }
 
-backing::backing(const api::memory &given) : memory_(given), page_(npra::page)
+backing::backing(std::span<std::byte> given) : page_(npra::page)
 {
 	/* Blocks are whole lines, and jemalloc works with whole pages. */
-	const auto address = reinterpret_cast<std::uintptr_t>(given.bytes.data());
+	const auto address = reinterpret_cast<std::uintptr_t>(given.data());
 	const std::uintptr_t begin = round_up(address, npra::page);
-	const std::uintptr_t end = (address + given.bytes.size()) & ~(npra::page - 1);
+	const std::uintptr_t end = (address + given.size()) & ~(npra::page - 1);
 
-	if (given.bytes.empty() || end <= begin || end - begin > max_block)
-		throw api::bad_size("memory of " + std::to_string(given.bytes.size()) + " bytes has no whole page");
-	memory_.bytes = given.bytes.subspan(begin - address, end - begin);
-	memory_.offset += begin - address;
+	if (given.empty() || end <= begin || end - begin > max_block)
+		throw api::bad_size("memory of " + std::to_string(given.size()) + " bytes has no whole page");
+	bytes_ = given.subspan(begin - address, end - begin);
 }
 
 bool backing::allow(std::byte *begin, std::size_t size, bool allowed) const noexcept
@@ -140,7 +121,7 @@ std::size_t backing::drop(std::byte *begin, std::size_t size) const noexcept
 	 */
 	if (!ours() || page_ != npra::page || end <= first)
 		return 0;
-	return madvise(begin + (first - address), end - first, memory_.fd < 0 ? MADV_DONTNEED : MADV_REMOVE) ? 0 : end - first;
+	return madvise(begin + (first - address), end - first, MADV_DONTNEED) ? 0 : end - first;
 }
 
 void backing::populate(std::byte *begin, std::size_t size) const

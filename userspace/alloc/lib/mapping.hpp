@@ -46,8 +46,6 @@ public:
 
 	/* Zeros that are there when they are touched. */
 	[[nodiscard]] static mapping zeros(std::size_t size, const char *what);
-	/* Of a file, all that it can do. */
-	[[nodiscard]] static mapping of_file(int fd, std::size_t offset, std::size_t size, const char *what);
 
 	[[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
@@ -58,14 +56,14 @@ private:
 /* The memory of an arena. No page may be touched at first, see allow(). */
 class backing {
 public:
-	/* Reserves it, as @how says; in a file if @shared. */
-	backing(const nprdma::alloc::options &how, bool shared);
+	/* Reserves it, as @how says. */
+	explicit backing(const nprdma::alloc::options &how);
 	/* Memory of the caller, all of which is allowed. */
-	explicit backing(const nprdma::alloc::memory &given);
+	explicit backing(std::span<std::byte> given);
 
-	[[nodiscard]] const nprdma::alloc::memory &memory() const noexcept { return memory_; }
-	[[nodiscard]] std::byte *begin() const noexcept { return memory_.bytes.data(); }
-	[[nodiscard]] std::size_t size() const noexcept { return memory_.bytes.size(); }
+	[[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+	[[nodiscard]] std::byte *begin() const noexcept { return bytes_.data(); }
+	[[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
 	[[nodiscard]] bool ours() const noexcept { return !reserved_.bytes().empty(); }
 	/* What it is made of. */
 	[[nodiscard]] std::size_t page() const noexcept { return page_; }
@@ -79,9 +77,8 @@ public:
 	[[nodiscard]] std::size_t resident() const;
 
 private:
-	unique_fd file_;
 	mapping reserved_;
-	nprdma::alloc::memory memory_;
+	std::span<std::byte> bytes_;
 	std::size_t page_;
 };
 

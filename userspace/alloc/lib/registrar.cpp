@@ -21,7 +21,7 @@ registration::~registration()
 
 registrar::~registrar() = default;
 
-std::unique_ptr<registration> host_registrar::add(const memory &m)
+std::unique_ptr<registration> host_registrar::add(std::span<std::byte> memory)
 {
 	struct locked final : registration {
 		locked(registrar &by, alloc::keys keys, std::span<std::byte> bytes)
@@ -37,7 +37,7 @@ std::unique_ptr<registration> host_registrar::add(const memory &m)
 	private:
 		std::span<std::byte> bytes_;
 	};
-	const std::span<std::byte> to_lock = pins() ? m.bytes : std::span<std::byte>();
+	const std::span<std::byte> to_lock = pins() ? memory : std::span<std::byte>();
 
 	if (!to_lock.empty() && mlock(to_lock.data(), to_lock.size()))
 		throw std::system_error(errno, std::generic_category(),

@@ -18,6 +18,12 @@ inline constexpr std::size_t page = 4096;
 inline constexpr std::size_t large = 16384;
 inline constexpr std::size_t max_block = std::size_t{1} << 46;
 
+/* std::has_single_bit() counts bits, by a call where the compiler may not assume that there is an instruction. */
+[[nodiscard]] constexpr bool is_power_of_two(std::size_t n) noexcept
+{
+	return n && !(n & (n - 1));
+}
+
 [[nodiscard]] constexpr unsigned int class_of(std::size_t bytes) noexcept
 {
 	const std::size_t last = bytes ? bytes - 1 : 0;

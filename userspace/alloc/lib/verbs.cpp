@@ -27,15 +27,15 @@ private:
 
 } // namespace
 
-std::unique_ptr<registration> verbs_registrar::add(const memory &m)
+std::unique_ptr<registration> verbs_registrar::add(std::span<std::byte> memory)
 {
 	const bool pinned = pins();
-	unique_mr mr(pinned ? ibv_reg_mr(&pd_, m.bytes.data(), m.bytes.size(), access_)
-			    : npr_reg_mr(&pd_, m.bytes.data(), m.bytes.size(), access_),
+	unique_mr mr(pinned ? ibv_reg_mr(&pd_, memory.data(), memory.size(), access_)
+			    : npr_reg_mr(&pd_, memory.data(), memory.size(), access_),
 		     end_mr{pinned});
 
 	if (!mr) {
-		std::string what = "registering " + std::to_string(m.bytes.size()) + " bytes with ";
+		std::string what = "registering " + std::to_string(memory.size()) + " bytes with ";
 		what += ibv_get_device_name(pd_.context->device);
 		if (!pinned && errno == EOPNOTSUPP)
 			what += ", unpinned; \"npctl device\" says why it cannot, and pinning::pinned works without";

@@ -32,13 +32,13 @@ class recorder final : public registrar {
 public:
 	explicit recorder(bool pins = false, std::uint32_t first_key = 100) : pins_(pins), next_(first_key) {}
 
-	std::unique_ptr<registration> add(const memory &m) override
+	std::unique_ptr<registration> add(std::span<std::byte> memory) override
 	{
 		if (refuse)
 			throw std::system_error(ENOMEM, std::generic_category(), "refused by the test");
 		const std::lock_guard lock(mutex);
 		const std::uint32_t key = next_++;
-		live[key] = m.bytes;
+		live[key] = memory;
 		struct one final : registration {
 			one(recorder &by, nprdma::alloc::keys k) : registration(by, k), by_(by) {}
 			~one() override
@@ -415,7 +415,7 @@ TEST(Arena, LivesInMemoryOfTheCaller)
 	recorder r;
 	const std::array<registrar *, 1> one{&r};
 	{
-		arena a(one, {.bytes = mine}, [&] { cleanups++; }, {});
+		arena a(one, mine, [&] { cleanups++; }, {});
 		/* Whole pages of it. */
 		EXPECT_GE(a.range().data(), mine.data());
 		EXPECT_LE(a.range().data() + a.range().size(), mine.data() + mine.size());
@@ -430,7 +430,7 @@ TEST(Arena, LivesInMemoryOfTheCaller)
 	}
 	EXPECT_EQ(cleanups, 1);
 	EXPECT_TRUE(r.live.empty());
-	throws<bad_size>([&] { arena(one, {.bytes = std::span(mine).first(100)}, nullptr, {}); }, "no whole page");
+	throws<bad_size>([&] { arena(one, std::span(mine).first(100), nullptr, {}); }, "no whole page");
 }
 
 TEST(Arena, TellsOfLeaks)
@@ -526,7 +526,7 @@ TEST(Buffer, RegistersMemoryOfTheCallerAndCleansUpOnce)
 	std::vector<std::byte> mine(10000);
 	int cleanups = 0;
 	{
-		buffer b = a.adopt({.bytes = mine}, [&] { cleanups++; });
+		buffer b = a.adopt(mine, [&] { cleanups++; });
 		EXPECT_EQ(b.data(), mine.data());
 		EXPECT_EQ(b.where().lkey, 101U);
 		EXPECT_EQ(b.where().offset, 0U);
@@ -536,11 +536,11 @@ TEST(Buffer, RegistersMemoryOfTheCallerAndCleansUpOnce)
 	EXPECT_EQ(cleanups, 1);
 	EXPECT_EQ(r.live.size(), 1U);
 	r.refuse = true;
-	EXPECT_THROW((void)a.adopt({.bytes = mine}, [&] { cleanups++; }), std::system_error);
+	EXPECT_THROW((void)a.adopt(mine, [&] { cleanups++; }), std::system_error);
 	EXPECT_EQ(cleanups, 1) << "the memory is the caller's still";
 	r.refuse = false;
 	EXPECT_EQ(a.stats().registrations, a.stats().deregistrations + 1);
-	buffer throwing = a.adopt({.bytes = mine}, [] { throw 1; });
+	buffer throwing = a.adopt(mine, [] { throw 1; });
 }
 
 TEST(HostRegistrar, LocksPinnedMemory)

@@ -100,7 +100,7 @@ TEST(Threads, OfTwoThatFreeABlockOneIsTold)
 	host_registrar r;
 	arena a(r, {.capacity = 64 * mib});
 	for (int i = 0; i < 300; i++) {
-		void *const p = a.allocate(i % 2 ? 100 : 100000);
+		void *const p = a.allocate(i % 2 ? 16384 : 100000); /* smaller ones: see arena_state::release() */
 		std::atomic<int> told = 0, ready = 0;
 		const auto free_it = [&] {
 			ready.fetch_add(1);

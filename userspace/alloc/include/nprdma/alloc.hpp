@@ -4,8 +4,11 @@
 #define NPRDMA_ALLOC_HPP
 
 #include <nprdma/alloc/arena.hpp>
+#include <nprdma/alloc/bundle.hpp>
 #include <nprdma/alloc/errors.hpp>
+#include <nprdma/alloc/object.hpp>
 #include <nprdma/alloc/registrar.hpp>
+#include <nprdma/alloc/type_registry.hpp>
 #include <nprdma/alloc/verbs.hpp>
 
 #endif

@@ -93,7 +93,7 @@ public:
 	explicit arena(std::span<registrar *const> registrars, const options &how = {});
 	explicit arena(registrar &one, const options &how = {});
 	/* In memory of the caller, who gets it back by @cleanup when the arena ends. It is all used as it is. */
-	arena(std::span<registrar *const> registrars, const memory &given, std::function<void()> cleanup,
+	arena(std::span<registrar *const> registrars, std::span<std::byte> given, std::function<void()> cleanup,
 	      const options &how = {});
 	~arena() override;
 	arena(const arena &) = delete;
@@ -110,7 +110,7 @@ public:
 	/* One that gives itself back. */
 	[[nodiscard]] buffer acquire(std::size_t bytes, std::size_t alignment = 64);
 	/* Memory of the caller, registered on its own for as long as the buffer lives; then @cleanup. */
-	[[nodiscard]] buffer adopt(const memory &given, std::function<void()> cleanup);
+	[[nodiscard]] buffer adopt(std::span<std::byte> given, std::function<void()> cleanup);
 
 	/* All bytes that the block has. */
 	[[nodiscard]] std::size_t size_of(const void *block) const;

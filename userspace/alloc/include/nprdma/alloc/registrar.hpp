@@ -32,13 +32,6 @@ struct location {
 	[[nodiscard]] std::uint64_t address() const noexcept { return base + offset; }
 };
 
-/* What is registered. With a file, other processes can map it: its first byte is at @offset there. */
-struct memory {
-	std::span<std::byte> bytes;
-	int fd = -1;
-	std::uint64_t offset = 0;
-};
-
 class registrar;
 
 /* Lasts as long as the object. */
@@ -71,11 +64,9 @@ public:
 	registrar &operator=(const registrar &) = delete;
 
 	/* Throws std::system_error. */
-	[[nodiscard]] virtual std::unique_ptr<registration> add(const memory &m) = 0;
+	[[nodiscard]] virtual std::unique_ptr<registration> add(std::span<std::byte> memory) = 0;
 	/* Pages stay in memory, and must not be exchanged while they are registered. */
 	[[nodiscard]] virtual bool pins() const noexcept = 0;
-	/* Peers map the memory: it has to be of a file. */
-	[[nodiscard]] virtual bool shares() const noexcept { return false; }
 
 	[[nodiscard]] counts count() const noexcept
 	{
@@ -101,7 +92,7 @@ enum class pinning { unpinned, pinned };
 class NPRDMA_ALLOC_API host_registrar final : public registrar {
 public:
 	explicit host_registrar(pinning how = pinning::unpinned) noexcept : how_(how) {}
-	[[nodiscard]] std::unique_ptr<registration> add(const memory &m) override;
+	[[nodiscard]] std::unique_ptr<registration> add(std::span<std::byte> memory) override;
 	[[nodiscard]] bool pins() const noexcept override { return how_ == pinning::pinned; }
 
 private:

@@ -19,7 +19,7 @@ public:
 	    : pd_(pd), how_(how), access_(access)
 	{
 	}
-	[[nodiscard]] std::unique_ptr<registration> add(const memory &m) override;
+	[[nodiscard]] std::unique_ptr<registration> add(std::span<std::byte> memory) override;
 	[[nodiscard]] bool pins() const noexcept override { return how_ == pinning::pinned; }
 
 private:
