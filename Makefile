@@ -7,7 +7,7 @@ BUILD := $(abspath $(or $(NPRDMA_BUILD),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/n
 JOBS := $(shell nproc)
 TREE ?= $(BUILD)/kernel/git
 
-test-sources = $(sort $(wildcard $(addprefix $(CURDIR)/,tools/testing/selftests/nprdma/*.c userspace/tests/guest/*.c)))
+test-sources = $(sort $(wildcard $(addprefix $(CURDIR)/,tools/testing/selftests/nprdma/*.c userspace/tests/guest/*.c userspace/tests/guest/*.cpp)))
 selftests = for x in tools/testing/selftests/nprdma userspace/tests/guest; do \
 	make -s -C $$x $(1) O=$(BUILD)/selftests KHDR=$(BUILD)/kernel/src-stock \
 		LIBNPRDMA=$(BUILD)/userspace/release || exit; done
