@@ -232,6 +232,56 @@ std::uint32_t rows_of_square(std::uint32_t workers)
 	return rows;
 }
 
+/* Of @workers in rows of at most @size. */
+std::vector<std::uint32_t> unequal_rows(std::uint32_t workers, std::uint32_t size)
+{
+	return equal_parts(workers, (workers + size - 1) / size);
+}
+
+grouping unequal_by_rows(const std::vector<std::uint32_t> &rows)
+{
+	grouping r;
+	rank_t first = 0;
+	for (const std::uint32_t row : rows) {
+		r.groups.push_back({});
+		for (std::uint32_t i = 0; i < row; ++i)
+			r.groups.back().members.push_back(first + i);
+		first += row;
+	}
+	return r;
+}
+
+/* As many columns as the smallest row has workers; in each @turn the rows are turned by one more. */
+grouping unequal_columns(const std::vector<std::uint32_t> &rows, std::uint64_t turn)
+{
+	const std::uint32_t columns = rows.back();
+	grouping r;
+	r.groups.resize(columns);
+	rank_t first = 0;
+	for (const std::uint32_t row : rows) {
+		std::vector<std::uint32_t> share(columns);
+		for (std::uint32_t i = 0; i < row; ++i)
+			++share[i % columns];
+		for (std::uint32_t i = 0; i < row; ++i) {
+			group &column = r.groups[i % columns];
+			column.members.push_back(first + static_cast<rank_t>((i + turn) % row));
+			/* A row counts in each column as many times as it has workers; twice that, for
+			 * halves. */
+			column.weights.push_back(2 * row / share[i % columns]);
+		}
+		first += row;
+	}
+	return r;
+}
+
+std::uint32_t largest_of(const grouping &r) noexcept
+{
+	std::size_t most = 0;
+	for (const group &g : r.groups)
+		most = std::max(most, g.members.size());
+	return static_cast<std::uint32_t>(most);
+}
+
 /* To prove what a list promises takes the cube of its length. */
 constexpr std::uint32_t max_proven_workers = 64, max_proven_rounds = 16;
 
@@ -266,8 +316,7 @@ schedule::schedule(std::string name, std::uint32_t workers, std::vector<grouping
 	check_workers(workers);
 	for (grouping &r : rounds_) {
 		check(r, workers);
-		for (const group &g : r.groups)
-			largest_ = std::max(largest_, static_cast<std::uint32_t>(g.members.size()));
+		largest_ = std::max(largest_, largest_of(r));
 	}
 }
 
@@ -352,40 +401,19 @@ schedule schedule::unequal(std::uint32_t workers, std::uint32_t size)
 	if (!size)
 		bad("groups of 0 workers");
 	const std::string name = "unequal:" + std::to_string(size);
-	const auto rows = equal_parts(workers, (workers + size - 1) / size);
+	const auto rows = unequal_rows(workers, size);
 	if (rows.size() == 1) {
 		schedule s = full(workers);
 		s.name_ = name;
 		return s;
 	}
 
-	const std::uint32_t columns = rows.back(); /* the smallest row */
-	const std::uint32_t turns = rows.front() == columns ? 1 : rows.front();
-	std::vector<grouping> rounds;
-	for (std::uint32_t turn = 0; turn < turns; ++turn) {
-		grouping by_row, by_column;
-		by_column.groups.resize(columns);
-		rank_t first = 0;
-		for (const std::uint32_t row : rows) {
-			by_row.groups.push_back({});
-			std::vector<std::uint32_t> share(columns);
-			for (std::uint32_t i = 0; i < row; ++i)
-				++share[i % columns];
-			for (std::uint32_t i = 0; i < row; ++i) {
-				const rank_t worker = first + (i + turn) % row;
-				group &column = by_column.groups[i % columns];
-				by_row.groups.back().members.push_back(worker);
-				column.members.push_back(worker);
-				/* A row counts in each column as many times as it has workers; twice that,
-				 * for halves. */
-				column.weights.push_back(2 * row / share[i % columns]);
-			}
-			first += row;
-		}
-		rounds.push_back(std::move(by_row));
-		rounds.push_back(std::move(by_column));
-	}
-	return {name, workers, std::move(rounds), {2, false}};
+	schedule s(name, workers, {}, {2, false});
+	s.kind_ = kind::unequal;
+	s.size_ = size;
+	/* A column has at most two of a row, the smallest row one. */
+	s.largest_ = std::max(rows.front(), largest_of(unequal_columns(rows, 0)));
+	return s;
 }
 
 schedule schedule::random(std::uint32_t workers, std::uint32_t size, std::uint64_t seed)
@@ -395,7 +423,8 @@ schedule schedule::random(std::uint32_t workers, std::uint32_t size, std::uint64
 		bad("random groups of " + std::to_string(size) + " of " + std::to_string(workers) +
 		    " workers");
 	schedule s("random:" + std::to_string(size) + ":" + std::to_string(seed), workers, {}, {});
-	s.random_size_ = size;
+	s.kind_ = kind::random;
+	s.size_ = size;
 	s.seed_ = seed;
 	s.largest_ = equal_parts(workers, random_groups(workers, size)).front();
 	if (s.largest_ == workers)
@@ -504,8 +533,20 @@ grouping schedule::at(std::uint64_t number) const
 			return one_group(workers_);
 		number -= number / full_every_;
 	}
-	if (rounds_.empty())
-		return random_round(workers_, random_size_, seed_, number);
+	switch (kind_) {
+	case kind::random:
+		return random_round(workers_, size_, seed_, number);
+	case kind::unequal: {
+		const auto rows = unequal_rows(workers_, size_);
+		if (number % 2 == 0)
+			return unequal_by_rows(rows);
+		grouping r = unequal_columns(rows, number / 2);
+		check(r, workers_);
+		return r;
+	}
+	case kind::listed:
+		break;
+	}
 	return rounds_[number % rounds_.size()];
 }
 

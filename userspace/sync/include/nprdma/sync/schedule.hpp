@@ -109,13 +109,15 @@ public:
 	[[nodiscard]] promise exact_mean() const noexcept { return promise_; }
 
 private:
+	enum class kind { listed, unequal, random };
 	schedule(std::string name, std::uint32_t workers, std::vector<grouping> rounds, promise p);
 
 	std::string name_;
 	std::uint32_t workers_ = 0;
 	std::uint32_t largest_ = 1;
-	std::vector<grouping> rounds_; /* in turn; none: random */
-	std::uint32_t random_size_ = 0;
+	kind kind_ = kind::listed;
+	std::vector<grouping> rounds_; /* listed: in turn */
+	std::uint32_t size_ = 0;       /* otherwise: of groups */
 	std::uint64_t seed_ = 0;
 	std::uint32_t full_every_ = 0;
 	promise promise_;
