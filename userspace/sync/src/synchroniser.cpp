@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <limits>
@@ -499,6 +500,11 @@ transport::result<report> synchroniser<T>::body::exchange(std::span<T> x, range 
 	};
 	standing worth = standing::current;
 	each_part_in(what, [&](standing s, bool) { worth = std::min(worth, s); });
+
+	/* All of it before any of it is sent. */
+	for (std::size_t i = what.first; !carried_.empty() && i < what.first + what.count; ++i)
+		if (!(std::abs(x[i] + carried_[i]) <= static_cast<T>(std::numeric_limits<float>::max())))
+			return not_finite();
 
 	/* Each begins with the one after it, so that not all write to the same one. */
 	std::size_t staged = 0;
