@@ -50,6 +50,10 @@ void members::found(clock::time_point until)
 		const auto a = absent();
 		if (a == all_.end())
 			break;
+		if (mesh_.disagreed())
+			throw std::system_error(EPROTO, std::generic_category(),
+						"worker " + std::to_string(self()) + ": " +
+						    mesh_.complaint());
 		if (clock::now() >= until)
 			throw std::system_error(
 			    ETIMEDOUT, std::generic_category(),
@@ -129,6 +133,7 @@ void members::received(rank_t from, const note &n)
 		if (n.incarnation <= m.incarnation)
 			break;
 		leave(from);
+		m.parts.clear();
 		m.is = state::joining;
 		m.incarnation = n.incarnation;
 		m.welcomed = step_ + 1;
@@ -180,7 +185,6 @@ void members::broken(rank_t peer)
 {
 	if (members_[peer].is != state::absent)
 		suspect(peer);
-	members_[peer].parts.clear();
 }
 
 std::uint64_t members::begin()

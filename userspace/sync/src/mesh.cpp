@@ -128,6 +128,10 @@ bool mesh::welcome(stranger &s, const hello &h)
 	if (const std::string wrong = wrong_with(s, h); !wrong.empty()) {
 		complaint_ = (s.dialed ? "the peer at " + addresses_[*s.dialed] : "a peer that connected") +
 			     ": " + wrong;
+		disagreed_ |= h.magic == hello::right_magic;
+		/* So that it can say so, too. */
+		if (!s.dialed && h.magic == hello::right_magic && h.rank < workers())
+			(void)greet(*s.line, h.rank);
 		return false;
 	}
 	link &l = links_[h.rank];

@@ -119,6 +119,8 @@ public:
 	[[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
 	/* Why peers were turned away, the last one. */
 	[[nodiscard]] const std::string &complaint() const noexcept { return complaint_; }
+	/* A peer was a worker of nprdma-sync, and of something else than this one. */
+	[[nodiscard]] bool disagreed() const noexcept { return disagreed_; }
 
 private:
 	struct outgoing {
@@ -161,6 +163,7 @@ private:
 	std::vector<transport::connection *> waited_; /* of wait(), kept for its memory */
 	std::uint64_t bytes_sent_ = 0;
 	std::string complaint_;
+	bool disagreed_ = false;
 };
 
 } // namespace nprdma::sync

@@ -588,6 +588,9 @@ bool synchroniser<T>::body::take_part(rank_t from, range r, std::uint64_t number
 	const rank_t one[] = {from};
 
 	members_.await(one, [&](rank_t) { return !n && !(n = members_.take_part(from, number)); });
+	/* It may have said it before it ended. */
+	if (!n)
+		n = members_.take_part(from, number);
 	if (!n || n->first != r.first || n->count != r.count)
 		return false;
 	const auto data =

@@ -260,7 +260,7 @@ TEST(Agreement, WorkersThatDifferAreToldWhatDiffers)
 		for (rank_t r = 0; r < 2; ++r)
 			threads[r] = std::thread([&, r] {
 				settings how = r ? how_b : how_a;
-				how.founding = std::chrono::seconds(r ? 5 : 6);
+				how.founding = std::chrono::minutes(1);
 				try {
 					worker<float> w(r, where, r ? b : a, r ? elements_b : elements_a,
 							how);
@@ -270,6 +270,7 @@ TEST(Agreement, WorkersThatDifferAreToldWhatDiffers)
 			});
 		for (std::thread &t : threads)
 			t.join();
+		EXPECT_NE(said[1], "");
 		return said[0];
 	};
 	const settings plain, eight{.format = wire::int8};
