@@ -18,6 +18,7 @@
 
 #include "mesh.hpp"
 
+#include <algorithm>
 #include <vector>
 
 namespace nprdma::sync
@@ -46,6 +47,11 @@ public:
 	{
 		const member &m = members_[worker];
 		return worker == self() || (m.is == state::present && m.from <= step_);
+	}
+	[[nodiscard]] bool complete() const noexcept
+	{
+		return std::all_of(all_.begin(), all_.end(),
+				   [&](rank_t p) { return members_[p].is == state::present; });
 	}
 	/* Of these workers, as they are now. */
 	[[nodiscard]] std::uint64_t view_of(std::span<const rank_t> workers) const noexcept;

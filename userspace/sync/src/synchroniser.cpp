@@ -375,7 +375,7 @@ private:
 	std::vector<T> carried_, sum_, lost_;
 	std::vector<standing> standing_; /* of each part */
 	std::uint64_t discarded_ = 0;
-	std::uint64_t parts_done_ = 0; /* numbers of parts of all-reduces so far, the same for all */
+	std::uint64_t reductions_ = 0; /* all-reduces begun so far, by each worker as many */
 
 	bool started_ = false;
 	std::mutex mutex_; /* of what follows */
@@ -388,7 +388,11 @@ private:
 template <class T>
 transport::result<report> synchroniser<T>::body::step(std::span<T> x, std::optional<range> asked)
 {
+	const std::uint32_t returns = members_.returns();
 	const std::uint64_t number = members_.begin();
+	if (members_.returns() != returns)
+		for (standing &s : standing_)
+			s = std::min(s, standing::late);
 	const range part = share({0, elements_}, how_.parts, (number - 1) % how_.parts);
 	const team &t = team_of((number - 1) / how_.parts);
 	auto result = exchange(x, asked.value_or(part), t);
@@ -559,9 +563,6 @@ transport::result<report> synchroniser<T>::body::exchange(std::span<T> x, range 
 	told.left_out = members_.left_out();
 	if (told.complete)
 		each_part_in(what, [&](standing &s, bool whole) { s = whole ? std::max(s, worth) : s; });
-	if (told.left_out)
-		for (standing &s : standing_)
-			s = std::min(s, standing::late);
 	return told;
 }
 
@@ -587,7 +588,10 @@ bool synchroniser<T>::body::take_part(rank_t from, range r, std::uint64_t number
 	std::optional<note> n;
 	const rank_t one[] = {from};
 
-	members_.await(one, [&](rank_t) { return !n && !(n = members_.take_part(from, number)); });
+	/* If somebody is absent, those who wait for it do not go on, and those who wait for them do not. */
+	members_.await(one, [&](rank_t) {
+		return members_.complete() && !n && !(n = members_.take_part(from, number));
+	});
 	/* It may have said it before it ended. */
 	if (!n)
 		n = members_.take_part(from, number);
@@ -699,9 +703,11 @@ template <class T> transport::result<void> synchroniser<T>::body::all_reduce(alg
 	std::vector<rank_t> all(count());
 	for (rank_t i = 0; i < count(); ++i)
 		all[i] = i;
-	const bool done = how == algorithm::ring     ? ring(parts_done_)
-			  : how == algorithm::direct ? direct(parts_done_)
-						     : halving_doubling(parts_done_);
+	/* Of its parts: also after one that failed, all begin the next one with the same. */
+	std::uint64_t number = ++reductions_ << 32;
+	const bool done = how == algorithm::ring     ? ring(number)
+			  : how == algorithm::direct ? direct(number)
+						     : halving_doubling(number);
 	members_.drain(all);
 	if (!done)
 		return failure(ECONNRESET,
