@@ -119,7 +119,7 @@ TEST(Learning, GroupsAreWithinHalfAPercentOfAllReduce)
 {
 	for (const char *model : {"logistic", "network"})
 		for (const std::uint32_t n : {4U, 9U, 16U}) {
-			digits::plan p{.model = model, .epochs = 40};
+			digits::plan p{.model = model, .epochs = 25};
 			const result groups = learn(n, "grid", p);
 			p.how = digits::exchange::halving_doubling;
 			const result all = learn(n, "full", p);
@@ -131,14 +131,14 @@ TEST(Learning, GroupsAreWithinHalfAPercentOfAllReduce)
 
 TEST(Learning, AloneIsWorse)
 {
-	const result groups = learn(16, "grid", {.model = "network", .epochs = 40});
-	const result alone = learn(16, "local", {.model = "network", .epochs = 40});
+	const result groups = learn(16, "grid", {.model = "network", .epochs = 25});
+	const result alone = learn(16, "local", {.model = "network", .epochs = 25});
 	EXPECT_LT(alone.own, groups.own - 0.02);
 }
 
 TEST(Learning, FewerBitsPartsAndOverlapLearnAsWell)
 {
-	const digits::plan p{.model = "network", .epochs = 40};
+	const digits::plan p{.model = "network", .epochs = 25};
 	const double exact = learn(4, "grid", p).accuracy;
 	EXPECT_GE(learn(4, "grid", p, {.format = wire::int16}).accuracy, exact - half_a_percent);
 	EXPECT_GE(learn(4, "grid", p, {.format = wire::int8}).accuracy, exact - 2 * half_a_percent);
