@@ -50,7 +50,7 @@ template <class T> data_set<T> load(const std::string &path)
 			const auto [stop, error] =
 			    std::from_chars(word.data(), word.data() + word.size(), value);
 
-			if (error != std::errc() || value < 0 || value > (i < pixels ? 16 : 9) ||
+			if (error != std::errc() || !(value >= 0 && value <= (i < pixels ? 16 : 9)) ||
 			    (comma == std::string_view::npos) != (i == pixels))
 				throw std::runtime_error(path + ", line " + std::to_string(line + 1) +
 							 ": 64 pixels from 0 to 16 and a digit are expected");
