@@ -521,26 +521,34 @@ transport::result<report> synchroniser<T>::body::exchange(std::span<T> x, range 
 
 	/* The mean; each member, and this one too, takes what travels. */
 	const averaged a = average(x, own, worth, t);
-	const std::span<std::byte> out = memory(layout_.means(), wire_bytes<T>(how_.format, own.count));
+	const std::span<T> x_own = x.subspan(own.first, own.count);
+	std::span<const std::byte> out;
 	note n = noted(note::kind::mean, own, t);
 	n.weight = a.weights ? 1 : 0;
 	n.standing = static_cast<std::uint32_t>(a.of);
 	if (a.weights) {
-		lost_.resize(own.count);
-		if (!encode<T>(how_.format, sum_, lost_, out) ||
-		    !decode<T>(how_.format, out, x.subspan(own.first, own.count)))
-			return not_finite();
-		/* Each of the members lacks it. */
-		for (std::size_t i = 0; !carried_.empty() && i < own.count; ++i)
-			carried_[own.first + i] += static_cast<T>(a.contributed) * lost_[i];
+		if (how_.format == wire::exact) {
+			std::copy(sum_.begin(), sum_.end(), x_own.begin());
+			out = std::as_bytes(x_own);
+		} else {
+			const auto encoded = memory(layout_.means(), wire_bytes<T>(how_.format, own.count));
+
+			lost_.resize(own.count);
+			if (!encode<T>(how_.format, sum_, lost_, encoded) ||
+			    !decode<T>(how_.format, encoded, x_own))
+				return not_finite();
+			/* Each of the members lacks it. */
+			for (std::size_t i = 0; i < own.count; ++i)
+				carried_[own.first + i] += static_cast<T>(a.contributed) * lost_[i];
+			out = encoded;
+		}
 		if (how_.checksums)
 			n.sum = checksum(out);
 	}
 	for (std::size_t k = 1; k < g; ++k) {
 		const rank_t peer = t.ranks[(t.self + k) % g];
 		if (members_.takes_part(peer) && !disagrees(peer))
-			members_.lines().post(peer, a.weights ? out : out.first(0),
-					      layout_.inbox(members_.self(), true, n.step), n);
+			members_.lines().post(peer, out, layout_.inbox(members_.self(), true, n.step), n);
 	}
 	members_.await(t.ranks, [&](rank_t p) { return !members_.mean(p, t.view) && !disagrees(p); });
 
