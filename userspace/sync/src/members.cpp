@@ -117,6 +117,9 @@ void members::received(rank_t from, const note &n)
 	case note::kind::arrived:
 		m.arrived = std::max(m.arrived, n.step);
 		break;
+	case note::kind::failed:
+		failed_ = std::max(failed_, n.view);
+		break;
 	case note::kind::ping:
 		mesh_.post(from, said(note::kind::pong));
 		break;
@@ -178,6 +181,15 @@ void members::suspect(rank_t peer)
 	n.incarnation = members_[peer].incarnation;
 	leave(peer);
 	++suspicions_;
+	tell_all(n);
+}
+
+void members::fail(std::uint64_t number)
+{
+	note n = said(note::kind::failed);
+
+	n.view = number;
+	failed_ = std::max(failed_, number);
 	tell_all(n);
 }
 

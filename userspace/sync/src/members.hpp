@@ -48,11 +48,9 @@ public:
 		const member &m = members_[worker];
 		return worker == self() || (m.is == state::present && m.from <= step_);
 	}
-	[[nodiscard]] bool complete() const noexcept
-	{
-		return std::all_of(all_.begin(), all_.end(),
-				   [&](rank_t p) { return members_[p].is == state::present; });
-	}
+	/* All-reduce @number cannot come to its end: who waits for a part of this worker has to know. */
+	void fail(std::uint64_t number);
+	[[nodiscard]] bool failed(std::uint64_t number) const noexcept { return failed_ >= number; }
 	/* Of these workers, as they are now. */
 	[[nodiscard]] std::uint64_t view_of(std::span<const rank_t> workers) const noexcept;
 	/* Changes whenever a view may. */
@@ -148,6 +146,7 @@ private:
 	bool left_out_ = false;
 	std::uint64_t epoch_ = 0;
 	std::uint32_t suspicions_ = 0;
+	std::uint64_t failed_ = 0; /* the last all-reduce that did, here or elsewhere */
 };
 
 template <class F> void members::await_while(std::span<const rank_t> peers, F &&missing)

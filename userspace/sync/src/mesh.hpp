@@ -51,6 +51,7 @@ struct note {
 		join,    /* the sender wants to come back */
 		welcome, /* the answer: no earlier than with @step */
 		joined,  /* the sender comes back with @step */
+		failed,  /* the sender's all-reduce with the number @view */
 	};
 
 	kind what{};

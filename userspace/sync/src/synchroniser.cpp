@@ -596,9 +596,9 @@ bool synchroniser<T>::body::take_part(rank_t from, range r, std::uint64_t number
 	std::optional<note> n;
 	const rank_t one[] = {from};
 
-	/* If somebody is absent, those who wait for it do not go on, and those who wait for them do not. */
+	/* It may be there, and itself wait for somebody who is not: then it says so. */
 	members_.await(one, [&](rank_t) {
-		return members_.complete() && !n && !(n = members_.take_part(from, number));
+		return !n && !(n = members_.take_part(from, number)) && !members_.failed(number >> 32);
 	});
 	/* It may have said it before it ended. */
 	if (!n)
@@ -717,9 +717,11 @@ template <class T> transport::result<void> synchroniser<T>::body::all_reduce(alg
 			  : how == algorithm::direct ? direct(number)
 						     : halving_doubling(number);
 	members_.drain(all);
-	if (!done)
+	if (!done) {
+		members_.fail(reductions_);
 		return failure(ECONNRESET,
 			       "all_reduce: a worker is absent, late, or has sent what was damaged");
+	}
 	return {};
 }
 
