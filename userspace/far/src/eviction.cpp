@@ -128,7 +128,7 @@ void pager_state::release(area &a, std::size_t pages) noexcept
 }
 
 /* The area that is above its budget, or else the one whose oldest page is the oldest. */
-pager_state::reference pager_state::to_evict_from() noexcept
+pager_state::reference pager_state::to_evict_from(std::uint64_t &excess) noexcept
 {
 	const marks all = marks_of(buffer_bytes_.load(std::memory_order_relaxed),
 				   largest_page_.load(std::memory_order_relaxed));
@@ -140,6 +140,7 @@ pager_state::reference pager_state::to_evict_from() noexcept
 		draining_.store(true, std::memory_order_relaxed);
 	else if (is <= all.low)
 		draining_.store(false, std::memory_order_relaxed);
+	excess = is > all.low ? is - all.low : 0;
 	const bool drain = draining_.load(std::memory_order_relaxed);
 	const std::int64_t now = now_ns();
 	const std::shared_lock guard(areas_mutex_);
@@ -157,8 +158,10 @@ pager_state::reference pager_state::to_evict_from() noexcept
 				a->draining.store(true, std::memory_order_relaxed);
 			else if (has <= own.low)
 				a->draining.store(false, std::memory_order_relaxed);
-			if (a->draining.load(std::memory_order_relaxed))
+			if (a->draining.load(std::memory_order_relaxed)) {
+				excess = has > own.low ? has - own.low : 0;
 				return a;
+			}
 		}
 		if (!drain)
 			continue;
@@ -192,13 +195,15 @@ void pager_state::evictor() noexcept
 				return;
 		}
 		again = false;
-		while (const reference of = to_evict_from()) {
+		std::uint64_t excess;
+		while (const reference of = to_evict_from(excess)) {
 			const visit v = enter(of);
 
 			if (!v)
 				continue;
-			const std::size_t most =
-			    std::clamp<std::size_t>(batch_bytes / (*v).page_bytes, 1, batch_pages);
+			/* Enough and no more, and not so much that the first of it comes late. */
+			const std::size_t most = std::clamp<std::size_t>(
+			    std::min(excess, batch_bytes) / (*v).page_bytes, 1, batch_pages);
 			const evicted done = evict_some(*v, most, false, nullptr);
 
 			if (!done.freed && !done.moved) {

@@ -224,6 +224,7 @@ void pager_state::fault(const uffd_msg &m) noexcept
 				continue;
 			(void)uffd_.poison(a.page_address(page), a.page_bytes);
 			a.leave(uffd_, page, poisoned);
+			uffd_.wake(a.page_address(page), a.page_bytes);
 			return;
 		case gone:
 			uffd_.wake(a.page_address(page), a.page_bytes);
@@ -297,7 +298,9 @@ void pager_state::poison(area &a, std::size_t page) noexcept
 		a.unmap_run(page, 1);
 		(void)uffd_.poison(at, a.page_bytes);
 	}
+	/* Who gets the signal may call retry(), and finds the page in this state. */
 	a.leave(uffd_, page, poisoned);
+	uffd_.wake(at, a.page_bytes);
 }
 
 /*

@@ -90,7 +90,8 @@ private:
 		std::uint64_t most, high, low;
 	};
 	[[nodiscard]] marks marks_of(std::uint64_t bytes, std::uint64_t page_bytes) const noexcept;
-	[[nodiscard]] reference to_evict_from() noexcept;
+	/* @excess: bytes above its low mark. */
+	[[nodiscard]] reference to_evict_from(std::uint64_t &excess) noexcept;
 	struct evicted {
 		std::size_t freed, moved; /* pages; moved: from one queue to the other */
 	};

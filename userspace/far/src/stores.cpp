@@ -76,6 +76,17 @@ status write_all(int fd, const piece &p, std::uint64_t at)
 	return {};
 }
 
+/* Is there anything but a hole? A file that has become shorter is none: read() says so. */
+bool has_data(int fd, std::uint64_t offset, std::uint64_t size) noexcept
+{
+	const off_t at = ::lseek(fd, static_cast<off_t>(offset), SEEK_DATA);
+	struct stat st;
+
+	if (at >= 0)
+		return static_cast<std::uint64_t>(at) < offset + size;
+	return errno != ENXIO || ::fstat(fd, &st) || static_cast<std::uint64_t>(st.st_size) < offset + size;
+}
+
 class in_memory final : public store
 {
 public:
@@ -93,9 +104,7 @@ public:
 	}
 	[[nodiscard]] bool written(std::uint64_t offset, std::uint64_t size) noexcept override
 	{
-		const off_t at = ::lseek(fd_.get(), static_cast<off_t>(offset), SEEK_DATA);
-
-		return at >= 0 ? static_cast<std::uint64_t>(at) < offset + size : errno != ENXIO;
+		return has_data(fd_.get(), offset, size);
 	}
 	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
 	{
@@ -130,11 +139,7 @@ public:
 	}
 	[[nodiscard]] bool written(std::uint64_t offset, std::uint64_t size) noexcept override
 	{
-		if (!holes_)
-			return true;
-		const off_t at = ::lseek(fd_.get(), static_cast<off_t>(offset), SEEK_DATA);
-
-		return at >= 0 ? static_cast<std::uint64_t>(at) < offset + size : errno != ENXIO;
+		return !holes_ || has_data(fd_.get(), offset, size);
 	}
 	status flush() noexcept override
 	{
@@ -209,8 +214,7 @@ public:
 				return true;
 			if (*fd < 0)
 				continue;
-			const off_t at = ::lseek(*fd, static_cast<off_t>(begin), SEEK_DATA);
-			if (at >= 0 ? static_cast<std::uint64_t>(at) < end : errno != ENXIO)
+			if (has_data(*fd, begin, end - begin))
 				return true;
 		}
 		return false;

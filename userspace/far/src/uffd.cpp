@@ -118,6 +118,7 @@ int uffd::poison(void *addr, std::size_t bytes) const noexcept
 		abi::poison p{};
 
 		p.range = range_of(static_cast<char *>(addr) + done, bytes - done);
+		p.mode = abi::poison_mode_dontwake;
 		if (::ioctl(fd_.get(), abi::ioctl_poison, &p) == 0)
 			break;
 		if (p.updated > 0) {
@@ -127,7 +128,6 @@ int uffd::poison(void *addr, std::size_t bytes) const noexcept
 			done += page;
 		}
 	}
-	wake(addr, bytes);
 	return error;
 }
 

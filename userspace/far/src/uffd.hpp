@@ -20,6 +20,7 @@ namespace abi
 
 constexpr std::uint64_t feature_poison = 1 << 14;
 constexpr std::uint64_t continue_mode_wp = 1 << 1;
+constexpr std::uint64_t poison_mode_dontwake = 1 << 0;
 
 struct poison {
 	uffdio_range range;
@@ -45,7 +46,7 @@ public:
 	/* Map what the memfd has, and wake who waits. A part may be mapped already. */
 	[[nodiscard]] int map(void *addr, std::size_t bytes, bool protect) const noexcept;
 	[[nodiscard]] int protect(void *addr, std::size_t bytes, bool on) const noexcept;
-	/* Whoever touches it gets SIGBUS. */
+	/* Whoever touches it gets SIGBUS; who waits there is not woken. */
 	[[nodiscard]] int poison(void *addr, std::size_t bytes) const noexcept;
 	void wake(void *addr, std::size_t bytes) const noexcept;
 	/* False: there is none now. */
