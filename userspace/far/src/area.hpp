@@ -189,6 +189,13 @@ public:
 	std::atomic<bool> closing = false, draining = false;
 	std::mutex exclusive; /* one flush, eviction of all, discard or unmap at a time */
 	history pattern;
+	mutable std::mutex error_mutex; /* of: */
+	error last{0, {}};
+	void failed(const error &why)
+	{
+		const std::lock_guard guard(error_mutex);
+		last = why;
+	}
 	mutable counters count = {};
 };
 

@@ -268,6 +268,7 @@ status pager_state::write_back(area &a, std::span<const std::size_t> pages) noex
 		a.write_failed_ns.store(0, std::memory_order_relaxed);
 	} else {
 		a.count.write_errors.fetch_add(1, std::memory_order_relaxed);
+		a.failed(s.why());
 		a.write_failed_ns.store(now_ns(), std::memory_order_relaxed);
 	}
 	return s;

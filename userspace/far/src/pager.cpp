@@ -81,6 +81,14 @@ status mapping::unmap()
 	return area_ ? unmap(0, area_->bytes) : unmapped();
 }
 
+error mapping::last_error() const
+{
+	if (!area_)
+		return unmapped();
+	const std::lock_guard guard(area_->error_mutex);
+	return area_->last;
+}
+
 statistics mapping::stats() const noexcept
 {
 	return area_ ? pager_->stats(*area_) : statistics{};

@@ -18,10 +18,11 @@ namespace
 constexpr std::size_t most_ahead = 64; /* requests that wait */
 constexpr std::size_t ahead_batch = 8; /* pages of one turn, after which faults come first again */
 
-/* Fresh frames of zeros. */
-void touch(const piece &p, std::size_t system_page) noexcept
+/* Fresh frames of zeros from @from on: those that the store has nothing for. */
+void touch(const area &a, const piece &p, std::size_t from) noexcept
 {
-	for (std::size_t i = 0; i < p.memory.size(); i += system_page)
+	for (std::size_t i = (from + a.system_page - 1) / a.system_page * a.system_page; i < a.page_bytes;
+	     i += a.system_page)
 		(void)*const_cast<const volatile std::byte *>(p.memory.data() + i);
 }
 
@@ -238,8 +239,10 @@ void pager_state::fault(const uffd_msg &m) noexcept
 /* The caller owns the page, which is in its frame. */
 void pager_state::map(area &a, std::size_t page, bool write) noexcept
 {
-	if (uffd_.map(a.page_address(page), a.page_bytes, a.protects() && !write))
+	if (const int code = uffd_.map(a.page_address(page), a.page_bytes, a.protects() && !write)) {
+		a.failed(transport::failure(code, "far: userfaultfd, to map a page"));
 		return fail(a, page);
+	}
 	a.leave(uffd_, page, write ? dirty : clean);
 	enqueue(a, page);
 }
@@ -258,10 +261,12 @@ status pager_state::fill(area &a, std::size_t page) noexcept
 {
 	const piece p = a.piece_of(page);
 
-	if (a.source->written(p.offset, p.memory.size()))
+	if (a.source->written(p.offset, p.memory.size())) {
+		touch(a, p, p.memory.size());
 		return a.source->read(p);
+	}
 	a.count.empty.fetch_add(1, std::memory_order_relaxed);
-	touch({0, {p.memory.data(), a.page_bytes}}, a.system_page);
+	touch(a, p, 0);
 	return {};
 }
 
@@ -271,10 +276,15 @@ void pager_state::bring(const reference &of, std::size_t page, bool write) noexc
 	area &a = *of;
 
 	a.count.demand.fetch_add(1, std::memory_order_relaxed);
-	if (!reserve(a, true))
+	if (!reserve(a, true)) {
+		a.failed({ENOBUFS, "far: no room in the buffer before the deadline: all is pinned, or cannot "
+				   "be written back"});
 		return poison(a, page);
-	if (status s = fill(a, page); !s)
+	}
+	if (status s = fill(a, page); !s) {
+		a.failed(s.why());
 		return fail(a, page);
+	}
 	map(a, page, write);
 	learn(of, page, false);
 }
@@ -432,10 +442,11 @@ status pager_state::bring_ahead(area &a, std::span<const std::size_t> pages, std
 		}
 		mine.push_back(page);
 		if (const piece p = a.piece_of(page); a.source->written(p.offset, p.memory.size())) {
+			touch(a, p, p.memory.size());
 			pieces.push_back(p);
 		} else {
 			a.count.empty.fetch_add(1, std::memory_order_relaxed);
-			touch({0, {p.memory.data(), a.page_bytes}}, a.system_page);
+			touch(a, p, 0);
 		}
 	}
 	if (!pieces.empty())

@@ -277,6 +277,7 @@ TEST_F(Network, AServerThatIsGoneIsASignalWithinTheDeadlineAndNoZeros)
 	network_options how;
 	how.deadline = 300ms;
 	const auto m = must(pager_->map(open(how)));
+	must(m->advise(0, 1 << 20, hint::random));
 	for (std::size_t i = 0; i < 256; i++)
 		words(*m)[i * 512] = i + 1;
 	must(m->evict());

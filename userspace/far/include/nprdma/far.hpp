@@ -163,6 +163,8 @@ public:
 	status unmap();
 
 	[[nodiscard]] statistics stats() const noexcept;
+	/* Of the last page that could not be brought, or written back in the background; code 0: there was none. */
+	[[nodiscard]] error last_error() const;
 
 private:
 	friend class pager;
