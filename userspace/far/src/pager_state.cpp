@@ -152,8 +152,13 @@ void pager_state::filler(unsigned) noexcept
 		}
 		if (some_ahead())
 			continue;
-		if (stop_.load(std::memory_order_relaxed))
+		if (stop_.load(std::memory_order_relaxed)) {
+			const std::uint64_t one = 1;
+
+			/* One of us may have read the call to stop as one to work. */
+			(void)!::write(work_.get(), &one, sizeof(one));
 			return;
+		}
 		if (::epoll_wait(events_.get(), &e, 1, -1) == 1 && e.data.fd == work_.get() &&
 		    !stop_.load(std::memory_order_relaxed)) {
 			std::uint64_t count;
