@@ -72,10 +72,11 @@ struct history {
 class area
 {
 public:
-	area(std::shared_ptr<store> from, const map_options &how, std::uint64_t length,
+	area(std::shared_ptr<store> from, const map_options &how, bool can_protect, std::uint64_t length,
 	     std::size_t system_page) noexcept
 	    : source(std::move(from)),
 	      options(how),
+	      can_protect(can_protect),
 	      store_offset(how.store_offset),
 	      bytes(length),
 	      page_bytes(how.page_bytes),
@@ -115,7 +116,9 @@ public:
 			{alias.get() + at,
 			 static_cast<std::size_t>(std::min<std::uint64_t>(page_bytes, bytes - at))}};
 	}
-	[[nodiscard]] bool protects() const noexcept { return !options.read_only; }
+	/* Is there a way to see the first write? If not, what is mapped counts as written. */
+	[[nodiscard]] bool protects() const noexcept { return !options.read_only && can_protect; }
+	[[nodiscard]] bool assumes_writes() const noexcept { return !options.read_only && !can_protect; }
 
 	/* From @from to @to, flags kept but for @drop. False: it is not in that state. */
 	[[nodiscard]] bool move(std::size_t page, kind from, kind to) const noexcept
@@ -167,6 +170,7 @@ public:
 
 	const std::shared_ptr<store> source;
 	const map_options options;
+	const bool can_protect;
 	const std::uint64_t store_offset, bytes;
 	const std::size_t page_bytes, pages, system_page;
 	std::byte *base = nullptr;

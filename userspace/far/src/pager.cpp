@@ -105,7 +105,7 @@ result<std::unique_ptr<pager>> pager::make(const pager_options &how)
 	    how.prefetch > 4096)
 		return error{EINVAL,
 			     "pager: 1 to 256 fillers, 1 to 64 evictors, 0 to 4096 pages of prefetch"};
-	result<uffd> u = uffd::open(how.user_faults_only);
+	result<uffd> u = uffd::open(how.user_faults_only, how.write_protection);
 	if (!u)
 		return u.why();
 	transport::descriptor events(::epoll_create1(EPOLL_CLOEXEC)),
@@ -143,7 +143,7 @@ result<std::unique_ptr<mapping>> pager::map(std::shared_ptr<store> from, const m
 		return error{EINVAL, "map: the range is not inside of the store"};
 	if (o.fixed && reinterpret_cast<std::uintptr_t>(o.address) % o.page_bytes)
 		return error{EINVAL, "map: a fixed address is a multiple of page_bytes"};
-	auto a = std::make_shared<area>(std::move(from), o, length, system);
+	auto a = std::make_shared<area>(std::move(from), o, state_->faults().can_protect(), length, system);
 	if (status s = a->prepare(); !s)
 		return s.why();
 	if (status s = state_->add(a); !s)

@@ -244,6 +244,7 @@ void pager_state::fault(const uffd_msg &m) noexcept
 /* The caller owns the page, which is in its frame. */
 void pager_state::map(area &a, std::size_t page, bool write) noexcept
 {
+	write |= a.assumes_writes();
 	if (const int code = uffd_.map(a.page_address(page), a.page_bytes, a.protects() && !write)) {
 		a.failed(transport::failure(code, "far: userfaultfd, to map a page"));
 		return fail(a, page);
@@ -466,8 +467,9 @@ status pager_state::bring_ahead(area &a, std::span<const std::size_t> pages, std
 		}
 	a.count.prefetched.fetch_add(mine.size(), std::memory_order_relaxed);
 	for (const std::size_t page : mine) {
-		if (page == trigger_page) {
-			a.leave(uffd_, page, idle_clean, trigger);
+		/* Who would map it for writing would make it dirty. */
+		if (page == trigger_page || a.assumes_writes()) {
+			a.leave(uffd_, page, idle_clean, page == trigger_page ? trigger : 0);
 			enqueue(a, page);
 		} else {
 			map(a, page, false);

@@ -63,9 +63,14 @@ status pager_state::flush(area &a)
 	const auto write = [&] {
 		status s = write_back(a, pages);
 
-		for (std::size_t i = 0; i < pages.size(); i++)
+		for (std::size_t i = 0; i < pages.size(); i++) {
+			/* Without protection it was unmapped instead. */
+			const bool mapped = were[i] == dirty && a.can_protect;
+
 			/* One that is not written stays protected: the next write to it comes as a fault. */
-			a.leave(uffd_, pages[i], s ? (were[i] == dirty ? clean : idle_clean) : were[i]);
+			a.leave(uffd_, pages[i],
+				s ? (mapped ? clean : idle_clean) : (mapped ? dirty : idle_dirty));
+		}
 		if (!s && first)
 			first = s;
 		pages.clear();
@@ -85,8 +90,10 @@ status pager_state::flush(area &a)
 			}
 			if (!a.move(page, k, busy))
 				continue;
-			if (k == dirty)
+			if (k == dirty && a.can_protect)
 				(void)uffd_.protect(a.page_address(page), a.page_bytes, true);
+			else if (k == dirty)
+				a.unmap_run(page, 1);
 			pages.push_back(page);
 			were.push_back(k);
 			if (pages.size() == batch_pages)

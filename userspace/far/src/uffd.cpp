@@ -37,7 +37,7 @@ transport::descriptor open_any(bool &user_only) noexcept
 
 } // namespace
 
-transport::result<uffd> uffd::open(bool user_only)
+transport::result<uffd> uffd::open(bool user_only, bool protection)
 {
 	transport::descriptor fd = open_any(user_only);
 
@@ -45,14 +45,18 @@ transport::result<uffd> uffd::open(bool user_only)
 		return transport::failure(errno, "userfaultfd: not in this kernel, or not allowed (sysctl "
 						 "vm.unprivileged_userfaultfd)");
 	uffdio_api api{};
-	api.api = UFFD_API;
-	api.features = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM |
-		       UFFD_FEATURE_WP_HUGETLBFS_SHMEM | abi::feature_poison;
-	if (::ioctl(fd.get(), UFFDIO_API, &api))
-		return transport::error{
-		    ENOSYS, "userfaultfd: this kernel has no minor faults, write protection of shared "
-			    "memory, and poison (Linux 6.6 and later have)"};
-	return uffd(std::move(fd), user_only);
+	constexpr std::uint64_t needed =
+	    UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM | abi::feature_poison;
+	for (const std::uint64_t more : {protection ? UFFD_FEATURE_WP_HUGETLBFS_SHMEM : 0, 0}) {
+		api = {};
+		api.api = UFFD_API;
+		api.features = needed | more;
+		if (::ioctl(fd.get(), UFFDIO_API, &api) == 0)
+			return uffd(std::move(fd), user_only, more != 0);
+	}
+	return transport::error{ENOSYS,
+				"userfaultfd: this kernel has no minor faults of shared memory, or no poison "
+				"(Linux 6.6 and later have)"};
 }
 
 int uffd::watch(void *addr, std::size_t bytes, bool protect) const noexcept

@@ -35,10 +35,12 @@ constexpr unsigned long ioctl_poison = _IOWR(UFFDIO, 0x08, poison);
 class uffd
 {
 public:
-	static transport::result<uffd> open(bool user_only);
+	/* @protection: if the kernel can (CONFIG_PTE_MARKER_UFFD_WP). */
+	static transport::result<uffd> open(bool user_only, bool protection);
 
 	[[nodiscard]] int fd() const noexcept { return fd_.get(); }
 	[[nodiscard]] bool user_only() const noexcept { return user_only_; }
+	[[nodiscard]] bool can_protect() const noexcept { return protects_; }
 
 	/* Missing and minor faults, and with @protect writes to protected pages, of shared memory come to us.
 	 */
@@ -53,10 +55,13 @@ public:
 	[[nodiscard]] bool next(uffd_msg &m) const noexcept;
 
 private:
-	uffd(transport::descriptor fd, bool user_only) noexcept : fd_(std::move(fd)), user_only_(user_only) {}
+	uffd(transport::descriptor fd, bool user_only, bool protects) noexcept
+	    : fd_(std::move(fd)), user_only_(user_only), protects_(protects)
+	{
+	}
 
 	transport::descriptor fd_;
-	bool user_only_;
+	bool user_only_, protects_;
 };
 
 } // namespace nprdma::far

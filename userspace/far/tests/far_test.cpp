@@ -287,6 +287,31 @@ TEST(Dirty, OnlyWhatWasWrittenGoesBack)
 	EXPECT_EQ(w[200 * 512], 2u);
 }
 
+/* Where the kernel cannot protect: all that is mapped goes back, and what was only read ahead does not. */
+TEST(Dirty, WithoutProtectionWhatIsMappedCountsAsWritten)
+{
+	const auto back = std::make_shared<counting>(256 * 4096);
+	pager_options o = small_buffer(1 << 20);
+	o.write_protection = false;
+	const auto p = must(pager::make(o));
+	const auto m = must(p->map(back));
+	std::uint64_t *const w = words(*m);
+
+	must(m->advise(0, 10 * 4096, hint::will_need));
+	while (m->stats().prefetched < 10)
+		std::this_thread::yield();
+	(void)*const_cast<volatile std::uint64_t *>(w);
+	w[200 * 512] = 2;
+	must(m->flush());
+	EXPECT_EQ(back->writes, 2);
+	must(m->flush());
+	EXPECT_EQ(back->writes, 2);
+	w[200 * 512] = 3;
+	must(m->evict());
+	EXPECT_EQ(back->writes, 3);
+	EXPECT_EQ(w[200 * 512], 3u);
+}
+
 TEST(Dirty, AFailedWriteBackLosesNothing)
 {
 	const auto back = std::make_shared<counting>(64 * 4096);
@@ -753,11 +778,18 @@ TEST(Stores, ASparseOneKeepsItsContentAndItsHoles)
 }
 
 /* All at once, with a model of each word. */
-TEST(Random, ThreadsWriteWhileOthersFlushEvictDiscardAndMap)
+class Random : public testing::TestWithParam<bool>
+{
+};
+INSTANTIATE_TEST_SUITE_P(Far, Random, testing::Bool(),
+			 [](const auto &p) { return p.param ? "protected" : "unprotected"; });
+
+TEST_P(Random, ThreadsWriteWhileOthersFlushEvictDiscardAndMap)
 {
 	constexpr std::size_t pages = 600, threads = 4;
 	const auto back = std::make_shared<counting>(pages * 4096);
 	pager_options o = small_buffer(60 * 4096, 16);
+	o.write_protection = GetParam();
 	const auto p = must(pager::make(o));
 	const auto m = must(p->map(back));
 	std::atomic<bool> stop = false;

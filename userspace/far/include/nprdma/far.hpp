@@ -163,7 +163,8 @@ public:
 	status unmap();
 
 	[[nodiscard]] statistics stats() const noexcept;
-	/* Of the last page that could not be brought, or written back in the background; code 0: there was none. */
+	/* Of the last page that could not be brought, or written back in the background; code 0: there was
+	 * none. */
 	[[nodiscard]] error last_error() const;
 
 private:
@@ -191,6 +192,11 @@ struct pager_options {
 	 * on pages that are not in memory. Without it that is what happens only if the kernel allows no more.
 	 */
 	bool user_faults_only = false;
+	/*
+	 * Protected pages say that they are written to first. Without it, or where the kernel lacks it for
+	 * shared memory (CONFIG_PTE_MARKER_UFFD_WP), a page that is mapped for writing counts as written.
+	 */
+	bool write_protection = true;
 };
 
 /* The threads and the buffer that mappings share. */
