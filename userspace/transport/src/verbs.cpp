@@ -32,7 +32,7 @@ namespace
 {
 
 constexpr std::uint32_t setup_magic = 0x3162766e;     /* and version */
-constexpr auto set_up_time = std::chrono::seconds(5); /* of a peer that has connected */
+constexpr auto set_up_time = std::chrono::seconds(20); /* of a peer that has connected: guests are slow */
 constexpr unsigned send_entries = 256;                /* of a queue pair: the library queues what is more */
 
 struct setup {
