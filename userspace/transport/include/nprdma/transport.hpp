@@ -153,7 +153,8 @@ public:
 	 * Post all @segments as one operation, with one completion that has @id when all of it is done.
 	 * EAGAIN: too many operations or segments under way; poll() and try again. EINVAL: a segment outside
 	 * of its local region, more than max_segments(), or none. ECONNRESET: broken. Completions come in the
-	 * order of the posts.
+	 * order of the posts. Operations under way at once must not overlap, in either memory: a READ may
+	 * overtake a WRITE.
 	 */
 	virtual status read(std::span<const segment> segments, std::uint64_t id) noexcept = 0;
 	/*

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The client's side of a region. A lane is a connection that one thread uses at a time, with memory for pages
+ * that are coded; raw pages go from and to the frames themselves.
+ *
+ * The data of a page is written and done before its entry is: who sees the entry finds the data. An operation
+ * that was not done in time ends its connection, because only then is it certain that the adapter leaves the
+ * memory alone.
+ */
+#include "protocol.hpp"
+
+#include "owners.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <shared_mutex>
+#include <thread>
+
+namespace nprdma::far
+{
+
+namespace
+{
+
+using std::chrono::milliseconds;
+using transport::segment;
+
+constexpr std::size_t group = 64;          /* pages of one pass */
+constexpr std::size_t read_part = 1 << 20; /* of the entries */
+constexpr auto pause = milliseconds(5);    /* between two attempts to connect */
+
+struct lane {
+	std::unique_ptr<transport::connection> connection;
+	transport::mapping memory; /* a page for each of a group, then an entry for each */
+	std::unique_ptr<transport::region> region;
+	transport::token data{}, entries{};
+	std::uint64_t operation = 0;
+};
+
+class remote final : public network_store
+{
+public:
+	remote(transport::context &context, std::string_view address, const std::string &name,
+	       const network_options &how)
+	    : context_(context),
+	      address_(address),
+	      name_(name),
+	      how_(how),
+	      codec_(how.code, how.error_bound),
+	      lanes_(how.lanes)
+	{
+		std::random_device random;
+
+		client_ = static_cast<std::uint64_t>(random()) << 32 | random();
+		for (lane &l : lanes_)
+			free_.push_back(&l);
+	}
+
+	status start()
+	{
+		lane &l = lanes_[0];
+		const auto deadline = transport::clock::now() + how_.deadline;
+
+		if (status s = connect(l, deadline); !s)
+			return s;
+		const std::size_t bytes = (pages() * sizeof(entry) + 4095) / 4096 * 4096;
+		transport::descriptor fd(::memfd_create("nprdma-far-entries", MFD_CLOEXEC));
+		if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)))
+			return transport::failure(errno, "entries of a far region");
+		table_memory_ = transport::mapping(fd.get(), bytes);
+		if (!table_memory_)
+			return transport::failure(errno, "entries of a far region");
+		result<std::unique_ptr<transport::region>> r =
+		    context_.register_memory({table_memory_.get(), bytes});
+		if (!r)
+			return r.why();
+		table_ = std::move(*r);
+		for (std::size_t at = 0; at < bytes; at += read_part) {
+			const segment s = {table_.get(), table_memory_.get() + at, l.entries.addr + at,
+					   l.entries.key,
+					   static_cast<std::uint32_t>(std::min(read_part, bytes - at))};
+			if (status done = run(l, {&s, 1}, false, deadline); !done)
+				return done;
+		}
+		return {};
+	}
+
+	[[nodiscard]] std::uint64_t bytes() const noexcept override { return bytes_; }
+	[[nodiscard]] std::size_t page_bytes() const noexcept override { return page_bytes_; }
+
+	status read(const piece &p) noexcept override { return read_many({&p, 1}); }
+	status write(const piece &p) noexcept override { return write_many({&p, 1}); }
+	status read_many(std::span<const piece> pieces) noexcept override { return all(pieces, false); }
+	status write_many(std::span<const piece> pieces) noexcept override
+	{
+		if (how_.read_only)
+			return error{EROFS, "far region \"" + name_ + "\": opened read-only"};
+		return all(pieces, true);
+	}
+
+	[[nodiscard]] bool written(std::uint64_t offset, std::uint64_t size) noexcept override
+	{
+		if (how_.shared)
+			return true; /* another one may have, meanwhile */
+		for (std::uint64_t page = offset / page_bytes_; page * page_bytes_ < offset + size; page++)
+			if (get(page).written())
+				return true;
+		return false;
+	}
+
+	status flush() noexcept override
+	{
+		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
+			result<answer> a = ask(l, op::flush, deadline);
+			return a ? status{} : status(a.why());
+		});
+	}
+
+	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
+	{
+		const std::uint64_t first = (offset + page_bytes_ - 1) / page_bytes_;
+		const std::uint64_t end = offset + size == bytes_ ? pages() : (offset + size) / page_bytes_;
+
+		if (how_.read_only || first >= end)
+			return {};
+		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
+			for (std::uint64_t page = first; page < end; page += read_part / sizeof(entry)) {
+				const std::uint64_t n = std::min(end - page, read_part / sizeof(entry));
+				for (std::uint64_t i = 0; i < n; i++)
+					set(page + i, {0});
+				const segment s = {table_.get(), table_memory_.get() + page * sizeof(entry),
+						   l.entries.addr + page * sizeof(entry), l.entries.key,
+						   static_cast<std::uint32_t>(n * sizeof(entry))};
+				if (status done = run(l, {&s, 1}, true, deadline); !done)
+					return done;
+			}
+			return {};
+		});
+	}
+
+	status attach(std::span<std::byte> frames) noexcept override
+	{
+		result<std::unique_ptr<transport::region>> r =
+		    context_.register_memory(frames, {false, false, false});
+
+		if (!r)
+			return r.why();
+		const std::unique_lock guard(frames_mutex_);
+		frames_.push_back(std::move(*r));
+		return {};
+	}
+
+	void detach(std::span<std::byte> frames) noexcept override
+	{
+		const std::unique_lock guard(frames_mutex_);
+
+		std::erase_if(frames_, [&](const auto &r) { return r->memory().data() == frames.data(); });
+	}
+
+	[[nodiscard]] network_statistics stats() const noexcept override
+	{
+		const auto get = [](const auto &x) { return x.load(std::memory_order_relaxed); };
+
+		return {get(count_.bytes_read), get(count_.bytes_written), get(count_.coded),
+			get(count_.raw),        get(count_.reconnects),    get(count_.checksum_errors)};
+	}
+
+private:
+	/* One page of the region, and where it goes: less than all of it only at the end of the region. */
+	struct part {
+		std::uint64_t page;
+		std::span<std::byte> memory;
+		const transport::region *region; /* nullptr: @memory is not registered */
+	};
+
+	[[nodiscard]] std::uint64_t pages() const noexcept
+	{
+		return (bytes_ + page_bytes_ - 1) / page_bytes_;
+	}
+
+	[[nodiscard]] std::atomic_ref<std::uint64_t> word(std::uint64_t page) const noexcept
+	{
+		return std::atomic_ref(reinterpret_cast<std::uint64_t *>(table_memory_.get())[page]);
+	}
+	/* relaxed: who reads a page comes after who wrote it by the pager's states */
+	[[nodiscard]] entry get(std::uint64_t page) const noexcept
+	{
+		return {word(page).load(std::memory_order_relaxed)};
+	}
+	void set(std::uint64_t page, entry e) const noexcept
+	{
+		word(page).store(e.word, std::memory_order_relaxed);
+	}
+
+	/* The link's errors are tried again until the deadline, on a new connection. */
+	template <class F> status with_lane(F f) noexcept
+	{
+		const auto deadline = transport::clock::now() + how_.deadline;
+		lane *l = nullptr;
+
+		{
+			std::unique_lock lock(mutex_);
+			if (!available_.wait_until(lock, deadline, [&] { return !free_.empty(); }))
+				return error{ETIMEDOUT, "far region \"" + name_ +
+							    "\": all lanes are in use until the deadline"};
+			l = free_.back();
+			free_.pop_back();
+		}
+		status s;
+		for (;;) {
+			s = l->connection && l->connection->alive() ? status{} : connect(*l, deadline);
+			if (s)
+				s = f(*l, deadline);
+			if (s || !of_link(s.code()) || transport::clock::now() >= deadline)
+				break;
+			l->connection.reset();
+			std::this_thread::sleep_for(pause);
+		}
+		if (!s && of_link(s.code()))
+			l->connection.reset();
+		{
+			const std::lock_guard guard(mutex_);
+			free_.push_back(l);
+		}
+		available_.notify_one();
+		return s;
+	}
+
+	static bool of_link(int code) noexcept
+	{
+		return code == ECONNRESET || code == ECONNREFUSED || code == ETIMEDOUT || code == EBUSY ||
+		       code == EPROTO || code == EFAULT || code == EACCES || code == EIO || code == ENOTCONN;
+	}
+
+	result<answer> ask(lane &l, op what, transport::clock::time_point deadline)
+	{
+		request r{};
+		answer a{};
+
+		r.magic = protocol_magic;
+		r.what = what;
+		r.flags = (how_.read_only ? open_read_only : 0u) | (how_.shared ? open_shared : 0u) |
+			  (how_.make_bytes && !bytes_ ? open_make : 0u);
+		r.bytes = how_.make_bytes;
+		r.page_bytes = how_.page_bytes;
+		r.client = client_;
+		name_.copy(r.name, sizeof(r.name) - 1);
+		if (status s = l.connection->send(std::as_bytes(std::span(&r, 1))); !s)
+			return s.why();
+		auto m = transport::next_message(*l.connection, std::as_writable_bytes(std::span(&a, 1)),
+						 deadline);
+		if (!m)
+			return m.why();
+		if (m->size() != sizeof(a) || a.magic != protocol_magic)
+			return error{EBADMSG, address_ + " is no far server, or of another version"};
+		a.text[sizeof(a.text) - 1] = 0;
+		if (a.code)
+			return error{a.code, a.text};
+		return a;
+	}
+
+	status connect(lane &l, transport::clock::time_point deadline)
+	{
+		l.connection.reset();
+		auto c = context_.connect(address_, deadline);
+		if (!c)
+			return c.why();
+		l.connection = std::move(*c);
+		if (l.connection->max_message() < std::max(sizeof(request), sizeof(answer)))
+			return error{EINVAL, "far: transport options: max_message is 512 at least"};
+		result<answer> a = ask(l, op::open, deadline);
+		if (!a)
+			return a.why();
+		const std::uint64_t n = a->page_bytes ? (a->bytes + a->page_bytes - 1) / a->page_bytes : 0;
+		if (!a->bytes || a->page_bytes < 4096 || a->page_bytes > 4 << 20 ||
+		    a->page_bytes & (a->page_bytes - 1) || a->bytes > 1ULL << 46 ||
+		    a->data.length < n * a->page_bytes || a->entries.length < n * sizeof(entry))
+			return error{EBADMSG, address_ + ": the region is not as a server's can be"};
+		if (bytes_ && (a->id != id_ || a->bytes != bytes_ || a->page_bytes != page_bytes_))
+			return error{ESTALE,
+				     "far region \"" + name_ +
+					 "\": the server was started anew, and what was there is lost"};
+		if (!bytes_) {
+			id_ = a->id;
+			bytes_ = a->bytes;
+			page_bytes_ = a->page_bytes;
+		} else {
+			count_.reconnects.fetch_add(l.region != nullptr, std::memory_order_relaxed);
+		}
+		l.data = a->data;
+		l.entries = a->entries;
+		if (l.region)
+			return {};
+		const std::size_t size = group * (page_bytes_ + sizeof(entry));
+		transport::descriptor fd(::memfd_create("nprdma-far-lane", MFD_CLOEXEC));
+		if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)))
+			return transport::failure(errno, "memory of a lane");
+		l.memory = transport::mapping(fd.get(), size);
+		if (!l.memory)
+			return transport::failure(errno, "memory of a lane");
+		auto r = context_.register_memory({l.memory.get(), size}, {false, false, false});
+		if (!r)
+			return r.why();
+		l.region = std::move(*r);
+		return {};
+	}
+
+	/* All of @segments, as many at a time as the connection takes. */
+	status run(lane &l, std::span<const segment> segments, bool write,
+		   transport::clock::time_point deadline)
+	{
+		std::size_t under_way = 0, at = 0;
+
+		while (at < segments.size() || under_way) {
+			if (at < segments.size() && under_way < l.connection->max_operations()) {
+				const std::size_t n =
+				    std::min(segments.size() - at, l.connection->max_segments());
+				const auto some = segments.subspan(at, n);
+				status s = write ? l.connection->write(some, ++l.operation)
+						 : l.connection->read(some, ++l.operation);
+
+				if (s) {
+					at += n;
+					under_way++;
+					continue;
+				}
+				if (s.code() != EAGAIN || !under_way)
+					return s;
+			}
+			result<transport::completion> c = transport::next_completion(*l.connection, deadline);
+			if (!c) {
+				/* What is under way must not land later. */
+				l.connection.reset();
+				return c.why();
+			}
+			under_way--;
+			if (c->error)
+				return error{c->error, "far region \"" + name_ +
+							   "\": " + (write ? "WRITE" : "READ") + " failed"};
+		}
+		return {};
+	}
+
+	status all(std::span<const piece> pieces, bool write) noexcept
+	{
+		std::vector<part> parts;
+
+		{
+			const std::shared_lock guard(frames_mutex_);
+			for (const piece &p : pieces) {
+				const transport::region *in = nullptr;
+				const std::size_t size = p.memory.size();
+
+				if (p.offset % page_bytes_ || p.offset > bytes_ || size > bytes_ - p.offset ||
+				    (size % page_bytes_ && p.offset + size != bytes_))
+					return error{
+					    EINVAL, "far region \"" + name_ + "\": pages are of " +
+							std::to_string(page_bytes_) +
+							" bytes; map it with page_bytes of so many, or more"};
+				for (const auto &r : frames_)
+					if (p.memory.data() >= r->memory().data() &&
+					    p.memory.data() < r->memory().data() + r->memory().size())
+						in = r.get();
+				for (std::size_t done = 0; done < size; done += page_bytes_)
+					parts.push_back(
+					    {(p.offset + done) / page_bytes_,
+					     p.memory.subspan(done, std::min(page_bytes_, size - done)), in});
+			}
+		}
+		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
+			for (std::size_t at = 0; at < parts.size(); at += group) {
+				const auto some =
+				    std::span(parts).subspan(at, std::min(group, parts.size() - at));
+				if (status s = write ? write_group(l, some, deadline)
+						     : read_group(l, some, deadline);
+				    !s)
+					return s;
+			}
+			return {};
+		});
+	}
+
+	[[nodiscard]] std::byte *slot(const lane &l, std::size_t i) const noexcept
+	{
+		return l.memory.get() + i * page_bytes_;
+	}
+	[[nodiscard]] entry *entries(const lane &l) const noexcept
+	{
+		return reinterpret_cast<entry *>(slot(l, group));
+	}
+
+	error damaged(std::uint64_t page) const
+	{
+		/* Not one of the link: to ask again brings the same. */
+		return {EUCLEAN, "far region \"" + name_ + "\": page " + std::to_string(page) +
+				     " is damaged, or was written by another client"};
+	}
+
+	status read_group(lane &l, std::span<const part> parts, transport::clock::time_point deadline)
+	{
+		std::vector<segment> segments;
+		entry now[group];
+		std::uint64_t bytes = 0;
+
+		if (how_.shared) {
+			for (std::size_t i = 0; i < parts.size(); i++)
+				segments.push_back({l.region.get(),
+						    reinterpret_cast<std::byte *>(entries(l) + i),
+						    l.entries.addr + parts[i].page * sizeof(entry),
+						    l.entries.key, sizeof(entry)});
+			if (status s = run(l, segments, false, deadline); !s)
+				return s;
+			segments.clear();
+		}
+		for (std::size_t i = 0; i < parts.size(); i++) {
+			const part &p = parts[i];
+			const entry e = now[i] = how_.shared ? entries(l)[i] : get(p.page);
+
+			if (!e.written())
+				continue;
+			if (!e.sane(page_bytes_))
+				return damaged(p.page);
+			/* The last page of a region may be less than the page that is stored. */
+			const bool in_place =
+			    e.how() == stored::raw && p.region && p.memory.size() == page_bytes_;
+			segments.push_back({in_place ? p.region : l.region.get(),
+					    in_place ? p.memory.data() : slot(l, i),
+					    l.data.addr + p.page * page_bytes_, l.data.key,
+					    static_cast<std::uint32_t>(e.bytes())});
+			bytes += e.bytes();
+		}
+		if (!segments.empty())
+			if (status s = run(l, segments, false, deadline); !s)
+				return s;
+		count_.bytes_read.fetch_add(bytes, std::memory_order_relaxed);
+		std::vector<std::byte> whole;
+		for (std::size_t i = 0; i < parts.size(); i++) {
+			const part &p = parts[i];
+			const entry e = now[i];
+
+			if (!e.written()) {
+				std::memset(p.memory.data(), 0, p.memory.size());
+				continue;
+			}
+			const bool in_place =
+			    e.how() == stored::raw && p.region && p.memory.size() == page_bytes_;
+			const std::span<const std::byte> got(in_place ? p.memory.data() : slot(l, i),
+							     e.bytes());
+			if (e.summed() && checksum(got) != e.sum()) {
+				count_.checksum_errors.fetch_add(1, std::memory_order_relaxed);
+				return damaged(p.page);
+			}
+			if (in_place)
+				continue;
+			if (p.memory.size() == page_bytes_) {
+				if (!decode(e.how(), got, p.memory))
+					return damaged(p.page);
+				continue;
+			}
+			whole.resize(page_bytes_);
+			if (!decode(e.how(), got, whole))
+				return damaged(p.page);
+			std::copy_n(whole.data(), p.memory.size(), p.memory.data());
+		}
+		return {};
+	}
+
+	status write_group(lane &l, std::span<const part> parts, transport::clock::time_point deadline)
+	{
+		std::vector<segment> segments, table;
+		std::uint64_t bytes = 0, coded = 0;
+
+		for (std::size_t i = 0; i < parts.size(); i++) {
+			const part &p = parts[i];
+			const bool whole = p.memory.size() == page_bytes_;
+			stored how = stored::raw;
+			std::size_t used =
+			    whole ? codec_.encode(p.memory, {slot(l, i), page_bytes_}, how) : 0;
+			std::span<const std::byte> from(slot(l, i), used);
+			const transport::region *in = l.region.get();
+
+			if (used) {
+				coded++;
+			} else if (whole && p.region) {
+				how = stored::raw;
+				from = p.memory;
+				in = p.region;
+			} else {
+				how = stored::raw;
+				std::memcpy(slot(l, i), p.memory.data(), p.memory.size());
+				std::memset(slot(l, i) + p.memory.size(), 0, page_bytes_ - p.memory.size());
+				from = {slot(l, i), page_bytes_};
+			}
+			const bool summed = how_.checksums || how != stored::raw;
+			entries(l)[i] = entry::make(how, from.size(), summed, summed ? checksum(from) : 0);
+			segments.push_back({in, const_cast<std::byte *>(from.data()),
+					    l.data.addr + p.page * page_bytes_, l.data.key,
+					    static_cast<std::uint32_t>(from.size())});
+			table.push_back({l.region.get(), reinterpret_cast<std::byte *>(entries(l) + i),
+					 l.entries.addr + p.page * sizeof(entry), l.entries.key,
+					 sizeof(entry)});
+			bytes += from.size();
+		}
+		if (status s = run(l, segments, true, deadline); !s)
+			return s;
+		if (status s = run(l, table, true, deadline); !s)
+			return s;
+		for (std::size_t i = 0; i < parts.size(); i++)
+			set(parts[i].page, entries(l)[i]);
+		count_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
+		count_.coded.fetch_add(coded, std::memory_order_relaxed);
+		count_.raw.fetch_add(parts.size() - coded, std::memory_order_relaxed);
+		return {};
+	}
+
+	transport::context &context_;
+	const std::string address_, name_;
+	const network_options how_;
+	codec codec_;
+	std::uint64_t client_ = 0, id_ = 0, bytes_ = 0;
+	std::size_t page_bytes_ = 0;
+	transport::mapping table_memory_;
+	std::unique_ptr<transport::region> table_;
+
+	std::mutex mutex_;
+	std::condition_variable available_;
+	std::vector<lane> lanes_;
+	std::vector<lane *> free_;
+
+	std::shared_mutex frames_mutex_;
+	std::vector<std::unique_ptr<transport::region>> frames_;
+
+	struct {
+		std::atomic<std::uint64_t> bytes_read = 0, bytes_written = 0, coded = 0, raw = 0,
+					   reconnects = 0, checksum_errors = 0;
+	} count_;
+};
+
+class mirror final : public store
+{
+public:
+	explicit mirror(std::vector<std::shared_ptr<store>> stores)
+	    : stores_(std::move(stores)), failed_(stores_.size())
+	{
+	}
+
+	[[nodiscard]] std::uint64_t bytes() const noexcept override { return stores_[0]->bytes(); }
+	status read(const piece &p) noexcept override { return read_many({&p, 1}); }
+	status write(const piece &p) noexcept override { return write_many({&p, 1}); }
+	status read_many(std::span<const piece> pieces) noexcept override
+	{
+		status s = error{EIO, "mirror: no store is left"};
+
+		for (std::size_t i = 0; i < stores_.size(); i++) {
+			if (failed_[i].load(std::memory_order_acquire))
+				continue;
+			s = stores_[i]->read_many(pieces);
+			if (s)
+				return s;
+		}
+		return s;
+	}
+	status write_many(std::span<const piece> pieces) noexcept override
+	{
+		return each([&](store &s) { return s.write_many(pieces); });
+	}
+	[[nodiscard]] bool written(std::uint64_t offset, std::uint64_t size) noexcept override
+	{
+		for (std::size_t i = 0; i < stores_.size(); i++)
+			if (!failed_[i].load(std::memory_order_acquire))
+				return stores_[i]->written(offset, size);
+		return true;
+	}
+	status flush() noexcept override
+	{
+		return each([](store &s) { return s.flush(); });
+	}
+	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
+	{
+		return each([&](store &s) { return s.discard(offset, size); });
+	}
+	status attach(std::span<std::byte> frames) noexcept override
+	{
+		for (std::size_t i = 0; i < stores_.size(); i++)
+			if (status s = stores_[i]->attach(frames); !s) {
+				while (i--)
+					stores_[i]->detach(frames);
+				return s;
+			}
+		return {};
+	}
+	void detach(std::span<std::byte> frames) noexcept override
+	{
+		for (const auto &s : stores_)
+			s->detach(frames);
+	}
+
+private:
+	template <class F> status each(F f)
+	{
+		status last = error{EIO, "mirror: no store is left"};
+		std::vector<std::size_t> bad;
+		bool one = false;
+
+		for (std::size_t i = 0; i < stores_.size(); i++) {
+			if (failed_[i].load(std::memory_order_acquire))
+				continue;
+			if (status s = f(*stores_[i]); s) {
+				one = true;
+			} else {
+				bad.push_back(i);
+				last = s;
+			}
+		}
+		if (!one)
+			return last; /* nobody is behind another */
+		for (const std::size_t i : bad)
+			/* release: what is only in the others was written before */
+			failed_[i].store(true, std::memory_order_release);
+		return {};
+	}
+
+	const std::vector<std::shared_ptr<store>> stores_;
+	std::vector<std::atomic<bool>> failed_; /* lacks something that was written */
+};
+
+} // namespace
+
+result<std::shared_ptr<network_store>> network_store::open(transport::context &context,
+							   std::string_view address,
+							   const std::string &region,
+							   const network_options &how)
+{
+	if (region.empty() || region.size() >= sizeof(request::name))
+		return error{EINVAL, "far: a region's name has 1 to 95 bytes"};
+	if (how.lanes < 1 || how.lanes > 256)
+		return error{EINVAL, "far: 1 to 256 lanes"};
+	if ((how.code == coding::zfp_64 || how.code == coding::zfp_32) && !(how.error_bound > 0))
+		return error{EINVAL, "far: ZFP needs an error_bound above 0"};
+	auto s = std::make_shared<remote>(context, address, region, how);
+	if (status r = s->start(); !r)
+		return r.why();
+	return std::shared_ptr<network_store>(std::move(s));
+}
+
+result<std::shared_ptr<store>> mirror_store(std::vector<std::shared_ptr<store>> stores)
+{
+	if (stores.empty())
+		return error{EINVAL, "mirror: no stores"};
+	for (const auto &s : stores)
+		if (!s || s->bytes() != stores[0]->bytes())
+			return error{EINVAL, "mirror: the stores are not of one size"};
+	return std::shared_ptr<store>(std::make_shared<mirror>(std::move(stores)));
+}
+
+} // namespace nprdma::far

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What a client asks a server, and the entries of pages. Both ends have one byte order. */
+#ifndef NPRDMA_FAR_PROTOCOL_HPP
+#define NPRDMA_FAR_PROTOCOL_HPP
+
+#include "codec.hpp"
+
+namespace nprdma::far
+{
+
+constexpr std::uint32_t protocol_magic = 0x31726166; /* and version */
+
+enum class op : std::uint32_t { open = 1, flush = 2 };
+constexpr std::uint32_t open_read_only = 1, open_shared = 2, open_make = 4;
+
+struct request {
+	std::uint32_t magic;
+	op what;
+	std::uint32_t flags, reserved;
+	std::uint64_t bytes, page_bytes; /* to make */
+	std::uint64_t client;            /* to open: the same for all connections of one */
+	char name[96];                   /* ends with a zero */
+};
+
+struct answer {
+	std::uint32_t magic;
+	std::int32_t code; /* 0 or of errno */
+	std::uint64_t id;  /* of this region: another one of the same name has another one */
+	std::uint64_t bytes, page_bytes;
+	transport::token data, entries;
+	char text[128]; /* of an error */
+};
+
+/* Of a page: 0 if it was never written. */
+struct entry {
+	std::uint64_t word;
+
+	static constexpr std::uint64_t has_checksum = 1ULL << 63;
+
+	static entry make(stored how, std::size_t bytes, bool summed, std::uint32_t sum) noexcept
+	{
+		return {sum | static_cast<std::uint64_t>(bytes) << 32 |
+			static_cast<std::uint64_t>(how) << 56 | (summed ? has_checksum : 0)};
+	}
+	[[nodiscard]] bool written() const noexcept { return word != 0; }
+	[[nodiscard]] stored how() const noexcept { return static_cast<stored>(word >> 56 & 0x7f); }
+	[[nodiscard]] std::size_t bytes() const noexcept { return word >> 32 & 0xffffff; }
+	[[nodiscard]] bool summed() const noexcept { return word & has_checksum; }
+	[[nodiscard]] std::uint32_t sum() const noexcept { return static_cast<std::uint32_t>(word); }
+	/* What a peer, or damage, made of it. */
+	[[nodiscard]] bool sane(std::size_t page_bytes) const noexcept
+	{
+		return how() == stored::raw ? bytes() == page_bytes
+					    : how() >= stored::lz4 && how() <= stored::zfp_32 &&
+						  bytes() > 0 && bytes() < page_bytes && summed();
+	}
+};
+
+} // namespace nprdma::far
+
+#endif

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What the users of a mapping ask for: flush, eviction, discard, hints, unmapping. */
+#include "pager_state.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace nprdma::far
+{
+
+namespace
+{
+
+constexpr std::size_t batch_pages = 64;
+/* Who owns a page has a store under way: there is no wake-up for those who only want to own it next. */
+constexpr auto look_again = std::chrono::microseconds(100);
+
+/* Calls @f(page) for the pages of [first, end) that were not absent when it looked. */
+template <class F> void for_present(const area &a, std::size_t first, std::size_t end, F f)
+{
+	for (std::size_t page = first; page < end;) {
+		std::uint64_t eight;
+
+		/* Most of a large mapping is absent. A state that changes meanwhile is seen either way. */
+		if (page % 8 == 0 && end - page >= 8) {
+			eight = __atomic_load_n(reinterpret_cast<const std::uint64_t *>(&a.state(page)),
+						__ATOMIC_ACQUIRE);
+			if (!eight) {
+				page += 8;
+				continue;
+			}
+		}
+		if (a.kind_of(page) != absent)
+			f(page);
+		page++;
+	}
+}
+
+} // namespace
+
+kind pager_state::take(area &a, std::size_t page, kind as) noexcept
+{
+	for (;;) {
+		const kind k = a.kind_of(page);
+
+		if (k != busy && k != evicting) {
+			if (a.move(page, k, as))
+				return k;
+		} else {
+			std::this_thread::sleep_for(look_again);
+		}
+	}
+}
+
+status pager_state::flush(area &a)
+{
+	const std::lock_guard one(a.exclusive);
+	std::vector<std::size_t> pages;
+	std::vector<kind> were;
+	status first;
+
+	const auto write = [&] {
+		status s = write_back(a, pages);
+
+		for (std::size_t i = 0; i < pages.size(); i++) {
+			/* Without protection it was unmapped instead. */
+			const bool mapped = were[i] == dirty && a.can_protect;
+
+			/* One that is not written stays protected: the next write to it comes as a fault. */
+			a.leave(uffd_, pages[i],
+				s ? (mapped ? clean : idle_clean) : (mapped ? dirty : idle_dirty));
+		}
+		if (!s && first)
+			first = s;
+		pages.clear();
+		were.clear();
+	};
+	for_present(a, 0, a.pages, [&](std::size_t page) {
+		for (kind k = a.kind_of(page); k != absent && k != clean && k != idle_clean;
+		     k = a.kind_of(page)) {
+			if (k == poisoned || k == gone)
+				return;
+			/* It may be dirty, and on its way: whoever has it may fail. */
+			if (k == busy || k == evicting) {
+				/* And may wait for room, which needs pages that we own. */
+				write();
+				std::this_thread::sleep_for(look_again);
+				continue;
+			}
+			if (!a.move(page, k, busy))
+				continue;
+			if (k == dirty && a.can_protect)
+				(void)uffd_.protect(a.page_address(page), a.page_bytes, true);
+			else if (k == dirty)
+				a.unmap_run(page, 1);
+			pages.push_back(page);
+			were.push_back(k);
+			if (pages.size() == batch_pages)
+				write();
+			return;
+		}
+	});
+	write();
+	if (!first)
+		return first;
+	return a.source->flush();
+}
+
+status pager_state::evict(area &a)
+{
+	const std::lock_guard one(a.exclusive);
+	std::size_t left;
+	status why;
+
+	{
+		const std::lock_guard guard(a.queues);
+		left = 2 * (a.active.size() + a.inactive.size()) + 1;
+	}
+	/* What is touched again meanwhile stays: each page has its turn twice, once to be unmapped. */
+	for (;;) {
+		const evicted done = evict_some(a, batch_pages, true, &why);
+
+		if (!why || done.freed + done.moved == 0 || left <= done.moved)
+			break;
+		left -= done.moved;
+	}
+	return why;
+}
+
+status pager_state::discard(area &a, std::uint64_t offset, std::uint64_t bytes)
+{
+	if (offset > a.bytes || bytes > a.bytes - offset)
+		return error{EINVAL, "discard: the range is not inside of the mapping"};
+	if (a.options.read_only)
+		return error{EACCES, "discard: the mapping is read-only"};
+	const std::lock_guard one(a.exclusive);
+	const std::size_t first = (offset + a.page_bytes - 1) / a.page_bytes;
+	/* The last page may be less than whole. */
+	const std::size_t end = offset + bytes == a.bytes ? a.pages : (offset + bytes) / a.page_bytes;
+
+	if (first >= end)
+		return {};
+	for_present(a, first, end, [&](std::size_t page) {
+		const kind k = take(a, page, busy);
+
+		if (k == gone)
+			return a.leave(uffd_, page, gone);
+		a.unmap_run(page, 1);
+		a.free_run(page, 1);
+		if (k != absent && k != poisoned)
+			release(a, 1);
+		a.leave(uffd_, page, absent);
+	});
+	const std::uint64_t from = first * a.page_bytes;
+	return a.source->discard(a.store_offset + from,
+				 std::min<std::uint64_t>(end * a.page_bytes, a.bytes) - from);
+}
+
+/* To the front of those that go next. */
+void pager_state::cool(area &a, std::size_t first, std::size_t end) noexcept
+{
+	std::vector<std::size_t> unmapped;
+	std::vector<area::entry> cold;
+
+	{
+		const std::lock_guard guard(a.queues);
+
+		std::erase_if(a.active, [&](const area::entry &e) {
+			if (e.page < first || e.page >= end || a.has_flag(e.page, pinned) ||
+			    !(a.move(e.page, clean, idle_clean) || a.move(e.page, dirty, idle_dirty)))
+				return false;
+			cold.push_back({e.page, 0});
+			unmapped.push_back(e.page);
+			return true;
+		});
+	}
+	for (const std::size_t page : unmapped)
+		a.unmap_run(page, 1);
+	const std::lock_guard guard(a.queues);
+	a.inactive.insert(a.inactive.begin(), cold.begin(), cold.end());
+}
+
+status pager_state::pin(area &a, std::size_t first, std::size_t end) noexcept
+{
+	const std::uint64_t more = (end - first) * a.page_bytes;
+	const marks all = marks_of(a.options.budget ? std::min<std::uint64_t>(a.options.budget, buffer_bytes_)
+						    : buffer_bytes_.load(),
+				   a.page_bytes);
+
+	if (a.pinned_bytes.load() + more > all.low)
+		return error{ENOBUFS, "pin: more would be pinned than the low mark of the buffer allows"};
+	std::size_t page = first;
+	status why;
+	for (; page < end; page++) {
+		if (a.has_flag(page, pinned))
+			continue;
+		a.set_flag(page, pinned, true);
+		a.pinned_bytes += a.page_bytes;
+		for (bool here = false; !here && why;)
+			switch (a.kind_of(page)) {
+			case absent:
+				why = bring_ahead(a, {&page, 1}, no_page, true);
+				break;
+			case busy:
+			case evicting:
+				std::this_thread::sleep_for(look_again);
+				break;
+			case poisoned:
+				why = error{EIO, "pin: a page could not be brought"};
+				break;
+			case gone:
+				why = error{EINVAL, "pin: a page was unmapped"};
+				break;
+			default:
+				here = true;
+			}
+		if (!why)
+			break;
+	}
+	if (!why)
+		for (std::size_t i = first; i <= page; i++)
+			if (a.has_flag(i, pinned)) {
+				a.set_flag(i, pinned, false);
+				a.pinned_bytes -= a.page_bytes;
+			}
+	return why;
+}
+
+status pager_state::advise(area &a, std::uint64_t offset, std::uint64_t bytes, hint what)
+{
+	if (offset > a.bytes || bytes > a.bytes - offset)
+		return error{EINVAL, "hint: the range is not inside of the mapping"};
+	const std::size_t first = offset / a.page_bytes;
+	const std::size_t end = bytes ? (offset + bytes - 1) / a.page_bytes + 1 : first;
+
+	switch (what) {
+	case hint::will_need: {
+		/* No more than there is room for. */
+		const std::size_t most = buffer_bytes_.load(std::memory_order_relaxed) / a.page_bytes;
+		ahead work;
+
+		for (const reference &r : areas())
+			if (r.get() == &a)
+				work.of = r;
+		for (std::size_t page = first; page < end && work.pages.size() < most; page++)
+			if (a.kind_of(page) == absent)
+				work.pages.push_back(page);
+		if (work.of && !work.pages.empty())
+			push_ahead(std::move(work));
+		return {};
+	}
+	case hint::cold:
+		cool(a, first, end);
+		return {};
+	case hint::pin: {
+		const std::lock_guard one(a.exclusive);
+		return pin(a, first, end);
+	}
+	case hint::unpin: {
+		const std::lock_guard one(a.exclusive);
+		for (std::size_t page = first; page < end; page++)
+			if (a.has_flag(page, pinned)) {
+				a.set_flag(page, pinned, false);
+				a.pinned_bytes -= a.page_bytes;
+			}
+		return {};
+	}
+	case hint::stream:
+	case hint::random:
+	case hint::normal:
+		a.access.store(static_cast<std::uint8_t>(what), std::memory_order_relaxed);
+		return {};
+	}
+	return error{EINVAL, "hint: there is no such"};
+}
+
+void pager_state::retry(area &a)
+{
+	const std::lock_guard one(a.exclusive);
+
+	for_present(a, 0, a.pages, [&](std::size_t page) {
+		if (!a.move(page, poisoned, busy))
+			return;
+		a.unmap_run(page, 1);
+		a.leave(uffd_, page, absent);
+	});
+}
+
+status pager_state::unmap(const std::shared_ptr<area> &of, std::uint64_t offset, std::uint64_t bytes)
+{
+	area &a = *of;
+	const std::uint64_t end = offset + bytes;
+
+	if (offset > a.bytes || bytes > a.bytes - offset || !bytes || offset % a.page_bytes ||
+	    (end % a.page_bytes && end != a.bytes))
+		return error{EINVAL, "unmap: the range is not of whole pages of the mapping"};
+	if (offset == 0 && bytes == a.bytes)
+		return unmap_all(of, false);
+	const std::lock_guard one(a.exclusive);
+	const std::size_t first = offset / a.page_bytes, last = (end - 1) / a.page_bytes;
+	std::vector<std::size_t> dirties;
+
+	/* Nobody touches it: what is dirty now is all that will be. */
+	for (std::size_t page = first; page <= last; page++) {
+		const kind k = take(a, page, busy);
+
+		if (k == dirty || k == idle_dirty) {
+			if (status s = write_back(a, {&page, 1}); !s) {
+				a.leave(uffd_, page, k);
+				return s;
+			}
+			a.leave(uffd_, page, idle_clean);
+			a.unmap_run(page, 1);
+		} else {
+			a.leave(uffd_, page, k);
+		}
+	}
+	std::size_t freed = 0;
+	for (std::size_t page = first; page <= last; page++) {
+		const kind k = take(a, page, busy);
+
+		freed += k != absent && k != poisoned && k != gone;
+		if (a.has_flag(page, pinned)) {
+			a.set_flag(page, pinned, false);
+			a.pinned_bytes -= a.page_bytes;
+		}
+	}
+	std::byte *const at = a.page_address(first);
+	const std::size_t size = (last - first + 1) * a.page_bytes;
+	a.free_run(first, last - first + 1);
+	for (std::size_t page = first; page <= last; page++) {
+		/* Before the addresses are another's. */
+		a.leave(uffd_, page, gone);
+	}
+	(void)::munmap(at, size);
+	uffd_.wake(at, size);
+	release(a, freed);
+	return {};
+}
+
+status pager_state::unmap_all(const std::shared_ptr<area> &of, bool force)
+{
+	area &a = *of;
+
+	if (!a.options.read_only)
+		if (status s = flush(a); !s && !force)
+			return s;
+	{
+		const std::unique_lock guard(areas_mutex_);
+		std::erase(areas_, of);
+		/* seq_cst: pairs with enter() */
+		a.closing.store(true, std::memory_order_seq_cst);
+	}
+	{
+		const std::lock_guard guard(ahead_mutex_);
+		std::erase_if(ahead_, [&](const ahead &w) { return w.of == of; });
+	}
+	for (int n; (n = a.users.load(std::memory_order_seq_cst)) != 0;)
+		a.users.wait(n, std::memory_order_seq_cst);
+	for (std::size_t page = 0, n; page < a.pages; page += n) {
+		const bool is_gone = a.kind_of(page) == gone;
+
+		for (n = 1; page + n < a.pages && (a.kind_of(page + n) == gone) == is_gone; n++)
+			;
+		if (!is_gone)
+			(void)::munmap(a.page_address(page), n * a.page_bytes);
+	}
+	/* Whoever waits for a page there faults again, and finds nothing mapped. */
+	uffd_.wake(a.base, a.mapped_bytes());
+	a.detach();
+	const std::size_t had = a.resident.load(std::memory_order_relaxed) / a.page_bytes;
+	if (had)
+		release(a, had);
+	const auto add = [](std::atomic<std::uint64_t> &to, const std::atomic<std::uint64_t> &from) {
+		to.fetch_add(from.load(std::memory_order_relaxed), std::memory_order_relaxed);
+	};
+	add(past_.demand, a.count.demand);
+	add(past_.prefetched, a.count.prefetched);
+	add(past_.empty, a.count.empty);
+	add(past_.again, a.count.again);
+	add(past_.first_write, a.count.first_write);
+	add(past_.evicted, a.count.evicted);
+	add(past_.written_back, a.count.written_back);
+	add(past_.poisoned, a.count.poisoned);
+	add(past_.write_errors, a.count.write_errors);
+	add(past_.waits, a.count.waits);
+	return {};
+}
+
+namespace
+{
+
+void add_to(statistics &s, const counters &c) noexcept
+{
+	const auto get = [](const std::atomic<std::uint64_t> &x) {
+		return x.load(std::memory_order_relaxed);
+	};
+
+	s.demand += get(c.demand);
+	s.prefetched += get(c.prefetched);
+	s.empty += get(c.empty);
+	s.again += get(c.again);
+	s.first_write += get(c.first_write);
+	s.evicted += get(c.evicted);
+	s.written_back += get(c.written_back);
+	s.poisoned += get(c.poisoned);
+	s.write_errors += get(c.write_errors);
+	s.waits += get(c.waits);
+}
+
+} // namespace
+
+statistics pager_state::stats(const area &a) const noexcept
+{
+	statistics s{};
+
+	add_to(s, a.count);
+	s.resident_bytes = a.resident.load(std::memory_order_relaxed);
+	return s;
+}
+
+statistics pager_state::stats() const noexcept
+{
+	statistics s{};
+	const std::shared_lock guard(areas_mutex_);
+
+	add_to(s, past_);
+	for (const reference &a : areas_)
+		add_to(s, a->count);
+	s.resident_bytes = resident_.load(std::memory_order_relaxed);
+	return s;
+}
+
+void pager_state::set_buffer_bytes(std::uint64_t bytes) noexcept
+{
+	buffer_bytes_.store(bytes, std::memory_order_relaxed);
+	draining_.store(true, std::memory_order_relaxed);
+	hurry();
+}
+
+} // namespace nprdma::far

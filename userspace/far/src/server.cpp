@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The server: it opens regions for clients and makes files durable. All else clients do by themselves.
+ */
+#include "protocol.hpp"
+
+#include "owners.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <csignal>
+#include <fcntl.h>
+#include <map>
+#include <mutex>
+#include <random>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <thread>
+#include <vector>
+
+namespace nprdma::far
+{
+
+namespace
+{
+
+struct lent {
+	~lent()
+	{
+		data.reset();
+		if (memory)
+			(void)::munmap(memory, bytes);
+	}
+
+	std::uint64_t id = 0, bytes = 0;
+	std::size_t page_bytes = 0, table_bytes = 0; /* entries are behind the data */
+	std::byte *memory = nullptr;                 /* of @bytes */
+	transport::descriptor file;
+	std::unique_ptr<transport::region> data;
+	std::uint64_t size = 0; /* as the client sees it */
+	bool of_client = false;
+	std::vector<std::pair<const void *, std::uint32_t>> users; /* connections, and how they opened it */
+};
+
+class serving final : public server
+{
+public:
+	serving(transport::context &context, std::unique_ptr<transport::listener> listener,
+		const server_options &how, transport::descriptor stop, transport::descriptor events)
+	    : context_(context),
+	      listener_(std::move(listener)),
+	      how_(how),
+	      stop_(std::move(stop)),
+	      events_(std::move(events)),
+	      thread_([this] { serve(); })
+	{
+	}
+	~serving() override
+	{
+		const std::uint64_t one = 1;
+
+		(void)!::write(stop_.get(), &one, sizeof(one));
+		thread_.join();
+	}
+
+	status lend(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
+		    const std::string &path) override
+	{
+		const std::lock_guard guard(mutex_);
+
+		return add(name, bytes, page_bytes, path, false);
+	}
+
+	status withdraw(const std::string &name) override
+	{
+		const std::lock_guard guard(mutex_);
+		const auto i = regions_.find(name);
+
+		if (i == regions_.end())
+			return error{ENOENT, "far server: no region \"" + name + "\""};
+		if (!i->second->users.empty())
+			return error{EBUSY, "far server: region \"" + name + "\" is in use"};
+		regions_.erase(i);
+		return {};
+	}
+
+	[[nodiscard]] std::string address() const override { return listener_->address(); }
+
+private:
+	status add(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
+		   const std::string &path, bool of_client)
+	{
+		if (name.empty() || name.size() >= sizeof(request::name))
+			return error{EINVAL, "far server: a region's name has 1 to 95 bytes"};
+		if (!std::has_single_bit(page_bytes) || page_bytes < 4096 || page_bytes > 4 << 20)
+			return error{EINVAL, "far server: page_bytes is a power of two from 4 KiB to 4 MiB"};
+		if (!bytes || bytes > 1ULL << 46)
+			return error{EINVAL, "far server: a region has 1 byte to 64 TiB"};
+		if (regions_.contains(name))
+			return error{EEXIST, "far server: there is a region \"" + name + "\""};
+		auto r = std::make_unique<lent>();
+		const std::uint64_t pages = (bytes + page_bytes - 1) / page_bytes;
+
+		r->page_bytes = page_bytes;
+		r->table_bytes = (pages * sizeof(entry) + 4095) / 4096 * 4096;
+		r->size = bytes;
+		r->bytes = pages * page_bytes + r->table_bytes;
+		r->of_client = of_client;
+		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+		if (!path.empty()) {
+			struct stat st;
+
+			r->file =
+			    transport::descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+			if (!r->file || ::fstat(r->file.get(), &st))
+				return transport::failure(errno, path);
+			if (st.st_size && st.st_size != static_cast<off_t>(r->bytes))
+				return error{EINVAL, path + ": has another size than this region needs"};
+			if (::ftruncate(r->file.get(), static_cast<off_t>(r->bytes)))
+				return transport::failure(errno, path);
+			/* The same file is the same region, also after this server was started anew. */
+			r->id = st.st_ino;
+			flags = MAP_SHARED;
+		} else {
+			r->id = (static_cast<std::uint64_t>(random_()) << 32 | random_()) | 1ULL << 63;
+		}
+		void *const p = ::mmap(nullptr, r->bytes, PROT_READ | PROT_WRITE, flags, r->file.get(), 0);
+		if (p == MAP_FAILED)
+			return transport::failure(errno, "far server: memory for region \"" + name + "\"");
+		r->memory = static_cast<std::byte *>(p);
+		result<std::unique_ptr<transport::region>> data =
+		    context_.register_memory({r->memory, r->bytes});
+		if (!data)
+			return data.why();
+		r->data = std::move(*data);
+		if (of_client)
+			made_ += r->bytes;
+		regions_.emplace(name, std::move(r));
+		return {};
+	}
+
+	void serve() noexcept
+	{
+		std::vector<std::unique_ptr<transport::connection>> clients;
+		std::vector<transport::connection *> all;
+		sigset_t signals;
+
+		::sigfillset(&signals);
+		::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+		for (;;) {
+			epoll_event e[2];
+
+			all.clear();
+			for (const auto &c : clients)
+				all.push_back(c.get());
+			(void)transport::wait(all, transport::clock::now() + std::chrono::hours(1),
+					      events_.get());
+			const int n = ::epoll_wait(events_.get(), e, 2, 0);
+			for (int i = 0; i < n; i++) {
+				if (e[i].data.fd == stop_.get())
+					return;
+				result<std::unique_ptr<transport::connection>> c =
+				    listener_->accept(transport::clock::now());
+				if (c && clients.size() < how_.max_connections)
+					clients.push_back(std::move(*c));
+			}
+			for (auto &c : clients)
+				if (!attend(*c)) {
+					leave(c.get());
+					c.reset();
+				}
+			std::erase(clients, nullptr);
+		}
+	}
+
+	void leave(const void *client)
+	{
+		const std::lock_guard guard(mutex_);
+
+		for (auto &[name, r] : regions_)
+			std::erase_if(r->users, [&](const auto &u) { return u.first == client; });
+		owner_.erase(client);
+	}
+
+	/* False: it is gone, or talks nonsense. */
+	bool attend(transport::connection &c) noexcept
+	{
+		transport::completion done[8];
+		request r;
+
+		(void)c.poll(done);
+		for (;;) {
+			const result<std::size_t> n = c.receive(std::as_writable_bytes(std::span(&r, 1)));
+
+			if (!n)
+				return false;
+			if (!*n)
+				return c.alive();
+			if (*n != sizeof(r) || r.magic != protocol_magic || r.name[sizeof(r.name) - 1])
+				return false;
+			const answer a = handle(c, r);
+			/* One answer for each question: there is room, or the client does not play by the
+			 * rules. */
+			if (status s = c.send(std::as_bytes(std::span(&a, 1))); !s)
+				return false;
+		}
+	}
+
+	static void refuse(answer &a, const error &why) noexcept
+	{
+		a.code = why.code;
+		why.text.copy(a.text, sizeof(a.text) - 1);
+	}
+
+	answer handle(transport::connection &c, const request &r) noexcept
+	{
+		answer a{};
+		const std::string name = r.name;
+
+		a.magic = protocol_magic;
+		if (r.what == op::flush) {
+			transport::descriptor file;
+			std::uint64_t size = 0;
+			{
+				const std::lock_guard guard(mutex_);
+				const auto i = regions_.find(name);
+				if (i != regions_.end() && i->second->file) {
+					file = transport::descriptor(
+					    ::fcntl(i->second->file.get(), F_DUPFD_CLOEXEC, 0));
+					size = i->second->bytes;
+				}
+			}
+			/* A shared mapping's pages are the file's. */
+			if (size && (!file || ::fdatasync(file.get())))
+				refuse(a, transport::failure(errno, "far server: fdatasync"));
+			return a;
+		}
+		if (r.what != op::open) {
+			refuse(a, {EINVAL, "far server: an unknown request"});
+			return a;
+		}
+		const std::lock_guard guard(mutex_);
+		auto i = regions_.find(name);
+		if (i == regions_.end() && (r.flags & open_make)) {
+			if (r.bytes > how_.clients_may_make || made_ > how_.clients_may_make - r.bytes)
+				refuse(a, {EDQUOT, "far server: clients may not make a region of that size"});
+			else if (status s = add(name, r.bytes, r.page_bytes, {}, true); !s)
+				refuse(a, s.why());
+			else
+				i = regions_.find(name);
+			if (i == regions_.end())
+				return a;
+		}
+		if (i == regions_.end()) {
+			refuse(a, {ENOENT, "far server: no region \"" + name + "\""});
+			return a;
+		}
+		lent &l = *i->second;
+		const std::uint32_t how = r.flags & (open_read_only | open_shared);
+		for (const auto &[who, was] : l.users)
+			if (who != &c && !((how & was) & (open_read_only | open_shared)) &&
+			    owner_[who] != r.client) {
+				refuse(a, {EBUSY,
+					   "far server: region \"" + name +
+					       "\" is open for another client; see network_options::shared"});
+				return a;
+			}
+		owner_[&c] = r.client;
+		l.users.emplace_back(&c, how);
+		const transport::token t = l.data->remote();
+		const std::uint64_t data_bytes = l.bytes - l.table_bytes;
+		a.id = l.id;
+		a.bytes = l.size;
+		a.page_bytes = l.page_bytes;
+		a.data = {t.addr, data_bytes, t.key};
+		a.entries = {t.addr + data_bytes, l.table_bytes, t.key};
+		return a;
+	}
+
+	transport::context &context_;
+	const std::unique_ptr<transport::listener> listener_;
+	const server_options how_;
+	const transport::descriptor stop_, events_;
+	std::mutex mutex_; /* of what follows */
+	std::map<std::string, std::unique_ptr<lent>> regions_;
+	std::map<const void *, std::uint64_t> owner_; /* the client of each connection */
+	std::uint64_t made_ = 0;
+	std::random_device random_;
+	std::thread thread_;
+};
+
+} // namespace
+
+result<std::unique_ptr<server>> server::make(transport::context &context, std::string_view address,
+					     const server_options &how)
+{
+	result<std::unique_ptr<transport::listener>> listener = context.listen(address);
+
+	if (!listener)
+		return listener.why();
+	transport::descriptor stop(::eventfd(0, EFD_CLOEXEC)), events(::epoll_create1(EPOLL_CLOEXEC));
+	epoll_event a{}, b{};
+	a.events = b.events = EPOLLIN;
+	a.data.fd = stop.get();
+	b.data.fd = (*listener)->fd();
+	if (!stop || !events || ::epoll_ctl(events.get(), EPOLL_CTL_ADD, stop.get(), &a) ||
+	    ::epoll_ctl(events.get(), EPOLL_CTL_ADD, (*listener)->fd(), &b))
+		return transport::failure(errno, "far server");
+	return std::unique_ptr<server>(std::make_unique<serving>(context, std::move(*listener), how,
+								 std::move(stop), std::move(events)));
+}
+
+} // namespace nprdma::far

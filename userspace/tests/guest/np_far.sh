@@ -1,0 +1,76 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# nprdma-far and its transport over RDMA: the tests that shared memory passes natively, between two adapters, and the
+# same while something else takes the memory that there is, so that what is not pinned goes to swap. Prints TAP.
+set -uo pipefail
+
+build=${NPRDMA_FAR_BUILD:-@LIBNPRDMA@}
+transport_test=${NPRDMA_TRANSPORT_TEST:-$build/transport/transport_test}
+far_test=${NPRDMA_FAR_TEST:-$build/far/far_test}
+export NPRDMA_TEST_VERBS=mlx5_0,mlx5_1
+number=0
+failed=0
+log=$(mktemp)
+
+# of_gtest PREFIX PROGRAM FILTER: each test of it as one of ours.
+of_gtest() {
+	local prefix=$1 line status=0
+
+	timeout 300 "$2" --gtest_filter="$3" >"$log" 2>&1 || status=$?
+	while read -r line; do
+		number=$((number + 1))
+		case $line in
+		*OK*) echo "ok $number $prefix${line#*] }" ;;
+		*)
+			echo "not ok $number $prefix${line#*] }"
+			failed=1
+			;;
+		esac
+	done < <(sed -nE 's/^(\[ +(OK|FAILED|SKIPPED) \] [^ ,]+).*\(.*ms\)$/\1/p' "$log")
+	if [ "$status" -ne 0 ] || ! grep -q '^\[  PASSED  \]' "$log"; then
+		number=$((number + 1))
+		failed=1
+		echo "not ok $number $prefix${2##*/} came to its end (status $status)"
+		sed 's/^/# /' "$log" | tail -n 60
+	fi
+}
+
+ip link set lo up
+over_rdma='Network.*:Far/Codings.*'
+of_gtest "" "$transport_test" 'Transport/verbs.*'
+of_gtest "" "$far_test" "$over_rdma"
+
+# Memory is short: most of it is one process's, which touches it again and again.
+total=$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
+swap=$(awk '/^SwapTotal/ { print int($2 / 1024) }' /proc/meminfo)
+python3 -c '
+import sys
+held = bytearray((int(sys.argv[1]) + int(sys.argv[2]) // 3) << 20)
+while True:
+    for i in range(0, len(held), 4096):
+        held[i] = (held[i] + 1) & 255
+' "$total" "$swap" &
+hog=$!
+swapped() {
+	awk '/^pswpout/ { print $2 }' /proc/vmstat
+}
+# Until it is short; what never happens is told at the end.
+for _ in $(seq 240); do
+	if [ "$(swapped)" -gt 0 ] || ! kill -0 "$hog"; then
+		break
+	fi
+	sleep 0.5
+done
+before=$(swapped)
+of_gtest "memory_short." "$far_test" "$over_rdma"
+after=$(swapped)
+number=$((number + 1))
+if kill "$hog" && [ "$after" -gt "$before" ]; then
+	echo "ok $number pages_went_to_swap_meanwhile # $((after - before))"
+else
+	echo "not ok $number pages_went_to_swap_meanwhile # $((after - before))"
+	failed=1
+fi
+echo "1..$number"
+exit "$failed"
