@@ -68,14 +68,6 @@ litmus: deps kernel-stock ## the litmus tests of the barriers, with a herd7 that
 bench: all ## the figures: registration, latency, bandwidth, faults
 	@scripts/bench
 
-.PHONY: sync-figures
-sync-figures: userspace ## nprdma-sync: accuracy, time and bytes of small groups beside all-reduces, as plots (10 minutes)
-	@userspace/sync/digits/figures.py $(BUILD)/userspace/release/sync $(CURDIR)/Documentation/figures
-
-.PHONY: far-figures
-far-figures: userspace ## the figures of nprdma-far, on this machine, without RDMA (some minutes)
-	@scripts/far-figures
-
 .PHONY: compat
 compat: all ## programs of others on unpinned memory, and the tables of them (two hours)
 	@scripts/compat

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-"""Runs sync-digits and sync_bench, and draws what they say; "make sync-figures" does this.
+"""Runs sync-digits and sync_bench, and draws what they say; see -h.
 
 usage: figures.py PROGRAMS DIRECTORY
 
