@@ -30,6 +30,15 @@ members::members(transport::context &context, transport::listener &listener,
 			all_.push_back(p);
 }
 
+/*
+ * Without this word others would have to find out, and tell each other. Such a note may come before the last
+ * ones of this worker are read, which then would not be waited for.
+ */
+members::~members()
+{
+	tell_all(said(note::kind::bye));
+}
+
 void members::found(clock::time_point until)
 {
 	const auto absent = [&] {
@@ -119,6 +128,9 @@ void members::received(rank_t from, const note &n)
 		break;
 	case note::kind::failed:
 		failed_ = std::max(failed_, n.view);
+		break;
+	case note::kind::bye:
+		leave(from);
 		break;
 	case note::kind::ping:
 		mesh_.post(from, said(note::kind::pong));

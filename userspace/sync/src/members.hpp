@@ -30,6 +30,9 @@ public:
 	members(transport::context &context, transport::listener &listener,
 		std::vector<std::string> addresses, const transport::region &memory, const hello &own,
 		std::chrono::nanoseconds deadline);
+	~members();
+	members(const members &) = delete;
+	members &operator=(const members &) = delete;
 
 	/* All workers connect; throws std::system_error if they do not before @until. */
 	void found(clock::time_point until);

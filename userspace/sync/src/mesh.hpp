@@ -52,6 +52,7 @@ struct note {
 		welcome, /* the answer: no earlier than with @step */
 		joined,  /* the sender comes back with @step */
 		failed,  /* the sender's all-reduce with the number @view */
+		bye,     /* the sender ends; what it had to say is said */
 	};
 
 	kind what{};
