@@ -1391,6 +1391,34 @@ TEST(OrderedWrites, WithImmediateLandOnce)
 	}
 }
 
+/* The hold may end with its region before the WRITE is executed, and only words from after it tell of that. */
+TEST(OrderedWrites, WithImmediateAreProvenByWordsThatAreReadAfterThem)
+{
+	for (const auto order : {RDMA_NP_READ_IN_ORDER, RDMA_NP_READ_UNKNOWN}) {
+		engine_config c = small_config();
+		c.ordered_writes = true;
+		app b(c);
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		q.info.read_order = static_cast<std::uint8_t>(order);
+		b.world.lands_once = true;
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
+		q.known = true;
+		b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 0, 100);
+		b.world.serve_fault(0);
+		b.world.deliver(0);
+		ASSERT_EQ(b.world.holds.size(), 1U);
+		EXPECT_EQ(b.world.queue.size(), order == RDMA_NP_READ_IN_ORDER ? 2U : 1U);
+		EXPECT_EQ(b.world.queue[0].wr.opcode, IBV_WR_RDMA_WRITE_WITH_IMM);
+		EXPECT_EQ(b.poll(), 0U);
+		b.world.settle();
+		EXPECT_EQ(b.poll(), 1U);
+		EXPECT_EQ(b.world.word_reads, 1U);
+		EXPECT_TRUE(b.world.holds.empty());
+		b.check_memory();
+	}
+}
+
 /* Under a lease nothing has to be asked, also behind one that waits for its receive. */
 TEST(OrderedWrites, WithImmediateAreLeased)
 {

@@ -237,7 +237,7 @@ bool engine::post_once(piece &p) noexcept
 	/*
 	 * The words are to be read after it. A READ may overtake an atomic, but for the fence: with it
 	 * our HCA sends the READ when the atomic's answer is here, so this does not need P1. Behind a WRITE
-	 * with immediate it does.
+	 * with immediate it does. Nothing is posted behind that one before the words are here, so it stalls nobody.
 	 */
 	const ibv_wr_opcode opcode = op_at(p.op).wr.opcode;
 	const bool chained = is_atomic(opcode) || p.reg->in_order();
@@ -246,8 +246,6 @@ bool engine::post_once(piece &p) noexcept
 		return false;
 	p.at = chained ? stage::write_words : stage::write_data;
 	push_once(p, !chained);
-	if (takes_receive(opcode))
-		stalls_ = sq_tail_;
 	if (chained)
 		push_words(p, true, is_atomic(opcode) ? IBV_SEND_FENCE : 0);
 	return true;
