@@ -2,12 +2,7 @@
 /*
  * What the library adds to a work request: posting and polling it, one at a time, beside a provider whose HCA
  * does all at once. Local buffers are in an unpinned region, and all memory is hot, so both sides are leased.
- * "objects_bench CASE [COUNT]" prints the time. The instructions are what callgrind collects in measured(), without
- * its own and what provider_* do, divided by COUNT:
- *
- *	valgrind --tool=callgrind --callgrind-out-file=out --toggle-collect=measured --toggle-collect=provider_post \
- *		--toggle-collect=provider_recv --toggle-collect=provider_poll objects_bench read 1000
- *	callgrind_annotate --threshold=100 out
+ * "objects_bench CASE [COUNT]" prints the time. bench/instructions.py counts instructions.
  */
 #include "object/cq.hpp"
 

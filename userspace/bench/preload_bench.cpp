@@ -2,12 +2,7 @@
 /*
  * What the preload library adds to a work request: as objects_bench, through the pointers of verbs that it has replaced, on
  * the libibverbs of its unit tests and a kernel that leases all memory. "preload_bench CASE [COUNT]" prints the
- * time. The instructions are counted in measured(), without its own and those of the provider, and divided by COUNT:
- *
- *	valgrind --tool=callgrind --callgrind-out-file=out --toggle-collect=measured \
- *		"--toggle-collect=(anonymous namespace)::post_send*" "--toggle-collect=(anonymous namespace)::post_recv*" \
- *		"--toggle-collect=(anonymous namespace)::poll_cq*" preload_bench read 1000
- *	callgrind_annotate --threshold=100 out
+ * time. bench/instructions.py counts instructions.
  */
 #include "../tests/preload/fake_verbs.hpp"
 
