@@ -140,7 +140,9 @@ PATTERN = "deadbeefcafe4711"
 # A file system on a disk of its own; who uses it is not who pays for the disk's memory.
 DISK = "/tmp/compat-disk"
 MAKE_DISK = (f"fallocate -l 600M {DISK}.image && mkfs.ext4 -q -F {DISK}.image && mkdir -p {DISK} && "
-             f"dev=$(losetup -f --show {DISK}.image) && mount $dev {DISK} && losetup -d $dev")
+             f"dev=$(losetup -f --show {DISK}.image) && mount $dev {DISK} && losetup -d $dev && "
+             # fio maps them as they are
+             f"truncate -s 260M {DISK}/server {DISK}/client")
 FREE_DISK = f"umount {DISK} && rm {DISK}.image"
 
 
