@@ -572,6 +572,19 @@ TEST(Premises, AHostThatBreaksThemSaysSo)
 	EXPECT_EQ(premises(d.path, "auto", true)[0].holds, verdict::unknown);
 }
 
+TEST(Premises, AnIommuOfAmdIsKnown)
+{
+	const directory plain, shadowed, broken;
+
+	plain.file("iommu/amd-iommu/cap", "1b0f0023\n");
+	EXPECT_EQ(premises(plain.path, "auto", true)[3].holds, verdict::unknown);
+	EXPECT_EQ(premises(plain.path, "auto", true)[4].holds, verdict::yes);
+	shadowed.file("iommu/amd-iommu/cap", "1f0f0023\n");
+	EXPECT_EQ(premises(shadowed.path, "auto", false)[4].holds, verdict::no);
+	broken.file("iommu/amd-iommu/cap", "?\n");
+	EXPECT_EQ(premises(broken.path, "auto", false)[4].holds, verdict::unknown);
+}
+
 TEST(Premises, AVirtualFunctionIsWhatItsPhysicalOneIs)
 {
 	const directory d;

@@ -25,6 +25,8 @@ namespace
 /* Of a virtual capability register of VT-d: 6.2 and 10.4.2 of its specification. */
 constexpr std::uint64_t cap_caching_mode = 1ULL << 7, cap_write_drain = 1ULL << 54,
 			cap_read_drain = 1ULL << 55;
+/* Of the header of an AMD IOMMU's capability block: 3.2.1 of its specification, bit NpCache. */
+constexpr std::uint64_t amd_np_cache = 1ULL << 26;
 
 /* At most so much of a file, read at once as sysfs wants it. */
 std::optional<std::string> read_file(const std::string &path, std::size_t most)
@@ -219,11 +221,21 @@ std::vector<premise> premises(const std::string &directory, const std::optional<
 
 	const auto cap = read_line(directory + "/iommu/intel-iommu/cap");
 	const auto abilities = cap ? vtd_abilities(*cap) : std::nullopt;
+	std::uint64_t amd_header = 0;
 
-	if (!abilities) {
+	if (const auto amd = read_line(directory + "/iommu/amd-iommu/cap");
+	    amd && whole_number(*amd, amd_header, 16)) {
+		p4.how = "AMD's IOMMU has no capability bit for it";
+		p5.holds = amd_header & amd_np_cache ? verdict::no : verdict::yes;
+		p5.how = amd_header & amd_np_cache
+			     ? "AMD's IOMMU caches what is not present, so a hypervisor shadows the tables; "
+			       "regions are refused"
+			     : "AMD's IOMMU caches nothing that is not present, so no hypervisor shadows "
+			       "the tables";
+	} else if (!abilities) {
 		p4.how = p5.how =
 		    exists(directory + "/iommu")
-			? "its IOMMU is none of VT-d, or tells no capabilities; regions are refused"
+			? "its IOMMU is neither VT-d nor AMD's, or tells no capabilities; regions are refused"
 			: "no IOMMU is in its way; regions are refused";
 	} else {
 		p4.holds = abilities->drains ? verdict::yes : verdict::no;

@@ -26,7 +26,7 @@
  *
  * With "ats" the function has a device TLB: it asks for a translation once, and uses
  * it until the IOMMU says that it is no longer good. A guest enables that if the
- * IOMMU offers it (-device intel-iommu,device-iotlb=on).
+ * IOMMU offers it (-device intel-iommu,device-iotlb=on; amd-iommu always does).
  *
  * This file is glue only. The device's logic, its DMA included, runs in one
  * worker thread, without the big QEMU lock, beside the vCPUs. An access of a
@@ -35,7 +35,7 @@
  * DMA without the lock needs what hardware does by itself: when the guest
  * invalidates IOTLB entries, it may rely on transfers that used them being
  * finished. The core knows which request is under way and which writes are posted,
- * and the VT-d model waits in hca_drain() before it reports completion.
+ * and the IOMMU's model waits in hca_drain() before it reports completion.
  */
 #include "qemu/osdep.h"
 
@@ -48,13 +48,14 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#include "hw/i386/intel_iommu.h"
+#include "hw/i386/x86-iommu.h"
 #include "hw/pci/msix.h"
 #include "hw/pci/pci.h"
 #include "hw/pci/pcie.h"
 #include "hw/qdev-properties.h"
 #include "qapi/error.h"
 #include "qapi/visitor.h"
+#include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "qemu/module.h"
@@ -647,7 +648,7 @@ static HcaFabric *hca_fabric_get(Error **errp)
     }
     qemu_mutex_init(&fabric->lock);
     hca_fabric = fabric;
-    vtd_dma_drain_hook = hca_drain;
+    x86_iommu_drain_hook = hca_drain;
     qemu_thread_create(&fabric->thread, "nprdma-hca", hca_worker, fabric,
                        QEMU_THREAD_DETACHED);
     return fabric;
