@@ -973,7 +973,6 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	if (hot_.goes == way::passed) {
 		w.imm_data = wr.imm_data;
 		w.wr = wr.wr;
-		stalls_ = sq_tail + 1;
 	} else {
 		const std::uint64_t addr = wr.wr.rdma.remote_addr; /* an atomic's, too */
 		std::uint32_t rkey = wr.wr.rdma.rkey;
@@ -1012,6 +1011,8 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	b.lease = hot_.lease.lease;
 	credits_.take(1);
 	sq_tail_ = sq_tail + 1;
+	if (hot_.goes == way::passed)
+		stalls_ = sq_tail_;
 	++next_;
 	++tail_;
 	return &w;

@@ -222,7 +222,8 @@ bool engine::try_post(piece &p) noexcept
 		fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 		return true;
 	}
-	if (p.reg && p.reg->gone && (!p.hold || once) && p.at != stage::read_words) {
+	/* What happens once was posted already when its words are to be READ: they will say that it is in doubt. */
+	if (p.reg && p.reg->gone && (!p.hold || (once && p.at != stage::write_words)) && p.at != stage::read_words) {
 		rebind(p);
 		return true;
 	}

@@ -486,12 +486,6 @@ EXPORT int ibv_destroy_srq(ibv_srq *v)
 	return 0;
 }
 
-/* Of librdmacm */
-EXPORT int rsocket(int domain, int type, int protocol)
-{
-	return domain + 16 * type + 256 * protocol;
-}
-
 EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 {
 	return create(pd->context, pd, attr->send_cq, attr->recv_cq, attr->srq, attr->qp_type);

@@ -1309,9 +1309,21 @@ TEST(PreloadChannel, WhoWaitsInAReadIsWokenByBoth)
 
 TEST(Rsockets, HaveOrderedWrites)
 {
+	constexpr int answer = 1 + 16 * 2 + 256 * 3;
+
 	EXPECT_FALSE(npr::preload::ordered());
-	EXPECT_EQ(rsocket(1, 2, 3), 1 + 16 * 2 + 256 * 3) << "the real one's answer";
+	EXPECT_EQ(rsocket(1, 2, 3), -1) << "nobody has one";
+	EXPECT_FALSE(npr::preload::ordered());
+
+	/* Only the plug-in sees it, and then all do. */
+	void *const plug_in = dlopen(FAKE_RDMACM, RTLD_NOW | RTLD_LOCAL);
+	ASSERT_TRUE(plug_in) << dlerror();
+	auto *const open_socket = reinterpret_cast<int (*)()>(dlsym(plug_in, "open_socket"));
+	ASSERT_TRUE(open_socket);
+	EXPECT_EQ(open_socket(), answer);
 	EXPECT_TRUE(npr::preload::ordered());
+	ASSERT_TRUE(dlopen(FAKE_RDMACM, RTLD_NOW | RTLD_GLOBAL)) << dlerror();
+	EXPECT_EQ(rsocket(1, 2, 3), answer);
 }
 
 } // namespace
