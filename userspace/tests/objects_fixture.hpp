@@ -176,6 +176,7 @@ struct device {
 	{
 		const std::lock_guard lock(mutex);
 		int got = 0;
+		++polls;
 		while (got < n && !completions.empty()) {
 			wc[got++] = completions.front();
 			completions.pop_front();
@@ -198,6 +199,7 @@ struct device {
 	int armed = -1;                                               /* for solicited events only? */
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
+	std::uint64_t polls = 0;
 	int refuse_post = 0;
 	std::atomic<int> refuse_reg{0};
 	std::atomic<unsigned> registered{0};

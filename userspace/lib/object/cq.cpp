@@ -42,8 +42,7 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
 npr_cq::~npr_cq()
 {
 	ctx.cqs.remove(handle_, this);
-	if (keeps_leases())
-		ctx.keeper.remove(*this);
+	ctx.keeper.remove(*this);
 	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
@@ -293,6 +292,35 @@ void npr_cq::tend(bool age) noexcept
 		ctx.keeper.watch(*this, false);
 }
 
+bool npr_cq::take_turn() noexcept
+{
+	/* So many, one after the other: who posts again soon needs not say so. */
+	static constexpr unsigned enough = 8;
+	const visit_guard visit(mutex);
+	bool some = has_events() || have_results_.load(std::memory_order_relaxed);
+
+	if (has_events())
+		read_events();
+	if (have_results_.load(std::memory_order_relaxed))
+		take_results();
+	if (turns_.timed)
+		for (const auto &q : qps)
+			if (q->timed)
+				touch(*q);
+	advance_touched();
+	while (strays_.size() < strays_.capacity() && take_raw())
+		some = true;
+	serve_line();
+	const auto waits = [](const auto &q) { return q->engine.waits_for_turns(); };
+	if (std::any_of(qps.begin(), qps.end(), waits)) {
+		calm_turns_ = 0;
+	} else if (++calm_turns_ == enough) {
+		has_turns_ = false;
+		ctx.keeper.attend(*this, false);
+	}
+	return some;
+}
+
 void npr_cq::step_touched() noexcept
 {
 	for (npr_qp *q : touched_) {
@@ -433,7 +461,17 @@ int npr_cq::post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 	}
 	const bool posted = !wr->next && qp.engine.post_quick(*wr);
 	/* Then it has completed nothing, and asks for nothing. */
-	return posted && !qp.engine.ended() ? 0 : post_slow(qp, wr, bad, whole, posted);
+	const int rc = posted && !qp.engine.ended() ? 0 : post_slow(qp, wr, bad, whole, posted);
+	if (!has_turns_ && qp.engine.waits_for_turns())
+		have_turns();
+	return rc;
+}
+
+void npr_cq::have_turns() noexcept
+{
+	has_turns_ = true;
+	calm_turns_ = 0;
+	ctx.keeper.attend(*this, true);
 }
 
 void npr_cq::before_post() noexcept

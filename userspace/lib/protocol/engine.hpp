@@ -228,6 +228,11 @@ public:
 	{
 		return next_ == tail_ && !(trouble_.any() | state_.waits | state_.chained);
 	}
+	/* Is there anything under way that does not end unless the application, or somebody for it, polls? */
+	[[nodiscard]] bool waits_for_turns() const noexcept
+	{
+		return (next_ != tail_ || !state_.quiet()) && !trouble_.dead;
+	}
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard, gnu::noinline]] bool on_cqe(const ibv_wc &wc) noexcept;
 	/*
