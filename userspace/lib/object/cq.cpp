@@ -333,10 +333,11 @@ void npr_cq::step_touched() noexcept
 
 void npr_cq::take_ready(ibv_wc *&to, int &room) noexcept
 {
-	for (; room && !strays_.empty(); --room) {
-		*to++ = strays_.front();
-		strays_.erase(strays_.begin());
-	}
+	const auto n = std::min<std::ptrdiff_t>(room, std::ssize(strays_));
+
+	to = std::copy_n(strays_.begin(), n, to);
+	strays_.erase(strays_.begin(), strays_.begin() + n);
+	room -= static_cast<int>(n);
 	while (room && !ready_.empty()) {
 		npr_qp *q = ready_.back();
 		if (q->engine.poll(*to)) {
