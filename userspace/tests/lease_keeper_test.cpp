@@ -791,6 +791,49 @@ TEST_F(Turns, RequestsThatPauseGoOn)
 	EXPECT_EQ(next().wr_id, 1U);
 }
 
+/* The application may unmap its buffers, which is no harm while the HCA has the memory. */
+TEST_F(Turns, DoNotLookAtTheApplicationsBuffers)
+{
+	npr_qp *const qp = attach(1);
+
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	const auto faults = [&] {
+		npr_stats s;
+		EXPECT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
+		return s.faults;
+	};
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	EXPECT_EQ(next().wr_id, 1U);
+	const auto before = faults();
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 2), 0);
+	/* By what the READ has brought nothing more would have been asked for. */
+	for (const auto begun = std::chrono::steady_clock::now(); faults() == before;)
+		ASSERT_LT(std::chrono::steady_clock::now() - begun, 10s);
+	EXPECT_EQ(next().wr_id, 2U);
+}
+
+/* A completion queue without queue pairs may be destroyed at any time. */
+TEST_F(Turns, EndWithTheLastQueuePair)
+{
+	for (int i = 0; i < 20; ++i) {
+		npr_qp *const qp = attach(1);
+		std::uint64_t polls;
+
+		std::fill(dev.words.begin(), dev.words.end(), 4);
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+		EXPECT_EQ(next().wr_id, 1U);
+		ASSERT_EQ(npr_detach_qp(qp), 0);
+		{
+			const std::lock_guard lock(dev.mutex);
+			polls = dev.polls;
+		}
+		std::this_thread::sleep_for(5ms);
+		const std::lock_guard lock(dev.mutex);
+		EXPECT_EQ(dev.polls, polls);
+	}
+}
+
 /* The thread sleeps when there is nothing more. */
 TEST_F(Turns, EndWithWhatWaitsForThem)
 {

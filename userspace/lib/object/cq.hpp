@@ -73,6 +73,7 @@ struct npr_cq final : npr::lease_keeper::client {
 	npr::cq_ex ex;
 
 private:
+	class blind_visit;
 	struct result {
 		npr_qp *qp;
 		npr::remote_key key;
@@ -158,7 +159,8 @@ private:
 		[[nodiscard]] std::uint64_t any() const noexcept { return std::bit_cast<std::uint64_t>(*this); }
 	} turns_;
 	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
-	bool has_turns_ = false;  /* the lease_keeper takes turns; or it cannot */
+	bool has_turns_ = false;  /* the lease_keeper takes turns */
+	std::atomic<bool> polled_{false}; /* since the last turn there was something to do, and the application did it */
 	unsigned calm_turns_ = 0; /* in a row */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;

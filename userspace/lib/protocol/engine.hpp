@@ -233,6 +233,11 @@ public:
 	{
 		return (next_ != tail_ || !state_.quiet()) && !trouble_.dead;
 	}
+	/*
+	 * Nobody looks at the application's buffers: it may have unmapped some, without a word to us, which is no
+	 * harm where it is not the application that polls. What a READ has brought is proven by words then.
+	 */
+	void be_blind(bool blind) noexcept { blind_ = blind; }
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard, gnu::noinline]] bool on_cqe(const ibv_wc &wc) noexcept;
 	/*
@@ -892,6 +897,7 @@ private:
 
 		[[nodiscard]] std::uint64_t any() const noexcept { return std::bit_cast<std::uint64_t>(*this); }
 	} trouble_;
+	bool blind_ = false;
 	struct {
 		std::uint32_t waits = 0;       /* pieces on a list that is not that of the free ones */
 		std::uint32_t chained = 0;     /* entries of chain_ */

@@ -286,6 +286,8 @@ engine::bytes engine::run_bytes(const piece &p, page_bits::run r) const noexcept
 /* Of the pages to do, leave those that look absent. Any? */
 bool engine::scan(piece &p) noexcept
 {
+	if (blind_)
+		return p.todo.any();
 	const op &o = op_at(p.op);
 	const std::uint64_t delta = o.wr.wr.rdma.remote_addr - p.reg->info.base + p.reg->info.read_addr;
 	page_bits found(p.pages);

@@ -126,7 +126,7 @@ void lease_keeper::change(client &c, bool has) noexcept
 		wake();
 }
 
-void lease_keeper::attend(client &c, bool has) noexcept
+bool lease_keeper::attend(client &c, bool has) noexcept
 {
 	const uncancelled here;
 
@@ -134,13 +134,14 @@ void lease_keeper::attend(client &c, bool has) noexcept
 		try {
 			add(c, -1);
 		} catch (const std::exception &) {
-			return;
+			return false;
 		}
 	}
 	/* relaxed: as in watch() */
 	c.attended_.store(has, std::memory_order_relaxed);
 	if (has)
 		wake();
+	return true;
 }
 
 std::uint64_t lease_keeper::next_turn(std::uint64_t time) noexcept

@@ -81,9 +81,9 @@ public:
 	}
 	/*
 	 * @c has something that waits for turns, and the thread is started with the first one; or has nothing any more. Under
-	 * a lock of its own. Without a thread it has no turns.
+	 * a lock of its own. False: there is no thread.
 	 */
-	void attend(client &c, bool has) noexcept;
+	bool attend(client &c, bool has) noexcept;
 
 private:
 	void start();
