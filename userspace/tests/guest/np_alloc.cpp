@@ -428,6 +428,8 @@ int main(int argc, char **argv)
 		     [&](const test &t) { return argc < 2 || std::strstr(t.name, argv[1]); });
 
 	try {
+		expect(std::ifstream("/sys/fs/cgroup/cgroup.controllers").good(),
+		       "/sys/fs/cgroup is no cgroup2 file system: this test runs in a guest, by scripts/vm run");
 		write_text("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
 		(void)mkdir(group, 0755);
 		write_text(std::string(group) + "/memory.max", "64M");
