@@ -813,6 +813,33 @@ TEST_F(Turns, DoNotLookAtTheApplicationsBuffers)
 	EXPECT_EQ(next().wr_id, 2U);
 }
 
+/* It sees what a READ has brought, and so asks for nothing that is there. */
+TEST_F(Turns, LeaveWhatCompletesToWhoPolls)
+{
+	npr_qp *const qp = attach(1);
+	npr_stats s;
+
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	for (int i = 0; i < 20; ++i) {
+		{
+			const std::lock_guard lock(dev.mutex);
+			dev.stall = true;
+		}
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
+		const auto begun = std::chrono::steady_clock::now();
+		ibv_wc wc;
+		int n;
+		while (!(n = npr_poll_cq(cq.get(), 1, &wc)))
+			if (dev.stall && std::chrono::steady_clock::now() - begun > 5ms)
+				dev.go_on();
+		ASSERT_EQ(n, 1);
+	}
+	ASSERT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
+	/* The machine may let the application wait for longer than a turn does. */
+	EXPECT_LT(s.faults, 10U);
+}
+
 /* A completion queue without queue pairs may be destroyed at any time. */
 TEST_F(Turns, EndWithTheLastQueuePair)
 {

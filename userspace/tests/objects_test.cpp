@@ -288,7 +288,10 @@ TEST_F(Crowd, CompletesOnACqThatIsMadeSmallerAndLarger)
 
 	ASSERT_EQ(resize(16), 0);
 	EXPECT_EQ(cq->credits.total(), 256U);
-	dev.stall = true;
+	{
+		const std::lock_guard lock(dev.mutex);
+		dev.stall = true;
+	}
 	ASSERT_NO_FATAL_FAILURE(post_all());
 	ASSERT_EQ(resize(4096), 0);
 	EXPECT_EQ(cq->credits.total(), 2U * 4096);

@@ -581,6 +581,7 @@ int npr_cq::post_recv_cold(npr_qp &qp, const ibv_recv_wr &wr) noexcept
 /* Mostly there is nothing but what the CQ has, and all of that is of what was posted as the last one was. */
 int npr_cq::poll(int n, ibv_wc *wc) noexcept
 {
+	polled_.store(true, std::memory_order_relaxed); /* see take_turn() */
 	if (!mutex.try_lock()) [[unlikely]]
 		return poll_late(n, wc);
 	if (n <= 0 || busy()) [[unlikely]]
