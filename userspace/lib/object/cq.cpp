@@ -704,7 +704,6 @@ bool npr_cq::take(ibv_wc &wc) noexcept
 /* What else poll() has to look at. */
 void npr_cq::look_round(ibv_wc *&to, int &room) noexcept
 {
-	polled_.store(true, std::memory_order_relaxed); /* see take_turn() */
 	if (has_events())
 		read_events();
 	if (have_results_.load(std::memory_order_relaxed))
