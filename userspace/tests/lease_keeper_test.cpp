@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 namespace {
 
 struct KeptLeases : Objects {
-	explicit KeptLeases(unsigned flags = 0) : Objects(flags)
+	explicit KeptLeases(unsigned flags = 0) : Objects(flags, true)
 	{
 		kernel_ptr->grants = true;
 		dev.words.assign(pages, 4 | 3);
@@ -738,6 +738,8 @@ INSTANTIATE_TEST_SUITE_P(Flags, LeasesOrNot, ::testing::Values(0U, unsigned{NPR_
 /* --- turns ------------------------------------------------------------------ */
 
 struct Turns : Objects {
+	Turns() : Objects(0, true) {}
+
 	/* @f() becomes true, with what the provider has under its lock. */
 	template <class F> bool soon(F &&f)
 	{

@@ -149,7 +149,7 @@ std::uint64_t lease_keeper::next_turn(std::uint64_t time) noexcept
 	std::uint64_t at = 0;
 
 	for (client *const c : clients_) {
-		if (!c->attended_.load(std::memory_order_relaxed)) {
+		if (!gives_turns || !c->attended_.load(std::memory_order_relaxed)) {
 			c->pause_ = 0;
 			continue;
 		}

@@ -35,6 +35,8 @@ public:
 	 * long if not. So an application that polls is hardly disturbed, and one that does not waits for a few of the first.
 	 */
 	static constexpr std::uint64_t shortest = 500'000, longest = 16'000'000;
+	/* False: nobody has turns. For tests that look at a queue while something waits there; before the first request. */
+	bool gives_turns = true;
 
 	class client {
 	public:
