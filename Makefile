@@ -101,8 +101,12 @@ qemu: deps ## the emulator with the HCA
 	@scripts/build-qemu $(BUILD)
 
 .PHONY: userspace
-userspace: deps ## libnprdma, its tools and tests
+userspace: deps jemalloc ## libnprdma, its tools and tests
 	@scripts/build-cmake userspace release
+
+.PHONY: jemalloc
+jemalloc: deps ## the allocator inside of nprdma-alloc
+	@scripts/build-jemalloc >/dev/null
 
 PREFIX ?= /usr/local
 
@@ -116,7 +120,7 @@ install: userspace ## libnprdma, its headers, tools and manual pages, below DEST
 deb: deb-userspace deb-kernel ## Debian packages of user space and of a kernel, in BUILD/deb
 
 .PHONY: deb-userspace
-deb-userspace: deps ## Debian packages of the library, its tools and documentation
+deb-userspace: deps jemalloc ## Debian packages of the library, its tools and documentation
 	@scripts/build-deb
 
 .PHONY: deb-kernel
@@ -146,6 +150,6 @@ clean: ## remove what was built, keep what was downloaded and unpacked
 
 .PHONY: distclean
 distclean: clean ## remove all that this project has put into the build directory
-	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock deb demo dl herd kernel mutants \
+	rm -rf $(addprefix $(BUILD)/,apt bench build-qemu.log .build-qemu.lock deb demo dl herd jemalloc kernel mutants \
 		qemu-src qemu_*.orig.tar.*)
 	@[ ! -d $(BUILD) ] || rmdir --ignore-fail-on-non-empty $(BUILD)

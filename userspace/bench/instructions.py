@@ -11,6 +11,7 @@ providers; other threads look after leases meanwhile.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ def count(program, case):
 def main():
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
+    if not shutil.which("valgrind"):
+        sys.exit("instructions: needs callgrind: apt-get install valgrind")
     for name, cases in PROGRAMS.items():
         program = os.path.join(sys.argv[1], name)
         if not os.access(program, os.X_OK):

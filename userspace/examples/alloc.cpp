@@ -23,7 +23,7 @@ static std::unique_ptr<na::registrar> make_registrar(const char *device)
 			if (ibv_context *const verbs = ibv_open_device(list[i]))
 				if (ibv_pd *const pd = ibv_alloc_pd(verbs))
 					return std::make_unique<na::verbs_registrar>(*pd);
-	throw std::runtime_error(std::string("no such device: ") + device);
+	throw std::runtime_error(std::string("no such device, or it cannot be opened: ") + device);
 }
 
 int main(int argc, char **argv)

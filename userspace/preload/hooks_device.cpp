@@ -89,6 +89,7 @@ void adopt(ibv_context *context)
 	REPLACE(close_xrcd);
 	REPLACE(open_qp);
 	REPLACE(query_device_ex);
+	REPLACE(alloc_parent_domain);
 }
 
 #undef REPLACE
@@ -112,6 +113,7 @@ void give_back(const device &d)
 	restore(&verbs_context::close_xrcd, d.extended.close_xrcd);
 	restore(&verbs_context::open_qp, d.extended.open_qp);
 	restore(&verbs_context::query_device_ex, d.extended.query_device_ex);
+	restore(&verbs_context::alloc_parent_domain, d.extended.alloc_parent_domain);
 }
 
 } // namespace
@@ -191,4 +193,24 @@ int npr::preload::query_device_ex(ibv_context *context, const ibv_query_device_e
 	if (size >= offsetof(ibv_device_attr_ex, xrc_odp_caps) + sizeof(attr->xrc_odp_caps))
 		attr->xrc_odp_caps = 0;
 	return rc;
+}
+
+/*
+ * What is made in a thread domain has no locks of the provider's, which ends a process that uses it with two threads, and a thread
+ * of the library uses queues as well.
+ */
+ibv_pd *npr::preload::alloc_parent_domain(ibv_context *context, ibv_parent_domain_init_attr *attr)
+{
+	ibv_parent_domain_init_attr a{};
+
+	/* That of a program that knows an older libibverbs ends before what its mask does not name. */
+	a.pd = attr->pd;
+	a.comp_mask = attr->comp_mask;
+	if (a.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+		a.alloc = attr->alloc;
+		a.free = attr->free;
+	}
+	if (a.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+		a.pd_context = attr->pd_context;
+	return find(context)->extended.alloc_parent_domain(context, &a);
 }

@@ -213,3 +213,17 @@ NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 		(void)verbs().ibv_dereg_mr(region.mapped().twin);
 	return rc;
 }
+
+/*
+ * libibverbs takes what is registered from children, with all that is on the same pages; it is called by itself as well
+ * (RDMAV_FORK_SAFE). Of an unpinned region a child may have everything, and this kernel copies for a child what is pinned. On one
+ * that does not, nothing is unpinned.
+ */
+NPR_EXPORT int ibv_fork_init()
+{
+	const auto is = verbs().ibv_is_fork_initialized;
+
+	if (policy().which != settings::unpin::none && is && is() == IBV_FORK_UNNEEDED)
+		return 0;
+	return verbs().ibv_fork_init();
+}

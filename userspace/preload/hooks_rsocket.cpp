@@ -12,10 +12,29 @@
 
 using namespace npr::preload;
 
+namespace {
+
+using function = int(int domain, int type, int protocol);
+
+/* A plug-in that was loaded for itself alone brings librdmacm where RTLD_NEXT does not look. */
+function *find_real()
+{
+	if (void *const next = dlsym(RTLD_NEXT, "rsocket"))
+		return reinterpret_cast<function *>(next);
+	/* It is loaded already, and stays with who loaded it: otherwise nobody could call us. */
+	void *const library = dlopen("librdmacm.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	if (!library)
+		return nullptr;
+	auto *const found = reinterpret_cast<function *>(dlsym(library, "rsocket"));
+	dlclose(library);
+	return found;
+}
+
+} // namespace
+
 NPR_EXPORT int rsocket(int domain, int type, int protocol)
 {
-	using function = int(int domain, int type, int protocol);
-	static auto *const real_rsocket = reinterpret_cast<function *>(dlsym(RTLD_NEXT, "rsocket"));
+	function *const real_rsocket = find_real();
 
 	if (!real_rsocket) {
 		errno = ENOSYS;

@@ -123,6 +123,7 @@ struct extended_ops {
 	decltype(verbs_context::close_xrcd) close_xrcd = nullptr;
 	decltype(verbs_context::open_qp) open_qp = nullptr;
 	decltype(verbs_context::query_device_ex) query_device_ex = nullptr;
+	decltype(verbs_context::alloc_parent_domain) alloc_parent_domain = nullptr;
 };
 
 struct device {

@@ -1419,6 +1419,36 @@ TEST(OrderedWrites, WithImmediateAreProvenByWordsThatAreReadAfterThem)
 	}
 }
 
+/* Its words are READ after its completion. When it is known by then that the region is gone nobody knows where it went. */
+TEST(OrderedWrites, WithImmediateIsNotSentAgainWhenItsRegionDies)
+{
+	for (const bool pinned : {false, true}) {
+		engine_config c = small_config();
+		c.ordered_writes = true;
+		app b(c);
+		b.expect_success = false;
+		sim_region &q = b.world.add_region(0x100000, 16 * page_size, 0x100);
+		q.info.read_order = RDMA_NP_READ_UNKNOWN;
+		b.world.lands_once = true;
+		b.eng->resolve_begins();
+		b.eng->resolve_ended(q.rkey, 0, q.info, b.world.now());
+		q.known = true;
+		b.world.before_cqe = [&](sim &w) {
+			if (q.gone || w.immediates.empty())
+				return;
+			(void)(pinned ? w.pin_region(q) : w.replace_region(q));
+			w.deliver(w.events.size() - 1);
+		};
+		b.post(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 0, 100);
+		b.world.settle();
+		b.poll();
+		ASSERT_EQ(b.completions.size(), 1U);
+		EXPECT_EQ(b.completions[0].status, IBV_WC_REM_ACCESS_ERR);
+		EXPECT_EQ(b.world.immediates.size(), 1U);
+		EXPECT_EQ(b.world.writes, 1U);
+	}
+}
+
 /* Under a lease nothing has to be asked, also behind one that waits for its receive. */
 TEST(OrderedWrites, WithImmediateAreLeased)
 {

@@ -176,6 +176,7 @@ struct device {
 	{
 		const std::lock_guard lock(mutex);
 		int got = 0;
+		++polls;
 		while (got < n && !completions.empty()) {
 			wc[got++] = completions.front();
 			completions.pop_front();
@@ -198,6 +199,7 @@ struct device {
 	int armed = -1;                                               /* for solicited events only? */
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	bool stall = false;
+	std::uint64_t polls = 0;
 	int refuse_post = 0;
 	std::atomic<int> refuse_reg{0};
 	std::atomic<unsigned> registered{0};
@@ -522,10 +524,12 @@ inline npr::provider provider_of(device &dev)
 }
 
 struct Objects : ::testing::Test {
-	explicit Objects(unsigned flags = 0)
+	/* @turns: the library's thread may do something at any time after a request that is not done. */
+	explicit Objects(unsigned flags = 0, bool turns = false)
 	    : kernel_ptr(new fake_kernel(dev)),
 	      ctx(&dev.context, std::unique_ptr<npr::kernel>(kernel_ptr), flags, provider_of(dev))
 	{
+		ctx.keeper.gives_turns = turns;
 		cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
 		for (std::size_t i = 0; i < dev.memory.size(); ++i)
 			dev.memory[i] = static_cast<std::byte>(i * 5 + i / 4096);

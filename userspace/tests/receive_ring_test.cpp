@@ -34,6 +34,9 @@ TEST(ReceiveRing, HasAsMuchRoomAsItsQueue)
 
 	EXPECT_TRUE(none.full());
 	EXPECT_TRUE(none.empty());
+	ibv_wc wc = completion(first_id);
+	EXPECT_FALSE(none.hot_end(wc, 1));
+	EXPECT_EQ(wc.wr_id, first_id);
 	for (int i = 0; i < 4; ++i) {
 		EXPECT_FALSE(ring.full());
 		(void)ring.put(1, l);

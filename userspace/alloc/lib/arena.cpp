@@ -8,6 +8,17 @@
 #include <iterator>
 
 namespace nprdma::alloc {
+namespace {
+
+void check_registrar(const arena_state &of, std::size_t registrar)
+{
+	if (registrar >= of.registrars())
+		throw std::out_of_range(of.name() + ": it has " + std::to_string(of.registrars()) +
+					" registrars, and number " + std::to_string(registrar) + " is asked for");
+}
+
+} // namespace
+
 arena::arena(std::span<registrar *const> registrars, const options &how)
     : state_(std::make_unique<arena_state>(registrars, npra::backing(how), how, nullptr))
 {
@@ -51,6 +62,8 @@ buffer arena::adopt(std::span<std::byte> given, std::function<void()> cleanup)
 {
 	buffer b;
 
+	if (given.empty())
+		throw bad_size(state_->name() + ": no memory was given to be adopted");
 	b.adopted_ = std::make_unique<buffer::adopted>();
 	b.adopted_->registrations = state_->add(given);
 	/* Until here the memory is the caller's, who is told by an exception. */
@@ -85,9 +98,7 @@ location arena::locate(const void *p, std::size_t registrar) const
 
 	if (state_->find(p, registrar, where)) [[likely]]
 		return where;
-	if (registrar >= state_->registrars())
-		throw std::out_of_range(state_->name() + ": it has " + std::to_string(state_->registrars()) +
-					" registrars, and number " + std::to_string(registrar) + " is asked for");
+	check_registrar(*state_, registrar);
 	throw foreign_pointer(state_->name() + ": an address that is not of this arena, or not registered");
 }
 
@@ -131,7 +142,7 @@ buffer::~buffer()
 	}
 	home_->state_->ended(adopted_->registrations);
 	try {
-		if (adopted_->cleanup)
+		if (adopted_->cleanup && !home_->state_->inherited())
 			adopted_->cleanup();
 	} catch (...) {
 		/* A destructor cannot tell. */
@@ -144,7 +155,8 @@ location buffer::where(std::size_t registrar) const
 		throw foreign_pointer("an empty buffer is nowhere");
 	if (!adopted_)
 		return home_->locate(bytes_.data(), registrar);
-	const keys k = adopted_->registrations.at(registrar)->keys();
+	check_registrar(*home_->state_, registrar);
+	const keys k = adopted_->registrations[registrar]->keys();
 	return {k.lkey, k.rkey, reinterpret_cast<std::uintptr_t>(bytes_.data()), 0};
 }
 

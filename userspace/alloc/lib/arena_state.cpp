@@ -8,6 +8,8 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <pthread.h>
+#include <stdexcept>
 #include <sys/mman.h>
 #include <sys/types.h>
 #include <thread>
@@ -66,10 +68,16 @@ struct slot {
 	std::uint64_t serial;
 	cache *found;
 };
-constexpr std::size_t slots_of_thread = 16;
-/* initial-exec: as jemalloc's own, without a call for each use */
-constinit thread_local __attribute__((tls_model("initial-exec"))) std::array<slot, slots_of_thread> slots{};
-constinit thread_local __attribute__((tls_model("initial-exec"))) bool thread_ended = false;
+constexpr std::size_t slots_of_thread = 8;
+/*
+ * initial-exec: without a call for each use. Of such storage glibc keeps 144 bytes for each library that is loaded by
+ * dlopen(), and some more for all: so there is little of it.
+ */
+#define NPRA_THREAD constinit thread_local __attribute__((tls_model("initial-exec")))
+NPRA_THREAD std::array<slot, slots_of_thread> slots{};
+NPRA_THREAD bool thread_ended = false;
+/* What this thread's calls of jemalloc gave back, see trim(). */
+NPRA_THREAD std::size_t dropped_here = 0;
 
 struct thread_caches {
 	std::vector<std::shared_ptr<cache>> all;
@@ -88,6 +96,50 @@ struct thread_caches {
 };
 thread_local thread_caches my_caches;
 
+/* How often this process is a child of the one that loaded the library. */
+std::atomic<std::uint64_t> forks = 0;
+
+/* In the child, which has this thread only: what it kept of arenas is not looked at again. */
+void forked() noexcept
+{
+	/* relaxed: there is no other thread */
+	forks.fetch_add(1, std::memory_order_relaxed);
+	slots = {};
+	my_caches.all.clear();
+}
+
+std::uint64_t generation()
+{
+	static const int error = pthread_atfork(nullptr, nullptr, forked);
+	if (error)
+		throw std::system_error(error, std::generic_category(), "nprdma-alloc: pthread_atfork()");
+	return forks.load(std::memory_order_relaxed);
+}
+
+/* work(0) to work(n - 1), each by a thread of its own, the first by this one. Throws what one of them threw. */
+template <class F>
+void side_by_side(std::size_t n, F &&work)
+{
+	std::exception_ptr failed;
+	std::mutex failing;
+	const auto guarded = [&](std::size_t i) {
+		try {
+			work(i);
+		} catch (...) {
+			const std::lock_guard lock(failing);
+			failed = std::current_exception();
+		}
+	};
+	{
+		std::vector<std::jthread> threads;
+		for (std::size_t i = 1; i < n; i++)
+			threads.emplace_back(guarded, i);
+		guarded(0);
+	}
+	if (failed)
+		std::rethrow_exception(failed);
+}
+
 } // namespace
 
 arena_state::arena_state(std::span<registrar *const> registrars, npra::backing memory, const options &how,
@@ -96,12 +148,17 @@ arena_state::arena_state(std::span<registrar *const> registrars, npra::backing m
       backing_(std::move(memory)),
       tags_(npra::mapping::zeros((backing_.size() + npra::line - 1) / npra::line, "nprdma-alloc: notes on blocks")),
       pins_(std::any_of(registrars_.begin(), registrars_.end(), [](const registrar *r) { return r->pins(); })),
-      in_pieces_(pins_ && backing_.ours() && !(how.eager && how.threads <= 1)), serial_(next_serial())
+      in_pieces_(pins_ && backing_.ours() && !(how.eager && how.threads <= 1)), serial_(next_serial()),
+      forks_(generation())
 {
-	std::size_t chunk = how.chunk;
-	if (how.eager)
-		chunk = (backing_.size() + how.threads - 1) / std::max(how.threads, 1U);
-	chunk = std::bit_ceil(std::clamp(chunk, min_chunk, npra::max_block));
+	std::size_t chunk = std::bit_ceil(std::clamp(how.chunk, min_chunk, npra::max_block));
+	part_ = backing_.size();
+	if (in_pieces_ && how.eager) {
+		/* As many parts as threads, equal but for a chunk: the index is of chunks, and not to be large. */
+		const std::size_t part = (backing_.size() + how.threads - 1) / how.threads;
+		chunk = std::max(min_chunk, std::bit_floor(part) / 1024);
+		part_ = npra::round_up(part, chunk);
+	}
 	chunk_shift_ = in_pieces_ ? static_cast<unsigned int>(std::countr_zero(chunk)) : 63;
 	index_ = std::vector<std::atomic<segment *>>(((backing_.size() - 1) >> chunk_shift_) + 1);
 	register_all();
@@ -138,6 +195,12 @@ arena_state::arena_state(std::span<registrar *const> registrars, npra::backing m
 
 arena_state::~arena_state()
 {
+	if (inherited()) {
+		/* Nothing here is this process's to end but its copies of pages, and the parent tells of leaks. */
+		for (segment &s : segments_)
+			ended(s.registrations);
+		return;
+	}
 	try {
 		const statistics s = stats();
 		if (s.blocks) {
@@ -176,6 +239,23 @@ arena_state::~arena_state()
 }
 
 /*
+ * A process and its parent
+ */
+
+bool arena_state::inherited() const noexcept
+{
+	/* relaxed: it changes only where there is no other thread */
+	return forks_ != forks.load(std::memory_order_relaxed);
+}
+
+void arena_state::refuse_inherited() const
+{
+	if (inherited())
+		throw std::logic_error(how_.name + ": it is of the process that called fork(); this child may end, call exec(), or"
+						   " make an arena of its own");
+}
+
+/*
  * Registration
  */
 
@@ -183,6 +263,7 @@ std::vector<std::unique_ptr<registration>> arena_state::add(std::span<std::byte>
 {
 	std::vector<std::unique_ptr<registration>> all;
 
+	refuse_inherited();
 	all.reserve(registrars_.size());
 	try {
 		for (registrar *const r : registrars_) {
@@ -199,6 +280,12 @@ std::vector<std::unique_ptr<registration>> arena_state::add(std::span<std::byte>
 
 void arena_state::ended(std::vector<std::unique_ptr<registration>> &all) noexcept
 {
+	if (inherited()) {
+		/* The parent's regions: to end them here would end them there. */
+		for (auto &r : all)
+			(void)r.release();
+		return;
+	}
 	deregistrations_.fetch_add(all.size(), std::memory_order_relaxed);
 	all.clear();
 }
@@ -206,22 +293,30 @@ void arena_state::ended(std::vector<std::unique_ptr<registration>> &all) noexcep
 void arena_state::register_segment(segment &s, std::byte *begin, std::size_t size)
 {
 	s.registrations = add({begin, size});
-	s.keys.clear();
-	for (const auto &r : s.registrations)
-		s.keys.push_back(r->keys());
-	s.begin = begin;
 	s.size = size;
+	/*
+	 * For find(). The segment is in no entry of the index. release: who sees that the version is odd sees so, and who
+	 * sees one of the rest sees that the version is odd, or a later one.
+	 */
+	s.version.fetch_add(1, std::memory_order_release);
+	s.begin.store(begin, std::memory_order_release);
+	s.length.store(size, std::memory_order_release);
+	for (std::size_t i = 0; i < s.keys.size(); i++)
+		s.keys[i].store(s.registrations[i]->keys(), std::memory_order_release);
+	s.version.fetch_add(1, std::memory_order_release);
 }
 
 /* From now on it is found. */
 void arena_state::show_segment(segment &s) noexcept
 {
-	const std::size_t first = offset_of(s.begin) >> chunk_shift_, last = (offset_of(s.begin) + s.size - 1) >> chunk_shift_;
+	/* relaxed: it was this thread that set it, or one that has ended */
+	std::byte *const begin = s.begin.load(std::memory_order_relaxed);
+
+	free_.give(reinterpret_cast<std::uintptr_t>(begin), s.size, [](auto, auto) { return false; });
 	/* release: who finds the segment finds its keys */
-	for (std::size_t i = first; i <= last; i++)
-		index_[i].store(&s, std::memory_order_release);
+	for (std::size_t i = 0; i < s.size; i += std::size_t{1} << chunk_shift_)
+		index_[(offset_of(begin) + i) >> chunk_shift_].store(&s, std::memory_order_release);
 	registered_ += s.size;
-	free_.give(reinterpret_cast<std::uintptr_t>(s.begin), s.size, [](auto, auto) { return false; });
 }
 
 arena_state::segment &arena_state::unused_segment()
@@ -230,55 +325,47 @@ arena_state::segment &arena_state::unused_segment()
 	for (segment &s : segments_)
 		if (!s.size)
 			return s;
-	return segments_.emplace_back();
+	return segments_.emplace_back(registrars_.size());
+}
+
+/* Touches all, by as many threads as are wanted, each its part. */
+void arena_state::populate() const
+{
+	const std::size_t n = std::max(how_.threads, 1U);
+	const std::size_t part = npra::round_up((backing_.size() + n - 1) / n, backing_.page());
+
+	side_by_side((backing_.size() + part - 1) / part, [&](std::size_t i) {
+		backing_.populate(backing_.begin() + i * part, std::min(part, backing_.size() - i * part));
+	});
 }
 
 /* What is registered when the arena is made. */
 void arena_state::register_all()
 {
-	if (!in_pieces_) {
-		segments_.emplace_back();
-		const bool all = how_.eager || pins_ || !backing_.ours();
-		if (all && !backing_.allow(backing_.begin(), backing_.size(), true))
-			npra::fail(how_.name + ": making its memory accessible");
-		committed_ = all ? backing_.size() : 0;
-	} else if (!how_.eager) {
+	if (in_pieces_ && !how_.eager) {
 		chunks_.give(0, backing_.size(), [](auto, auto) { return true; });
 		return;
-	} else {
-		segments_.resize(index_.size());
 	}
+	const bool all = how_.eager || pins_ || !backing_.ours();
+	if (all && !backing_.allow(backing_.begin(), backing_.size(), true))
+		npra::fail(how_.name + ": making its memory accessible");
+	committed_ = all ? backing_.size() : 0;
+	if (how_.eager && backing_.ours())
+		populate();
 
-	/* The parts of eager memory, by so many threads at once and no more. */
-	const std::size_t part = in_pieces_ ? std::size_t{1} << chunk_shift_ : backing_.size();
-	std::atomic<std::size_t> next = 0;
-	std::exception_ptr failed;
-	std::mutex failing;
-	const auto work = [&] {
-		/* relaxed: each number is one thread's */
-		for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < segments_.size();) {
-			try {
-				std::byte *const begin = backing_.begin() + i * part;
-				const std::size_t size = std::min(part, backing_.size() - i * part);
-				if (!backing_.allow(begin, in_pieces_ ? size : 0, true))
-					npra::fail(how_.name + ": making its memory accessible");
-				if (how_.eager && backing_.ours())
-					backing_.populate(begin, size);
-				register_segment(segments_[i], begin, size);
-			} catch (...) {
-				const std::lock_guard lock(failing);
-				failed = std::current_exception();
-			}
-		}
-	};
-	{
-		std::vector<std::jthread> threads;
-		for (std::size_t i = 1; i < std::min<std::size_t>(how_.threads, segments_.size()); i++)
-			threads.emplace_back(work);
-		work();
+	const std::size_t n = (backing_.size() + part_ - 1) / part_;
+	for (std::size_t i = 0; i < n; i++)
+		segments_.emplace_back(registrars_.size());
+	try {
+		side_by_side(n, [this](std::size_t i) {
+			register_segment(segments_[i], backing_.begin() + i * part_,
+					 std::min(part_, backing_.size() - i * part_));
+		});
+	} catch (...) {
+		for (segment &s : segments_)
+			ended(s.registrations);
+		throw;
 	}
-	if (failed)
-		std::rethrow_exception(failed);
 	for (segment &s : segments_)
 		show_segment(s);
 }
@@ -308,7 +395,13 @@ void arena_state::grow(std::size_t size, std::size_t alignment)
 			npra::fail(how_.name + ": making " + bytes_text(whole) + " accessible");
 		segment &s = unused_segment();
 		register_segment(s, begin, whole);
-		show_segment(s);
+		try {
+			show_segment(s);
+		} catch (...) {
+			ended(s.registrations);
+			s.size = 0;
+			throw;
+		}
 	} catch (...) {
 		(void)backing_.drop(begin, whole);
 		(void)backing_.allow(begin, whole, false);
@@ -325,15 +418,17 @@ std::size_t arena_state::release_segments() noexcept
 	for (segment &s : segments_) {
 		if (!s.size || s.managed)
 			continue;
+		std::byte *const begin = s.begin.load(std::memory_order_relaxed);
+		/* Its keys are not found any more when they end. */
+		for (std::size_t i = 0; i < s.size; i += std::size_t{1} << chunk_shift_)
+			index_[(offset_of(begin) + i) >> chunk_shift_].store(nullptr, std::memory_order_release);
 		ended(s.registrations);
 		registered_ -= s.size;
-		free_.remove(reinterpret_cast<std::uintptr_t>(s.begin));
-		bytes += backing_.drop(s.begin, s.size);
-		(void)backing_.allow(s.begin, s.size, false);
-		for (std::size_t i = 0; i < s.size; i += std::size_t{1} << chunk_shift_)
-			index_[(offset_of(s.begin) + i) >> chunk_shift_].store(nullptr, std::memory_order_release);
+		free_.remove(reinterpret_cast<std::uintptr_t>(begin));
+		bytes += backing_.drop(begin, s.size);
+		(void)backing_.allow(begin, s.size, false);
 		try {
-			chunks_.give(offset_of(s.begin), s.size, [](auto, auto) { return true; });
+			chunks_.give(offset_of(begin), s.size, [](auto, auto) { return true; });
 		} catch (const std::bad_alloc &) {
 			/* The addresses are lost; there are many. */
 		}
@@ -402,6 +497,7 @@ bool arena_state::give_extent(std::byte *begin, std::size_t size) noexcept
 	const std::lock_guard lock(mutex_);
 
 	given_back_.fetch_add(dropped, std::memory_order_relaxed);
+	dropped_here += dropped;
 	try {
 		free_.give(reinterpret_cast<std::uintptr_t>(begin), size, [this](std::uintptr_t a, std::uintptr_t b) {
 			return segment_of(reinterpret_cast<std::byte *>(a)) == segment_of(reinterpret_cast<std::byte *>(b));
@@ -433,7 +529,7 @@ void arena_state::purge() noexcept
 	(void)npra::je::control("arena." + std::to_string(jemalloc_) + ".purge", npra::je::nothing, npra::je::nothing);
 }
 
-void *arena_state::must_have(unsigned int size_class, std::size_t alignment, cache *c)
+void *arena_state::must_have(std::size_t bytes, unsigned int size_class, std::size_t alignment, cache *c)
 {
 	if (void *const p = from_jemalloc(size_class, alignment, c ? c->flags : flags_ | npra::je::no_cache))
 		return p;
@@ -443,13 +539,16 @@ void *arena_state::must_have(unsigned int size_class, std::size_t alignment, cac
 	purge();
 	if (void *const p = from_jemalloc(size_class, alignment, flags_ | npra::je::no_cache))
 		return p;
+	const std::size_t rounded = npra::bytes_of(size_class);
 	const std::lock_guard lock(mutex_);
-	throw out_of_memory(how_.name + ": no room for a block of " + bytes_text(npra::bytes_of(size_class)) + ": " + why_);
+	throw out_of_memory(how_.name + ": no room for a block of " + bytes_text(rounded) +
+			    (rounded == bytes ? "" : ", to which the " + bytes_text(bytes) + " asked for are rounded up") + ": " +
+			    why_);
 }
 
-void *arena_state::fill(cache &c, unsigned int size_class)
+void *arena_state::fill(cache &c, std::size_t bytes, unsigned int size_class)
 {
-	void *const p = must_have(size_class, npra::line, &c);
+	void *const p = must_have(bytes, size_class, npra::line, &c);
 	cache::bin &b = c.bins[size_class];
 
 	/* Half of what it may have, so that the next free does not spill. */
@@ -521,6 +620,7 @@ try {
 		auto made = std::make_shared<cache>();
 		made->home.store(this, std::memory_order_relaxed);
 		made->epoch = epoch_.load(std::memory_order_relaxed);
+		made->below = cache::no_cache;
 		const std::lock_guard lock(caches_mutex_);
 		mine.reserve(mine.size() + 1);
 		caches_.push_back(made);
@@ -565,8 +665,9 @@ void arena_state::refuse_twice(const void *block) const
 }
 
 /* All but a small block from a cache that has one. */
-void *arena_state::allocate_slowly(unsigned int size_class, std::size_t alignment)
+void *arena_state::allocate_slowly(std::size_t bytes, unsigned int size_class, std::size_t alignment)
 {
+	refuse_inherited();
 	cache *const c = my_cache();
 	void *p;
 
@@ -575,9 +676,9 @@ void *arena_state::allocate_slowly(unsigned int size_class, std::size_t alignmen
 		if (c->epoch != epoch_.load(std::memory_order_relaxed))
 			refresh(*c);
 		cache::bin &b = c->bins[size_class];
-		p = b.count ? b.blocks[--b.count] : fill(*c, size_class);
+		p = b.count ? b.blocks[--b.count] : fill(*c, bytes, size_class);
 	} else {
-		p = must_have(size_class, alignment, c);
+		p = must_have(bytes, size_class, alignment, c);
 	}
 	/* relaxed: another thread has the block from this one, and by then knows all that it did */
 	const auto tag = tag_of(offset_of(p));
@@ -615,7 +716,7 @@ void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
 			return p;
 		}
 	}
-	return allocate_slowly(size_class, alignment);
+	return allocate_slowly(bytes, size_class, alignment);
 }
 
 unsigned int arena_state::class_at(const void *block) const
@@ -642,6 +743,8 @@ void arena_state::deallocate(void *block, std::size_t bytes, std::size_t alignme
 /* All but a small block to a cache that has room for it; the tag is gone. */
 void arena_state::release_slowly(void *block, unsigned int size_class) noexcept
 {
+	if (inherited())
+		return;
 	cache *const c = my_cache();
 
 	if (c && size_class < cache::classes) {
@@ -701,12 +804,24 @@ const location *arena_state::find(const void *p, std::size_t registrar, location
 
 	if (offset >= backing_.size() || registrar >= registrars_.size()) [[unlikely]]
 		return nullptr;
-	const segment *const s = segment_of(static_cast<const std::byte *>(p));
-	if (!s) [[unlikely]]
-		return nullptr;
-	const keys k = s->keys[registrar];
-	where = {k.lkey, k.rkey, reinterpret_cast<std::uintptr_t>(s->begin), offset - offset_of(s->begin)};
-	return &where;
+	for (;;) {
+		const segment *const s = segment_of(static_cast<const std::byte *>(p));
+		if (!s) [[unlikely]]
+			return nullptr;
+		/*
+		 * acquire, all but the last: in this order, and pairs with register_segment(). If it was changed meanwhile, the
+		 * index has been changed before: the next round finds something else.
+		 */
+		const std::uint64_t version = s->version.load(std::memory_order_acquire);
+		const std::byte *const begin = s->begin.load(std::memory_order_acquire);
+		const std::size_t length = s->length.load(std::memory_order_acquire);
+		const keys k = s->keys[registrar].load(std::memory_order_acquire);
+		const std::size_t inside = offset - offset_of(begin);
+		if (version % 2 == 0 && version == s->version.load(std::memory_order_relaxed) && inside < length) [[likely]] {
+			where = {k.lkey, k.rkey, reinterpret_cast<std::uintptr_t>(begin), inside};
+			return &where;
+		}
+	}
 }
 
 /*
@@ -717,6 +832,7 @@ std::size_t arena_state::discard(void *p, std::size_t bytes)
 {
 	const std::size_t offset = offset_of(p);
 
+	refuse_inherited();
 	if (offset >= backing_.size() || bytes > backing_.size() - offset)
 		throw foreign_pointer(how_.name + ": " + bytes_text(bytes) + " at " + text(p) + " are not of this arena");
 	const std::size_t dropped = pins_ ? 0 : backing_.drop(static_cast<std::byte *>(p), bytes);
@@ -726,16 +842,23 @@ std::size_t arena_state::discard(void *p, std::size_t bytes)
 
 std::size_t arena_state::trim()
 {
-	const std::uint64_t before = given_back_.load(std::memory_order_relaxed);
+	std::size_t bytes = 0;
 
+	refuse_inherited();
 	epoch_.fetch_add(1, std::memory_order_relaxed);
+	dropped_here = 0;
 	if (cache *const c = my_cache())
 		refresh(*c);
 	purge();
-	if (in_pieces_)
-		given_back_.fetch_add(release_segments(), std::memory_order_relaxed);
+	bytes = dropped_here;
+	/* Eager memory is there until the arena ends. */
+	if (in_pieces_ && !how_.eager) {
+		const std::size_t released = release_segments();
+		given_back_.fetch_add(released, std::memory_order_relaxed);
+		bytes += released;
+	}
 	drop_tags();
-	return given_back_.load(std::memory_order_relaxed) - before;
+	return bytes;
 }
 
 /* No block is in free ranges, so their tags are zeros. */
@@ -760,6 +883,7 @@ statistics arena_state::stats() const
 	statistics s{};
 	npra::counters sum;
 
+	refuse_inherited();
 	{
 		const std::lock_guard lock(caches_mutex_);
 		/* What is freed was counted before as allocated: never more is freed than was allocated. */
@@ -794,6 +918,7 @@ std::vector<leak> arena_state::leaks(std::size_t limit) const
 	std::vector<leak> found;
 	std::size_t end;
 
+	refuse_inherited();
 	{
 		const std::lock_guard lock(mutex_);
 		end = high_;

@@ -50,16 +50,32 @@ public:
 	[[nodiscard]] std::size_t registrars() const noexcept { return registrars_.size(); }
 	[[nodiscard]] const std::string &name() const noexcept { return how_.name; }
 
+	/*
+	 * This is a child that fork() made after the arena. Regions and keys are its parent's, and locks may be held by
+	 * threads that it does not have: so blocks are not freed here, and whatever else needs a lock is refused.
+	 */
+	[[nodiscard]] bool inherited() const noexcept;
+
 	/* A thread ends; @c.life is held. */
 	void retire(npra::cache &c) noexcept;
 
 private:
+	/*
+	 * One that has ended becomes another. Meanwhile somebody may look at it who found it before, without a lock. So what
+	 * is looked at is atomic, and has a version: while that is odd, or if it has changed, what was seen is to be
+	 * forgotten.
+	 */
 	struct segment {
-		std::byte *begin = nullptr;
+		explicit segment(std::size_t registrars) : keys(registrars) {}
+
 		std::size_t size = 0; /* 0: not in use */
 		std::size_t managed = 0;
 		std::vector<std::unique_ptr<registration>> registrations;
-		std::vector<alloc::keys> keys;
+
+		std::atomic<std::uint64_t> version = 0;
+		std::atomic<std::byte *> begin = nullptr;
+		std::atomic<std::size_t> length = 0;
+		std::vector<std::atomic<alloc::keys>> keys;
 	};
 
 	/* What jemalloc calls. */
@@ -69,6 +85,8 @@ private:
 	[[nodiscard]] void *take_extent(std::size_t size, std::size_t alignment) noexcept;
 	[[nodiscard]] bool give_extent(std::byte *begin, std::size_t size) noexcept;
 
+	void refuse_inherited() const;
+	void populate() const;
 	void register_segment(segment &s, std::byte *begin, std::size_t size);
 	void show_segment(segment &s) noexcept;
 	[[nodiscard]] segment &unused_segment();
@@ -97,17 +115,17 @@ private:
 	[[gnu::cold, gnu::noinline, noreturn]] void refuse_end(const void *block, unsigned int size_class,
 							       std::size_t bytes, std::size_t alignment) const;
 	[[gnu::cold, gnu::noinline, noreturn]] void refuse_twice(const void *block) const;
-	[[gnu::noinline]] void *allocate_slowly(unsigned int size_class, std::size_t alignment);
+	[[gnu::noinline]] void *allocate_slowly(std::size_t bytes, unsigned int size_class, std::size_t alignment);
 	[[gnu::noinline]] void release_slowly(void *block, unsigned int size_class) noexcept;
 
 	[[nodiscard]] npra::cache *my_cache() noexcept;
 	[[nodiscard, gnu::noinline]] npra::cache *find_cache() noexcept;
 	[[gnu::noinline]] void refresh(npra::cache &c) noexcept;
 	void flush(npra::cache &c) noexcept;
-	[[nodiscard, gnu::noinline]] void *fill(npra::cache &c, unsigned int size_class);
+	[[nodiscard, gnu::noinline]] void *fill(npra::cache &c, std::size_t bytes, unsigned int size_class);
 	[[gnu::noinline]] void spill(npra::cache &c, unsigned int size_class) noexcept;
 	[[nodiscard]] void *from_jemalloc(unsigned int size_class, std::size_t alignment, int flags) noexcept;
-	[[nodiscard]] void *must_have(unsigned int size_class, std::size_t alignment, npra::cache *c);
+	[[nodiscard]] void *must_have(std::size_t bytes, unsigned int size_class, std::size_t alignment, npra::cache *c);
 	void purge() noexcept;
 	void drop_tags() noexcept;
 
@@ -118,12 +136,14 @@ private:
 	npra::mapping tags_; /* for each line 1 + the size class of the block that begins there, or 0 */
 	bool pins_;
 	bool in_pieces_;
-	unsigned int chunk_shift_;
+	unsigned int chunk_shift_; /* a segment begins at a multiple of 1 << @chunk_shift_ */
+	std::size_t part_;	   /* size of each segment but the last of those that are made at the beginning */
 	std::vector<std::atomic<segment *>> index_; /* by chunk */
 	hooks hooks_;
 	unsigned int jemalloc_ = 0;
 	int flags_ = 0;
 	const std::uint64_t serial_; /* of all arenas that ever were */
+	const std::uint64_t forks_;  /* generation of the process that made it, see inherited() */
 	std::atomic<std::uint64_t> epoch_ = 0; /* caches of an earlier one are to be flushed */
 
 	mutable std::mutex mutex_; /* what follows */

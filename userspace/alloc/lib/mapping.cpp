@@ -4,13 +4,14 @@
 #include "size_class.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <linux/mman.h>
+#include <optional>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <system_error>
 #include <unistd.h>
-#include <vector>
 
 namespace npra {
 namespace {
@@ -18,11 +19,6 @@ namespace {
 namespace api = nprdma::alloc;
 
 constexpr std::size_t huge = std::size_t{2} << 20;
-
-[[nodiscard]] std::uintptr_t round_up(std::uintptr_t n, std::size_t to) noexcept
-{
-	return (n + to - 1) & ~(to - 1);
-}
 
 /* mbind(2), for which libnuma would be one more dependency. */
 void place(std::byte *begin, std::size_t size, const api::options &how)
@@ -33,7 +29,24 @@ void place(std::byte *begin, std::size_t size, const api::options &how)
 
 	/* The kernel looks at one bit less than it is told. */
 	if (syscall(SYS_mbind, begin, size, mode, &nodes, 8 * sizeof(nodes) + 1, 0))
-		fail(how.name + ": mbind() to nodes " + std::to_string(how.numa_nodes));
+		fail(how.name + ": mbind() to the nodes whose bits numa_nodes = " + std::to_string(how.numa_nodes) + " has");
+}
+
+/* Bytes in memory of whole pages, or nothing, and errno says why. No memory is needed for it. */
+[[nodiscard]] std::optional<std::size_t> in_memory(std::byte *begin, std::size_t size) noexcept
+{
+	std::array<unsigned char, 4096> pages;
+	std::size_t bytes = 0;
+
+	for (std::size_t i = 0; i < size; i += pages.size() * page) {
+		const std::size_t n = std::min(pages.size() * page, size - i);
+		if (mincore(begin + i, n, pages.data()))
+			return {};
+		bytes += page * static_cast<std::size_t>(
+			std::count_if(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(n / page),
+				      [](unsigned char c) { return c & 1; }));
+	}
+	return bytes;
 }
 
 } // namespace
@@ -121,7 +134,9 @@ std::size_t backing::drop(std::byte *begin, std::size_t size) const noexcept
 	 */
 	if (!ours() || page_ != npra::page || end <= first)
 		return 0;
-	return madvise(begin + (first - address), end - first, MADV_DONTNEED) ? 0 : end - first;
+	std::byte *const from = begin + (first - address);
+	const std::size_t there = in_memory(from, end - first).value_or(0);
+	return madvise(from, end - first, MADV_DONTNEED) ? 0 : there;
 }
 
 void backing::populate(std::byte *begin, std::size_t size) const
@@ -132,19 +147,10 @@ void backing::populate(std::byte *begin, std::size_t size) const
 
 std::size_t backing::resident() const
 {
-	constexpr std::size_t at_once = 1 << 16;
-	std::vector<unsigned char> in_memory(at_once);
-	std::size_t bytes = 0;
-
-	for (std::size_t i = 0; i < size(); i += at_once * npra::page) {
-		const std::size_t n = std::min(at_once * npra::page, size() - i);
-		if (mincore(begin() + i, n, in_memory.data()))
-			fail("mincore()");
-		bytes += npra::page * static_cast<std::size_t>(
-			std::count_if(in_memory.begin(), in_memory.begin() + static_cast<std::ptrdiff_t>(n / npra::page),
-				      [](unsigned char c) { return c & 1; }));
-	}
-	return bytes;
+	const auto bytes = in_memory(begin(), size());
+	if (!bytes)
+		fail("mincore()");
+	return *bytes;
 }
 
 } // namespace npra

@@ -70,7 +70,7 @@ public:
 
 	/* False, and errno says why: it could not be done. */
 	[[nodiscard]] bool allow(std::byte *begin, std::size_t size, bool allowed) const noexcept;
-	/* The pages inside of the range read as zeros; returns their bytes. */
+	/* The pages inside of the range read as zeros; returns the bytes of those that were in memory. */
 	std::size_t drop(std::byte *begin, std::size_t size) const noexcept;
 	/* Touches all of it now. */
 	void populate(std::byte *begin, std::size_t size) const;

@@ -43,6 +43,14 @@ object_header copied_header(std::span<const std::byte> bytes)
 	return h;
 }
 
+/* Of an object that stays there: what is in it is used as types. */
+object_header header_in_place(std::span<const std::byte> bytes)
+{
+	if (reinterpret_cast<std::uintptr_t>(bytes.data()) % 64)
+		throw bad_object("an object that begins at an address that is no multiple of 64; object::copy_of() takes it from there");
+	return copied_header(bytes);
+}
+
 /* Not for secrets: each step takes in a word, and none of the 64 bits is without effect on the rest. */
 void mix(std::uint64_t &h, std::span<const std::byte> bytes) noexcept
 {
@@ -62,6 +70,12 @@ void mix(std::uint64_t &h, std::span<const std::byte> bytes) noexcept
 bool equal(std::span<const std::byte> a, std::span<const std::byte> b) noexcept
 {
 	return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), a.size()));
+}
+
+/* What is between two parts travels, too: nothing of what was in the memory before. */
+void clear(std::span<std::byte> padding) noexcept
+{
+	std::fill(padding.begin(), padding.end(), std::byte{0});
 }
 
 void copy(std::span<const std::byte> from, std::span<std::byte> to) noexcept
@@ -101,6 +115,7 @@ object::object(arena &home, std::uint64_t type, std::size_t metadata_bytes, std:
 	auto made = std::make_shared<body>();
 	made->block = home.acquire(data_offset(metadata_bytes) + data_bytes);
 	std::memcpy(made->block.data(), &h, sizeof(h));
+	clear(made->block.bytes().subspan(sizeof(h) + metadata_bytes, padded(metadata_bytes) - metadata_bytes));
 	made->lay_out(made->block.bytes(), h);
 	body_ = std::move(made);
 }
@@ -117,6 +132,7 @@ object object::around(arena &home, std::uint64_t type, std::span<const std::byte
 	made->block = home.acquire(data_offset(metadata.size()));
 	std::memcpy(made->block.data(), &h, sizeof(h));
 	copy(metadata, made->block.bytes().subspan(sizeof(h)));
+	clear(made->block.bytes().subspan(sizeof(h) + metadata.size()));
 	/* Last: the memory is the caller's until nothing can fail any more. */
 	made->outside = home.adopt(data, std::move(cleanup));
 	made->data = data;
@@ -126,7 +142,7 @@ object object::around(arena &home, std::uint64_t type, std::span<const std::byte
 
 object object::accept(buffer &&received)
 {
-	const object_header h = copied_header(received.bytes());
+	const object_header h = header_in_place(received.bytes());
 	auto made = std::make_shared<body>();
 	made->block = std::move(received);
 	made->lay_out(made->block.bytes(), h);
@@ -146,7 +162,7 @@ object object::copy_of(arena &home, std::span<const std::byte> bytes)
 
 object object::view(const std::shared_ptr<body> &owner, std::span<std::byte> bytes)
 {
-	const object_header h = copied_header(bytes);
+	const object_header h = header_in_place(bytes);
 	auto made = std::make_shared<body>();
 	made->owner = owner;
 	made->lay_out(bytes, h);
@@ -259,7 +275,9 @@ object pack(arena &home, std::span<const object> objects)
 		const object_header h = o.body_->fresh_header();
 		copy(std::as_bytes(std::span(&h, 1)), to);
 		copy(o.metadata(), to.subspan(sizeof(h)));
+		clear(to.subspan(sizeof(h) + o.metadata().size(), padded(o.metadata().size()) - o.metadata().size()));
 		copy(o.data(), to.subspan(data_offset(o.metadata().size())));
+		clear(to.subspan(o.size(), padded(o.size()) - o.size()));
 		to = to.subspan(padded(o.size()));
 	}
 	return package;

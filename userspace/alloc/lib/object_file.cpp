@@ -77,7 +77,8 @@ std::vector<object> load(arena &home, const std::string &path)
 	std::vector<object> all;
 	struct stat st;
 
-	const npra::unique_fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+	/* Of a pipe open() would wait for a writer. */
+	const npra::unique_fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 	if (file.get() < 0 || fstat(file.get(), &st))
 		npra::fail("opening " + path);
 	if (!S_ISREG(st.st_mode))
@@ -102,6 +103,8 @@ std::vector<object> load(arena &home, const std::string &path)
 		buffer b = home.acquire(size);
 		std::memcpy(b.data(), &h, sizeof(h));
 		read_all(file.get(), b.bytes().subspan(sizeof(h)), path);
+		if (!h.checksum)
+			throw bad_object(where + "the object has no checksum, and save() writes one to each");
 		all.push_back(object::accept(std::move(b)));
 		if (!all.back().intact())
 			throw bad_object(where + "the object is damaged: its checksum is another one");

@@ -24,6 +24,12 @@ inline constexpr std::size_t max_block = std::size_t{1} << 46;
 	return n && !(n & (n - 1));
 }
 
+/* @to: a power of two. */
+[[nodiscard]] constexpr std::size_t round_up(std::size_t n, std::size_t to) noexcept
+{
+	return (n + to - 1) & ~(to - 1);
+}
+
 [[nodiscard]] constexpr unsigned int class_of(std::size_t bytes) noexcept
 {
 	const std::size_t last = bytes ? bytes - 1 : 0;

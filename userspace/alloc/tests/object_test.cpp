@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <random>
 #include <string>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -184,6 +185,26 @@ TEST_F(Objects, TravelInOneRun)
 	EXPECT_EQ(o.pieces()[0].where.address(), reinterpret_cast<std::uintptr_t>(o.pieces()[0].bytes.data()));
 }
 
+TEST_F(Objects, DoNotCarryWhatWasInTheMemoryBefore)
+{
+	for (int i = 0; i < 50; i++) {
+		buffer b = home_.acquire(1 << 13);
+		std::memset(b.data(), 0xee, b.size());
+	}
+	const auto old = [](std::span<const std::byte> bytes) { return std::count(bytes.begin(), bytes.end(), std::byte{0xee}); };
+	const auto zeros = [&](std::size_t metadata, std::size_t data) {
+		object o(home_, 1, metadata, data);
+		std::memset(o.metadata().data(), 0, metadata);
+		std::memset(o.data().data(), 0, data);
+		return o;
+	};
+	const object o = zeros(3, 7000), other = zeros(1, 99);
+	EXPECT_EQ(old(sent(o)), 0);
+	EXPECT_EQ(old(sent(pack(home_, std::array{other, other, o}))), 0);
+	std::vector<std::byte> mine(100), metadata(3);
+	EXPECT_EQ(old(sent(object::around(home_, 1, metadata, mine, {}))), 0);
+}
+
 TEST_F(Objects, MayHaveDataInMemoryOfTheCaller)
 {
 	std::vector<std::byte> mine(5000);
@@ -243,6 +264,48 @@ TEST_F(Objects, ShowContentAsTypes)
 	EXPECT_EQ(o.data_as<double>().size(), 6U);
 	throws<bad_object>([&] { (void)o.metadata_as<std::array<char, 9>>(); }, "the metadata of an object: 8 bytes");
 	throws<bad_object>([&] { (void)o.data_as<std::array<char, 7>>(); }, "units of 7");
+}
+
+TEST_F(Objects, AtOddAddressesAreRefused)
+{
+	const object good = make(16, 1000);
+	const auto bytes = sent(good);
+	std::vector<std::byte> mine(bytes.size() + 128);
+	const std::size_t aligned = -reinterpret_cast<std::uintptr_t>(mine.data()) % 64;
+	for (const std::size_t off : {1U, 3U, 8U, 32U}) {
+		std::copy(bytes.begin(), bytes.end(), mine.data() + aligned + off);
+		buffer b = home_.adopt(std::span(mine).subspan(aligned + off, bytes.size()), nullptr);
+		throws<bad_object>([&] { (void)object::accept(std::move(b)); }, "no multiple of 64");
+		EXPECT_TRUE(b) << "it is the caller's still";
+		EXPECT_TRUE(object::copy_of(home_, b.bytes()) == good);
+	}
+	std::copy(bytes.begin(), bytes.end(), mine.data() + aligned);
+	EXPECT_TRUE(object::accept(home_.adopt(std::span(mine).subspan(aligned, bytes.size()), nullptr)) == good);
+
+	/* What is in a package of which data are the caller's. */
+	const object package = pack(home_, std::array{good});
+	std::vector<std::byte> odd(package.data().size() + 128);
+	const std::size_t begin = -reinterpret_cast<std::uintptr_t>(odd.data()) % 64;
+	const auto around = [&](std::size_t off) {
+		const auto data = std::span(odd).subspan(begin + off, package.data().size());
+		std::copy(package.data().begin(), package.data().end(), data.begin());
+		return object::around(home_, package_type, package.metadata(), data, {});
+	};
+	throws<bad_object>([&] { (void)unpack(around(8)); }, "no multiple of 64");
+	EXPECT_TRUE(unpack(around(0)).at(0) == good);
+
+	/* And arrays. */
+	const bundle<std::uint64_t, char> numbers(home_, 1, {10, 5});
+	std::vector<std::byte> data(numbers.as_object().data().size() + 16);
+	const std::size_t first = -reinterpret_cast<std::uintptr_t>(data.data()) % 8;
+	const auto with_data = [&](std::size_t off) {
+		return object::around(home_, 1, numbers.as_object().metadata(),
+				      std::span(data).subspan(first + off, numbers.as_object().data().size()), {});
+	};
+	throws<bad_object>([&] { bundle<std::uint64_t, char>{with_data(1)}; }, "do not begin at a multiple of 8");
+	const bundle<std::uint64_t, char> there{with_data(8)};
+	there.get<0>()[9] = 1;
+	EXPECT_EQ(there.get<0>().size(), 10U);
 }
 
 TEST_F(Objects, OfSeveralArraysAreBundles)
@@ -404,8 +467,23 @@ TEST_F(Files, ThatAreDamagedAreRefused)
 		throws<bad_object>([&] { (void)load(home_, path_); }, path_ + ", at byte");
 	}
 	EXPECT_THROW((void)load(home_, directory_ + "/none"), std::system_error);
+	/* No open() that waits for a writer. */
+	ASSERT_EQ(mkfifo((directory_ + "/fifo").c_str(), 0600), 0);
+	throws<bad_object>([&] { (void)load(home_, directory_ + "/fifo"); }, "is no regular file");
 	throws<bad_object>([&] { (void)load(home_, directory_); }, "is no regular file");
 	EXPECT_THROW(save(directory_ + "/none/objects", {}), std::system_error);
+}
+
+TEST_F(Files, WithoutChecksumsAreRefused)
+{
+	save(path_, std::array{make(3, 1000)});
+	std::fstream f(path_, std::ios::in | std::ios::out | std::ios::binary);
+	f.seekp(32);
+	f.write("\0\0\0\0\0\0\0", 8);
+	f.seekp(200);
+	f.put('x');
+	f.close();
+	throws<bad_object>([&] { (void)load(home_, path_); }, path_ + ", at byte 0: the object has no checksum");
 }
 
 TEST_F(Files, OfMoreThanTheArenaHasAreRefused)

@@ -2,12 +2,20 @@
 /* Many threads at once: nothing is handed out twice, nothing is lost, numbers add up. */
 #include <nprdma/alloc.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <gtest/gtest.h>
+#include <memory>
 #include <mutex>
 #include <random>
+#include <stdexcept>
+#include <stop_token>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -168,6 +176,159 @@ TEST(Threads, MayDoWithoutCaches)
 	}
 	EXPECT_EQ(a.stats().allocations, 1500U);
 	EXPECT_EQ(a.stats().used, 0U);
+}
+
+/* Its keys say where the registered memory begins. */
+class tells_addresses final : public registrar {
+public:
+	std::unique_ptr<registration> add(std::span<std::byte> memory) override
+	{
+		struct one final : registration {
+			one(registrar &by, nprdma::alloc::keys k) : registration(by, k) {}
+		};
+		const auto n = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(memory.data()) / mib);
+		return std::make_unique<one>(*this, nprdma::alloc::keys{n, ~n});
+	}
+	[[nodiscard]] bool pins() const noexcept override { return true; }
+};
+
+TEST(Threads, FindWhatIsRegisteredWhileItComesAndGoes)
+{
+	tells_addresses r;
+	arena a(r, {.capacity = 128 * mib, .chunk = 2 * mib, .decay = std::chrono::milliseconds(-1)});
+	std::atomic<long> found = 0;
+	std::jthread finder([&](const std::stop_token &over) {
+		while (!over.stop_requested())
+			for (std::size_t i = 0; i < 32 * mib; i += mib) {
+				const std::byte *const p = a.range().data() + i;
+				const auto at = a.find(p);
+				if (!at)
+					continue;
+				found.fetch_add(1, std::memory_order_relaxed);
+				ASSERT_EQ(at->address(), reinterpret_cast<std::uintptr_t>(p));
+				ASSERT_EQ(at->lkey, static_cast<std::uint32_t>(at->base / mib)) << "a key of another chunk";
+				ASSERT_EQ(at->rkey, ~at->lkey) << "half of a key";
+			}
+	});
+	std::mt19937_64 random(5);
+	std::vector<void *> blocks;
+	for (int i = 0; i < 1000; i++) {
+		/* Segments of one to four chunks, which begin at other addresses each time. */
+		blocks.push_back(a.allocate((1 + random() % 6) * mib));
+		while (blocks.size() > 2) {
+			const std::size_t at = random() % blocks.size();
+			a.deallocate(blocks[at]);
+			blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(at));
+		}
+		(void)a.trim();
+	}
+	finder.request_stop();
+	finder.join();
+	EXPECT_GT(found.load(), 0);
+	for (void *const p : blocks)
+		a.deallocate(p);
+}
+
+TEST(Threads, KeepLittleOfEachSize)
+{
+	for (std::size_t size = 64; size <= 65536; size += std::max<std::size_t>(64, std::bit_floor(size) / 4)) {
+		host_registrar r;
+		arena a(r, {.capacity = 512 * mib, .decay = std::chrono::milliseconds(0)});
+		std::vector<void *> blocks;
+		for (int i = 0; i < 2000; i++)
+			blocks.push_back(a.allocate(size));
+		for (void *const p : blocks)
+			a.deallocate(p);
+		/* As the guide says. */
+		EXPECT_LE(a.stats().managed, mib) << "of blocks of " << size << " bytes";
+	}
+}
+
+/* Ended by a signal if it hangs. */
+template <class F>
+void in_child(F &&f)
+{
+	const pid_t child = fork();
+	ASSERT_GE(child, 0);
+	if (!child) {
+		alarm(30);
+		f();
+		_exit(testing::Test::HasFailure());
+	}
+	int status = 0;
+	ASSERT_EQ(waitpid(child, &status, 0), child);
+	EXPECT_EQ(status, 0) << (WIFSIGNALED(status) ? "the child hung" : "the child failed");
+}
+
+TEST(Threads, MayBeGoneInAChildWhoseParentHasAnArena)
+{
+	struct ends_count {
+		std::atomic<int> ended;
+	};
+	/* Seen by parent and children. */
+	auto *const shared = static_cast<ends_count *>(
+		mmap(nullptr, sizeof(ends_count), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+	ASSERT_NE(shared, MAP_FAILED);
+	class counting final : public registrar {
+	public:
+		explicit counting(std::atomic<int> &ended) : ended_(ended) {}
+		std::unique_ptr<registration> add(std::span<std::byte>) override
+		{
+			struct one final : registration {
+				one(counting &by) : registration(by, {1, 1}), ended(by.ended_) {}
+				~one() override { ended.fetch_add(1); }
+				std::atomic<int> &ended;
+			};
+			return std::make_unique<one>(*this);
+		}
+		[[nodiscard]] bool pins() const noexcept override { return false; }
+
+	private:
+		std::atomic<int> &ended_;
+	} r(shared->ended);
+	auto a = std::make_unique<arena>(r, options{.name = "parent's", .capacity = 64 * mib});
+	void *const before = a->allocate(100);
+	std::vector<std::byte> mine(100);
+	int cleanups = 0;
+	buffer adopted = a->adopt(mine, [&] { cleanups++; });
+	{
+		std::vector<std::jthread> threads;
+		for (int t = 0; t < 3; t++)
+			threads.emplace_back([&, t](const std::stop_token &over) {
+				while (!over.stop_requested()) {
+					a->deallocate(a->allocate(t ? 100 : 200000));
+					(void)a->stats();
+				}
+			});
+		for (int i = 0; i < 100 && !testing::Test::HasFailure(); i++)
+			in_child([&] {
+				EXPECT_THROW((void)a->allocate(100), std::logic_error);
+				EXPECT_THROW((void)a->allocate(mib), std::logic_error);
+				EXPECT_THROW((void)a->stats(), std::logic_error);
+				EXPECT_THROW((void)a->trim(), std::logic_error);
+				EXPECT_THROW((void)a->discard(before, 100), std::logic_error);
+				EXPECT_THROW((void)a->leaks(), std::logic_error);
+				EXPECT_THROW((void)a->adopt(mine, nullptr), std::logic_error);
+				a->deallocate(before);
+				adopted = buffer();
+				a.reset();
+				EXPECT_EQ(cleanups, 0);
+				/* One of its own. */
+				host_registrar own;
+				arena b(own, {.capacity = 4 * mib});
+				b.deallocate(b.allocate(100));
+				EXPECT_EQ(b.stats().blocks, 0U);
+			});
+	}
+	EXPECT_EQ(shared->ended.load(), 0) << "a child deregistered what is its parent's";
+	a->deallocate(before);
+	a->deallocate(a->allocate(100));
+	EXPECT_EQ(a->stats().blocks, 0U);
+	adopted = buffer();
+	EXPECT_EQ(cleanups, 1);
+	a.reset();
+	EXPECT_EQ(shared->ended.load(), 2);
+	(void)munmap(shared, sizeof(ends_count));
 }
 
 } // namespace

@@ -251,8 +251,8 @@ int npr_post_srq_recv(struct npr_srq *srq, struct ibv_recv_wr *wr, struct ibv_re
 struct ibv_qp_ex *npr_qp_to_qp_ex(struct npr_qp *qp);
 
 /*
- * ibv_poll_cq(), and where all progress is made: as long as work requests are
- * under way an application calls it again and again, or when npr_get_fd() says so.
+ * ibv_poll_cq(), and where progress is made: as long as work requests are under way an application
+ * calls it again and again, or when npr_get_fd() says so. If it does not, a thread of the library makes progress, now and then.
  */
 int npr_poll_cq(struct npr_cq *cq, int num_entries, struct ibv_wc *wc);
 

@@ -42,8 +42,7 @@ npr_cq::npr_cq(npr_context &c, ibv_cq *v, std::uint32_t own)
 npr_cq::~npr_cq()
 {
 	ctx.cqs.remove(handle_, this);
-	if (keeps_leases())
-		ctx.keeper.remove(*this);
+	ctx.keeper.remove(*this);
 	ctx.users.fetch_sub(1, std::memory_order_relaxed); /* as npr_srq */
 }
 
@@ -252,7 +251,7 @@ void npr_cq::advance_touched() noexcept
 /* Outside of poll(): one completion of the CQ's, which is told later if it is the application's. False: there is none. */
 bool npr_cq::take_raw() noexcept
 {
-	ibv_wc wc;
+	ibv_wc wc{}; /* a provider fills in what a completion has */
 
 	if (ctx.provider.poll_cq(verbs, 1, &wc) <= 0)
 		return false;
@@ -266,12 +265,31 @@ bool npr_cq::take_raw() noexcept
 	return true;
 }
 
+/* The library's thread is here, and not the application. */
+class npr_cq::blind_visit {
+public:
+	explicit blind_visit(npr_cq &cq) noexcept : cq_(cq), guard_(cq.mutex) { set(true); }
+	blind_visit(const blind_visit &) = delete;
+	blind_visit &operator=(const blind_visit &) = delete;
+	~blind_visit() { set(false); }
+
+private:
+	void set(bool blind) noexcept
+	{
+		for (const auto &q : cq_.qps)
+			q->engine.be_blind(blind);
+	}
+
+	npr_cq &cq_;
+	const visit_guard guard_;
+};
+
 void npr_cq::tend(bool age) noexcept
 {
 	/* Who polls has read what there was. */
 	if (!age && !leases_.has_events())
 		return;
-	const visit_guard visit(mutex);
+	const blind_visit visit(*this);
 	const auto any = [this](auto what) { return std::any_of(qps.begin(), qps.end(), what); };
 
 	if (has_events())
@@ -293,6 +311,44 @@ void npr_cq::tend(bool age) noexcept
 		ctx.keeper.watch(*this, false);
 }
 
+bool npr_cq::take_turn() noexcept
+{
+	/* So many, one after the other: who posts again soon needs not say so. */
+	static constexpr unsigned enough = 8;
+	/* Completions, for the application may come meanwhile. */
+	static constexpr unsigned most = 16;
+
+	/* The application sees to it by itself. Relaxed: if it is seen late there is one turn more or less. */
+	if (polled_.exchange(false, std::memory_order_relaxed))
+		return false;
+	const blind_visit visit(*this);
+	const auto waits = [this] {
+		return std::any_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.waits_for_turns(); });
+	};
+
+	if (has_events())
+		read_events();
+	if (have_results_.load(std::memory_order_relaxed))
+		take_results();
+	bool some = !touched_.empty();
+	if (turns_.timed)
+		for (const auto &q : qps)
+			if (q->timed)
+				touch(*q);
+	advance_touched();
+	/* Without queue pairs the CQ may be destroyed, and while nothing waits what it has is for the application to take. */
+	for (unsigned n = 0; n < most && waits() && strays_.size() < strays_.capacity() && take_raw(); ++n)
+		some = true;
+	serve_line();
+	if (waits()) {
+		calm_turns_ = 0;
+	} else if (qps.empty() || ++calm_turns_ == enough) {
+		has_turns_ = false;
+		ctx.keeper.attend(*this, false);
+	}
+	return some;
+}
+
 void npr_cq::step_touched() noexcept
 {
 	for (npr_qp *q : touched_) {
@@ -305,10 +361,11 @@ void npr_cq::step_touched() noexcept
 
 void npr_cq::take_ready(ibv_wc *&to, int &room) noexcept
 {
-	for (; room && !strays_.empty(); --room) {
-		*to++ = strays_.front();
-		strays_.erase(strays_.begin());
-	}
+	const auto n = std::min<std::ptrdiff_t>(room, std::ssize(strays_));
+
+	to = std::copy_n(strays_.begin(), n, to);
+	strays_.erase(strays_.begin(), strays_.begin() + n);
+	room -= static_cast<int>(n);
 	while (room && !ready_.empty()) {
 		npr_qp *q = ready_.back();
 		if (q->engine.poll(*to)) {
@@ -433,7 +490,16 @@ int npr_cq::post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 	}
 	const bool posted = !wr->next && qp.engine.post_quick(*wr);
 	/* Then it has completed nothing, and asks for nothing. */
-	return posted && !qp.engine.ended() ? 0 : post_slow(qp, wr, bad, whole, posted);
+	const int rc = posted && !qp.engine.ended() ? 0 : post_slow(qp, wr, bad, whole, posted);
+	if (!has_turns_ && qp.engine.waits_for_turns())
+		have_turns();
+	return rc;
+}
+
+void npr_cq::have_turns() noexcept
+{
+	calm_turns_ = 0;
+	has_turns_ = ctx.keeper.attend(*this, true);
 }
 
 void npr_cq::before_post() noexcept
@@ -515,6 +581,7 @@ int npr_cq::post_recv_cold(npr_qp &qp, const ibv_recv_wr &wr) noexcept
 /* Mostly there is nothing but what the CQ has, and all of that is of what was posted as the last one was. */
 int npr_cq::poll(int n, ibv_wc *wc) noexcept
 {
+	polled_.store(true, std::memory_order_relaxed); /* see take_turn() */
 	if (!mutex.try_lock()) [[unlikely]]
 		return poll_late(n, wc);
 	if (n <= 0 || busy()) [[unlikely]]
@@ -697,6 +764,9 @@ int npr_cq::req_notify(bool solicited) noexcept
 	const auto completes = [](const npr_qp *q) { return q->engine.ready(); };
 	if (told && (have_results_.load(std::memory_order_relaxed) ||
 		     std::any_of(ready_.begin(), ready_.end(), completes)))
+		kick();
+	/* Of what a turn has put aside nobody was told. */
+	if (!strays_.empty())
 		kick();
 	/* Our own completions are none of the peer's business: with any to come, all events count. */
 	const bool idle = std::all_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.idle(); });

@@ -51,6 +51,8 @@ struct npr_cq final : npr::lease_keeper::client {
 	 * completions that one of them waits for are taken from the CQ.
 	 */
 	void tend(bool age) noexcept override;
+	/* What is under way goes on though nobody polls: what it ends with is told when somebody does. */
+	bool take_turn() noexcept override;
 	/*
 	 * Under the lock, for who asks for a lease: where what is heard of leases comes. It is a channel of their
 	 * own, for that is nothing that an application should wake for. -1: there is none.
@@ -71,6 +73,7 @@ struct npr_cq final : npr::lease_keeper::client {
 	npr::cq_ex ex;
 
 private:
+	class blind_visit;
 	struct result {
 		npr_qp *qp;
 		npr::remote_key key;
@@ -111,6 +114,8 @@ private:
 	[[gnu::noinline]] int post_late(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole) noexcept;
 	[[nodiscard, gnu::noinline]] int poll_busy(int n, ibv_wc *wc, int count, int i, int got) noexcept;
 	[[gnu::noinline]] void before_post() noexcept;
+	/* The lease_keeper takes turns from now on. */
+	[[gnu::noinline, gnu::cold]] void have_turns() noexcept;
 	[[gnu::noinline]] int post_slow(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole, bool posted) noexcept;
 	[[nodiscard]] npr::engine::quick_end end_quick(ibv_wc &wc) noexcept
 	{
@@ -154,6 +159,9 @@ private:
 		[[nodiscard]] std::uint64_t any() const noexcept { return std::bit_cast<std::uint64_t>(*this); }
 	} turns_;
 	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
+	bool has_turns_ = false;  /* the lease_keeper takes turns */
+	std::atomic<bool> polled_{false}; /* since the last turn */
+	unsigned calm_turns_ = 0; /* in a row */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;
 	std::uint16_t next_cookie_ = 0;

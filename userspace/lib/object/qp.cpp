@@ -229,7 +229,8 @@ int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 		/* The provider may have no locks, for an application that comes with one thread. */
 		const std::lock_guard lock(cq.mutex);
 		const int error = cq.ctx.provider.post_recv(verbs, &w, &bad);
-		if (!error && wr.num_sge == 1)
+		/* If they complete on another CQ, whose lock is not held, the region may be gone by now. */
+		if (!error && wr.num_sge == 1 && ring_.size())
 			look_at(wr.sg_list->lkey);
 		return error;
 	});

@@ -228,6 +228,16 @@ public:
 	{
 		return next_ == tail_ && !(trouble_.any() | state_.waits | state_.chained);
 	}
+	/* Is there anything under way that does not end unless the application, or somebody for it, polls? */
+	[[nodiscard]] bool waits_for_turns() const noexcept
+	{
+		return (next_ != tail_ || !state_.quiet()) && !trouble_.dead;
+	}
+	/*
+	 * Nobody looks at the application's buffers: it may have unmapped some, without a word to us, which is no
+	 * harm where it is not the application that polls. What a READ has brought is proven by words then.
+	 */
+	void be_blind(bool blind) noexcept { blind_ = blind; }
 	/* False: not one of ours. Then step() once after a batch of these. */
 	[[nodiscard, gnu::noinline]] bool on_cqe(const ibv_wc &wc) noexcept;
 	/*
@@ -887,6 +897,7 @@ private:
 
 		[[nodiscard]] std::uint64_t any() const noexcept { return std::bit_cast<std::uint64_t>(*this); }
 	} trouble_;
+	bool blind_ = false;
 	struct {
 		std::uint32_t waits = 0;       /* pieces on a list that is not that of the free ones */
 		std::uint32_t chained = 0;     /* entries of chain_ */
@@ -973,7 +984,6 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	if (hot_.goes == way::passed) {
 		w.imm_data = wr.imm_data;
 		w.wr = wr.wr;
-		stalls_ = sq_tail + 1;
 	} else {
 		const std::uint64_t addr = wr.wr.rdma.remote_addr; /* an atomic's, too */
 		std::uint32_t rkey = wr.wr.rdma.rkey;
@@ -1012,6 +1022,8 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 	b.lease = hot_.lease.lease;
 	credits_.take(1);
 	sq_tail_ = sq_tail + 1;
+	if (hot_.goes == way::passed)
+		stalls_ = sq_tail_;
 	++next_;
 	++tail_;
 	return &w;

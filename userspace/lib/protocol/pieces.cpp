@@ -222,7 +222,8 @@ bool engine::try_post(piece &p) noexcept
 		fail_op(p.op, IBV_WC_REM_ACCESS_ERR);
 		return true;
 	}
-	if (p.reg && p.reg->gone && (!p.hold || once) && p.at != stage::read_words) {
+	/* What happens once was posted already when its words are to be READ: they will say that it is in doubt. */
+	if (p.reg && p.reg->gone && (!p.hold || (once && p.at != stage::write_words)) && p.at != stage::read_words) {
 		rebind(p);
 		return true;
 	}
@@ -285,6 +286,8 @@ engine::bytes engine::run_bytes(const piece &p, page_bits::run r) const noexcept
 /* Of the pages to do, leave those that look absent. Any? */
 bool engine::scan(piece &p) noexcept
 {
+	if (blind_)
+		return p.todo.any();
 	const op &o = op_at(p.op);
 	const std::uint64_t delta = o.wr.wr.rdma.remote_addr - p.reg->info.base + p.reg->info.read_addr;
 	page_bits found(p.pages);

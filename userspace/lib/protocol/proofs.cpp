@@ -76,7 +76,7 @@ void engine::read_arrived(piece &p) noexcept
 		const rdma_np_region_info &i = p.reg->info;
 		const std::uint64_t raddr = o.wr.wr.rdma.remote_addr - i.base + i.read_addr;
 
-		if (!any_suspicious(reinterpret_cast<const std::byte *>(
+		if (!blind_ && !any_suspicious(reinterpret_cast<const std::byte *>(
 					    static_cast<std::uintptr_t>(o.wr.sg_list[0].addr)),
 				    raddr, p.length, i.signature))
 			return end_piece(p);

@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
 
 namespace npr {
 
@@ -96,14 +97,17 @@ void lease_keeper::add(client &c, int channel)
 		start();
 	clients_.reserve(clients_.size() + 1);
 	/* Nothing is waited for there before there are leases. */
-	if (!control(epoll_, EPOLL_CTL_ADD, channel, 0))
+	if (channel >= 0 && !control(epoll_, EPOLL_CTL_ADD, channel, 0))
 		fail("epoll_ctl");
 	c.channel_ = channel;
-	clients_.push_back(&c);
+	if (!std::exchange(c.known_, true))
+		clients_.push_back(&c);
 }
 
 void lease_keeper::remove(client &c) noexcept
 {
+	if (!c.known_)
+		return;
 	const uncancelled here;
 	std::unique_lock lock(mutex_);
 
@@ -120,6 +124,43 @@ void lease_keeper::change(client &c, bool has) noexcept
 	(void)control(epoll_, EPOLL_CTL_MOD, c.channel_, has ? std::uint32_t{EPOLLIN} : 0U);
 	if (has)
 		wake();
+}
+
+bool lease_keeper::attend(client &c, bool has) noexcept
+{
+	const uncancelled here;
+
+	if (!c.known_) {
+		try {
+			add(c, -1);
+		} catch (const std::exception &) {
+			return false;
+		}
+	}
+	/* relaxed: as in watch() */
+	c.attended_.store(has, std::memory_order_relaxed);
+	if (has)
+		wake();
+	return true;
+}
+
+std::uint64_t lease_keeper::next_turn(std::uint64_t time) noexcept
+{
+	std::uint64_t at = 0;
+
+	for (client *const c : clients_) {
+		if (!gives_turns || !c->attended_.load(std::memory_order_relaxed)) {
+			c->pause_ = 0;
+			continue;
+		}
+		if (!c->pause_) {
+			c->pause_ = shortest;
+			c->turn_at_ = time + shortest;
+		}
+		if (!at || c->turn_at_ < at)
+			at = c->turn_at_;
+	}
+	return at;
 }
 
 void lease_keeper::wake() noexcept
@@ -144,8 +185,10 @@ void lease_keeper::run() noexcept
 			due = 0;
 		else if (!due)
 			due = time + period;
+		const std::uint64_t turn = next_turn(time);
+		const std::uint64_t until = !turn ? due : !due ? turn : std::min(due, turn);
 		/* in ms, rounded up: not before it is over */
-		const int timeout = !any ? -1 : due > time ? static_cast<int>((due - time) / 1'000'000 + 1) : 0;
+		const int timeout = !until ? -1 : until > time ? static_cast<int>((until - time) / 1'000'000 + 1) : 0;
 
 		lock.unlock();
 		const int n = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout);
@@ -154,20 +197,28 @@ void lease_keeper::run() noexcept
 		for (int i = 0; i < n; ++i)
 			if (events[static_cast<std::size_t>(i)].events & EPOLLERR)
 				(void)control(epoll_, EPOLL_CTL_DEL, events[static_cast<std::size_t>(i)].data.fd, 0);
-		const bool age = due && now() >= due;
+		const std::uint64_t woken = now();
+		const bool age = due && woken >= due;
 		if (age)
-			due = now() + period;
+			due = woken + period;
 		lock.lock();
 
 		/* Who is passed over because another one leaves meanwhile has his turn later. */
 		for (std::size_t i = 0; !stop_ && i < clients_.size(); ++i) {
 			client &c = *clients_[i];
+			const bool watched = c.watched_.load(std::memory_order_relaxed);
+			const bool turns = c.pause_ && woken >= c.turn_at_ && c.attended_.load(std::memory_order_relaxed);
 
-			if (!c.watched_.load(std::memory_order_relaxed))
+			if (!watched && !turns)
 				continue;
 			at_ = &c;
 			lock.unlock();
-			c.tend(age);
+			if (watched)
+				c.tend(age);
+			if (turns) {
+				c.pause_ = std::clamp(c.take_turn() ? c.pause_ / 2 : 2 * c.pause_, shortest, longest);
+				c.turn_at_ = now() + c.pause_;
+			}
 			lock.lock();
 			at_ = nullptr;
 			left_.notify_all();

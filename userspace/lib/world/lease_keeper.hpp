@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The thread that looks after leases while the application does not: it reads recalls, and lets
- * leases go back that were not used for some time. There is one for each context.
+ * leases go back that were not used for some time. And it takes the turns of requests of which the application
+ * waits for what they do, but does not poll: for memory, say, that the peer's answer will change. There is one
+ * for each context.
  *
  * Its clients are what has leases: those of local memory, and completion queues with their queue pairs.
- * It sleeps as long as none of them has any, and else until one of their channels has events, or a
- * period is over.
+ * It sleeps as long as none of them has any, nor anything that waits for turns, and else until one of their channels
+ * has events, or a period or a pause is over.
  *
  * The thread holds no lock while it is at a client, and a client says that it has leases without one: so
  * clients are free to do that under theirs, which tend() takes.
@@ -28,6 +30,13 @@ class lease_keeper {
 public:
 	/* In ns. What is not used between two looks goes back at the second one. */
 	static constexpr std::uint64_t period = 100'000'000;
+	/*
+	 * In ns, between two turns of a client: half as long as the last one if there was something to do, twice as
+	 * long if not. So an application that polls is hardly disturbed, and one that does not waits for a few of the first.
+	 */
+	static constexpr std::uint64_t shortest = 500'000, longest = 16'000'000;
+	/* False: nobody has turns. For tests that look at a queue while something waits there; before the first request. */
+	bool gives_turns = true;
 
 	class client {
 	public:
@@ -36,14 +45,19 @@ public:
 		client &operator=(const client &) = delete;
 		/* The thread calls it, but not before watch(). @age: a period is over. */
 		virtual void tend(bool age) noexcept = 0;
+		/* The same, but not before attend(). True: there was something to do. */
+		virtual bool take_turn() noexcept { return false; }
 
 	protected:
 		~client() = default;
 
 	private:
 		friend lease_keeper;
-		std::atomic<bool> watched_{false};
+		std::atomic<bool> watched_{false}, attended_{false};
+		bool known_ = false; /* the client's: there was an add() */
 		int channel_ = -1;
+		/* The thread's, in ns. 0: it has not been there since attend(). */
+		std::uint64_t pause_ = 0, turn_at_ = 0;
 	};
 
 	lease_keeper() = default;
@@ -56,9 +70,9 @@ public:
 	 * False: it is closed, and @c can have no leases, for it would not hear of recalls. Under a lock of the client's.
 	 */
 	[[nodiscard]] bool open(client &c, event_channel &channel) noexcept;
-	/* The same with one that is open. Throws. */
+	/* The same with one that is open; none: -1. Throws. */
 	void add(client &c, int channel);
-	/* The thread is not at @c any more, nor will be. Under no lock that tend() takes. */
+	/* The thread is not at @c any more, nor will be; if it ever was. Under no lock that tend() takes. */
 	void remove(client &c) noexcept;
 	/* @c has leases, or has asked for some; or has none any more. Under a lock of its own. */
 	void watch(client &c, bool has) noexcept
@@ -67,11 +81,18 @@ public:
 		if (c.watched_.load(std::memory_order_relaxed) != has)
 			change(c, has);
 	}
+	/*
+	 * @c has something that waits for turns, and the thread is started with the first one; or has nothing any more. Under
+	 * a lock of its own. False: there is no thread.
+	 */
+	bool attend(client &c, bool has) noexcept;
 
 private:
 	void start();
 	void change(client &c, bool has) noexcept;
 	void wake() noexcept;
+	/* When the next turn is due; 0: none is waited for. */
+	[[nodiscard]] std::uint64_t next_turn(std::uint64_t time) noexcept;
 	void run() noexcept;
 
 	int epoll_ = -1, event_ = -1;

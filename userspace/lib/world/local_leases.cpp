@@ -47,8 +47,7 @@ local_leases::~local_leases()
 {
 	const uncancelled here;
 
-	if (channel_.is_open())
-		keeper_.remove(*this);
+	keeper_.remove(*this);
 	for (lease &l : leases_)
 		if (l.at() == state::live || l.at() == state::ending)
 			kernel_.hold_free(l.hold);

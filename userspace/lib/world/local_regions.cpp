@@ -82,16 +82,18 @@ void local_regions::add(const ibv_mr &mr, const local_key &k)
 	slot &s = *slots_.make(mr.lkey >> variant_bits);
 
 	/* One that was freed without our knowledge. */
-	(void)take(mr.lkey);
-	/* release: pairs with who compares it */
-	if (k.handle)
-		changes_.fetch_add(1, std::memory_order_release);
+	const auto before = take(mr.lkey);
 	const std::uint64_t word = s.word.load(std::memory_order_relaxed);
-	if (!(word & used))
-		return put(s, mr.lkey, k);
-	others_[mr.lkey] = k;
-	/* The rest of the word stays, and others_ is under the lock. */
-	s.word.store(word | more, std::memory_order_relaxed);
+	if (!(word & used)) {
+		put(s, mr.lkey, k);
+	} else {
+		others_[mr.lkey] = k;
+		/* The rest of the word stays, and others_ is under the lock. */
+		s.word.store(word | more, std::memory_order_relaxed);
+	}
+	/* release: who finds this number finds the key as well */
+	if (k.handle || (before && before->handle))
+		changes_.fetch_add(1, std::memory_order_release);
 }
 
 std::optional<local_key> local_regions::remove(const ibv_mr &mr) noexcept

@@ -31,6 +31,7 @@ public:
 	{
 	}
 
+	[[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 	[[nodiscard]] bool empty() const noexcept { return head_ == tail_; }
 	[[nodiscard]] bool full() const noexcept { return tail_ - head_ >= size_; }
 	/* Not full: one is to be posted under @lease, and has this number. */
@@ -48,10 +49,9 @@ public:
 	 */
 	[[nodiscard, gnu::always_inline]] bool hot_end(ibv_wc &wc, unsigned stripe) noexcept
 	{
-		const record &r = records_[head_ & mask_];
-
 		if (wc.wr_id != id(head_) || empty() || wc.status != IBV_WC_SUCCESS) [[unlikely]]
 			return false;
+		const record &r = records_[head_ & mask_];
 		if (r.lease->count_out(stripe)) [[unlikely]] {
 			/* Counted in again, it ends with who counts us out. */
 			r.lease->count_in(stripe);

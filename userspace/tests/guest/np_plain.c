@@ -46,6 +46,8 @@ FIXTURE_SETUP(buffer)
 	reg_fn *reg = ibv_reg_mr_iova2;
 	uint64_t iova;
 
+	/* As programs do that have children. */
+	ASSERT_EQ(0, ibv_fork_init());
 	ASSERT_EQ(0, np_open(&self->owner, NP_OWNER_DEV, 0));
 	ASSERT_EQ(0, np_open(&self->peer, NP_PEER_DEV, 0));
 	ASSERT_EQ(0, np_connect(&self->owner, &self->peer));
@@ -98,6 +100,37 @@ TEST_F(buffer, is_read_and_written)
 		EXPECT_EQ(0, np_write(&self->peer, 0, lengths[i], self->addr, self->mr->rkey));
 		EXPECT_EQ(-1, np_differs(self->data, lengths[i], i + 100));
 	}
+}
+
+/* What a peer writes later is the parent's. */
+TEST_F(buffer, child_keeps_all_of_it)
+{
+	int go[2], status;
+	pid_t pid;
+	char c = 0;
+
+	np_fill(self->data, 2 * LEN, 1);
+	EXPECT_EQ(0, np_page_out(self->data, LEN));
+	/* Some pages were reached by the peer, some are in use by it, and some are not there. */
+	EXPECT_EQ(0, np_read(&self->peer, 0, LEN / 2, self->addr, self->mr->rkey));
+	ASSERT_EQ(0, pipe(go));
+	pid = np_fork();
+	ASSERT_GE(pid, 0);
+	if (!pid) {
+		if (read(go[0], &c, 1) != 1)
+			_exit(2);
+		_exit(np_differs(self->data, 2 * LEN, 1) != -1);
+	}
+	np_fill(self->sink, LEN, 2);
+	EXPECT_EQ(0, np_write(&self->peer, 0, LEN, self->addr, self->mr->rkey));
+	EXPECT_EQ(-1, np_differs(self->data, LEN, 2));
+	EXPECT_EQ(1, write(go[1], &c, 1));
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+	EXPECT_EQ(0, np_read(&self->peer, 0, LEN, self->addr, self->mr->rkey));
+	EXPECT_EQ(-1, np_differs(self->sink, LEN, 2));
+	close(go[0]);
+	close(go[1]);
 }
 
 /* --- objects for ibv_wr_*() ----------------------------------------------- */

@@ -308,6 +308,14 @@ EXPORT ibv_context *fake_open(ibv_device *device)
 		return 0;
 	};
 	c->verbs.query_device_ex = query_device_ex;
+	c->verbs.alloc_parent_domain = [](ibv_context *v, ibv_parent_domain_init_attr *attr) -> ibv_pd * {
+		if (attr->td || attr->comp_mask != IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT || attr->alloc) {
+			errno = EINVAL;
+			return nullptr;
+		}
+		attr->pd->context = v;
+		return attr->pd;
+	};
 	v.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v.device = device;
 	v.cmd_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -486,10 +494,18 @@ EXPORT int ibv_destroy_srq(ibv_srq *v)
 	return 0;
 }
 
-/* Of librdmacm */
-EXPORT int rsocket(int domain, int type, int protocol)
+__attribute__((visibility("default"))) std::atomic<ibv_fork_status> fake_fork_status{IBV_FORK_DISABLED};
+
+EXPORT ibv_fork_status ibv_is_fork_initialized()
 {
-	return domain + 16 * type + 256 * protocol;
+	return fake_fork_status;
+}
+
+/* As that of rdma-core 44: it takes ranges from children whether that is needed or not. */
+EXPORT int ibv_fork_init()
+{
+	fake_fork_status = IBV_FORK_ENABLED;
+	return 0;
 }
 
 EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)

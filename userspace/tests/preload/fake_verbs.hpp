@@ -106,6 +106,7 @@ inline mr &of(ibv_mr *m)
 extern "C" {
 
 extern ibv_device fake_device;
+extern std::atomic<ibv_fork_status> fake_fork_status;
 /* Past ibv_open_device(). */
 ibv_context *fake_open(ibv_device *device);
 /* Somebody asked for an event of @cq, which the provider's channel tells now. */

@@ -1196,6 +1196,10 @@ TEST(PolicyNone, NothingIsUnpinned)
 	ibv_cq *const cq = d.make_cq();
 	EXPECT_TRUE(find_cq(cq));
 	EXPECT_EQ(ibv_destroy_cq(cq), 0);
+	/* Nor is anything else than without the library. */
+	fake_fork_status = IBV_FORK_UNNEEDED;
+	EXPECT_EQ(ibv_fork_init(), 0);
+	EXPECT_EQ(fake_fork_status, IBV_FORK_ENABLED);
 }
 
 /* --- completion channels ------------------------------------------------ */
@@ -1307,11 +1311,47 @@ TEST(PreloadChannel, WhoWaitsInAReadIsWokenByBoth)
 	EXPECT_EQ(ibv_destroy_comp_channel(ch.made), 0);
 }
 
+/* The library's own thread uses what the program makes there. */
+TEST(ThreadDomains, AreNone)
+{
+	device d;
+	ibv_td td{};
+	ibv_pd pd{};
+	int context;
+	ibv_parent_domain_init_attr attr{&pd, &td, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+		[](ibv_pd *, void *, std::size_t, std::size_t, std::uint64_t) -> void * { return nullptr; }, nullptr, &context};
+
+	EXPECT_EQ(ibv_alloc_parent_domain(d.context, &attr), &pd);
+	EXPECT_EQ(attr.td, &td) << "the program's";
+}
+
+/* Ranges of regions are taken from children only where the kernel does not copy what is pinned. */
+TEST(Fork, LeavesAllMemoryToChildren)
+{
+	EXPECT_EQ(ibv_fork_init(), 0);
+	EXPECT_EQ(fake_fork_status, IBV_FORK_ENABLED);
+	fake_fork_status = IBV_FORK_UNNEEDED;
+	EXPECT_EQ(ibv_fork_init(), 0);
+	EXPECT_EQ(fake_fork_status, IBV_FORK_UNNEEDED) << "the real one was called";
+}
+
 TEST(Rsockets, HaveOrderedWrites)
 {
+	constexpr int answer = 1 + 16 * 2 + 256 * 3;
+
 	EXPECT_FALSE(npr::preload::ordered());
-	EXPECT_EQ(rsocket(1, 2, 3), 1 + 16 * 2 + 256 * 3) << "the real one's answer";
+	EXPECT_EQ(rsocket(1, 2, 3), -1) << "nobody has one";
+	EXPECT_FALSE(npr::preload::ordered());
+
+	/* Only the plug-in sees it, and then all do. */
+	void *const plug_in = dlopen(FAKE_RDMACM, RTLD_NOW | RTLD_LOCAL);
+	ASSERT_TRUE(plug_in) << dlerror();
+	auto *const open_socket = reinterpret_cast<int (*)()>(dlsym(plug_in, "open_socket"));
+	ASSERT_TRUE(open_socket);
+	EXPECT_EQ(open_socket(), answer);
 	EXPECT_TRUE(npr::preload::ordered());
+	ASSERT_TRUE(dlopen(FAKE_RDMACM, RTLD_NOW | RTLD_GLOBAL)) << dlerror();
+	EXPECT_EQ(rsocket(1, 2, 3), answer);
 }
 
 } // namespace

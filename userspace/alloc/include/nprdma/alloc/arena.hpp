@@ -10,6 +10,10 @@
  *
  * Any thread may call anything. Blocks that are freed stay in a cache of the thread for its next
  * ones. The arena has to outlive its blocks and the threads' use of it.
+ *
+ * A child that fork() makes has a copy of the memory, and none of the registrations: keys are its parent's. There
+ * allocate(), adopt(), discard(), trim(), stats() and leaks() throw std::logic_error, and what ends with the child ends
+ * nothing of the parent's. It may make arenas of its own.
  */
 #ifndef NPRDMA_ALLOC_ARENA_HPP
 #define NPRDMA_ALLOC_ARENA_HPP
@@ -55,7 +59,10 @@ struct options {
 	bool eager = false;
 	/* Pinned memory is registered in pieces of so much, or of a block that is larger. */
 	std::size_t chunk = std::size_t{64} << 20;
-	/* An eager arena is touched, and if pinned registered in as many parts, by so many threads at once. */
+	/*
+	 * An eager arena is touched by so many threads at once, and if it is pinned, registered by them in as many parts; no
+	 * block is larger than a part.
+	 */
 	unsigned int threads = 1;
 	page_size pages = page_size::base;
 	numa_policy numa = numa_policy::none;
@@ -79,7 +86,7 @@ struct statistics {
 	std::uint64_t deallocations;
 	std::uint64_t registrations;   /* made for this arena, of all registrars */
 	std::uint64_t deregistrations; /* of these, ended */
-	std::uint64_t given_back;      /* bytes, by decay, trim() and discard() */
+	std::uint64_t given_back;      /* bytes that were in memory, by decay, trim() and discard() */
 };
 
 struct leak {
@@ -100,8 +107,10 @@ public:
 	arena &operator=(const arena &) = delete;
 
 	/*
-	 * As those of std::pmr::memory_resource. Throw out_of_memory, bad_size; foreign_pointer, double_free.
-	 * Memory comes as it was left. Whatever is asked for, a block is aligned to 64 bytes.
+	 * As those of std::pmr::memory_resource. allocate() throws out_of_memory and bad_size, deallocate() foreign_pointer,
+	 * double_free and bad_size; allocate() throws double_free if it finds that two threads had freed a block. Memory comes
+	 * as it was left. A block is aligned to 64 bytes, and its size is rounded up to the next of four for each power of
+	 * two, by less than a quarter: that much room is needed.
 	 */
 	[[nodiscard]] void *allocate(std::size_t bytes, std::size_t alignment = 64);
 	void deallocate(void *block);
@@ -109,7 +118,7 @@ public:
 	void deallocate(void *block, std::size_t bytes, std::size_t alignment);
 	/* One that gives itself back. */
 	[[nodiscard]] buffer acquire(std::size_t bytes, std::size_t alignment = 64);
-	/* Memory of the caller, registered on its own for as long as the buffer lives; then @cleanup. */
+	/* Memory of the caller, registered on its own for as long as the buffer lives; then @cleanup. Throws bad_size if it is empty. */
 	[[nodiscard]] buffer adopt(std::span<std::byte> given, std::function<void()> cleanup);
 
 	/* All bytes that the block has. */
@@ -121,13 +130,15 @@ public:
 
 	/*
 	 * The content of whole pages in this range is not needed any more: they read as zeros, keys stay valid.
-	 * Returns the bytes of these pages; 0, and nothing changes, where memory is pinned, the caller's, or of hugetlbfs.
+	 * Returns the bytes of those that were in memory; 0, and nothing changes, where memory is pinned, the caller's, or of
+	 * hugetlbfs.
 	 */
 	std::size_t discard(void *p, std::size_t bytes);
 	/*
-	 * Gives back all pages that no block uses. Keys of unpinned memory stay valid; pinned memory is deregistered
-	 * in pieces, of which no part is used. Caches of other threads follow when these use the arena again.
-	 * Returns the bytes given back.
+	 * Gives back what the allocator does not use: pages of large blocks that were freed, and those of small blocks where
+	 * all that share a run of pages were. Keys of unpinned memory stay valid; pinned memory is deregistered in pieces, of
+	 * which no part is used, unless it is eager. Caches of other threads follow when these use the arena again. Returns
+	 * the bytes given back that were in memory.
 	 */
 	std::size_t trim();
 

@@ -13,9 +13,11 @@
 
 #include <nprdma/alloc/object.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -61,6 +63,9 @@ public:
 			throw bad_object("a bundle that claims more than its data, " +
 					 std::to_string(object_.data().size()) + " bytes");
 		offsets_ = *offsets;
+		/* Data of the caller may begin anywhere; arrays begin at multiples of 64 bytes from there. */
+		if (reinterpret_cast<std::uintptr_t>(object_.data().data()) % alignment)
+			throw bad_object("a bundle whose data do not begin at a multiple of " + std::to_string(alignment));
 	}
 
 	template <std::size_t I>
@@ -78,6 +83,7 @@ private:
 	using table = std::array<entry, arrays>;
 	using offsets = std::array<std::size_t, arrays + 1>; /* the last is the end of all */
 	static constexpr std::array<std::size_t, arrays> sizes{sizeof(T)...};
+	static constexpr std::size_t alignment = std::max({alignof(T)...});
 	static constexpr std::size_t most = std::size_t{1} << 60;
 
 	[[nodiscard]] static std::optional<offsets> layout(const counts &elements) noexcept

@@ -45,11 +45,6 @@ class NPRDMA_ALLOC_API bad_object : public std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* A request to a peer's memory failed. */
-class NPRDMA_ALLOC_API transport_error : public std::runtime_error {
-	using std::runtime_error::runtime_error;
-};
-
 } // namespace nprdma::alloc
 
 #endif

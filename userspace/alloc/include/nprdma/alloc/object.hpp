@@ -67,12 +67,12 @@ public:
 	/* Content is as the memory was left. */
 	object(arena &home, std::uint64_t type, std::size_t metadata_bytes, std::size_t data_bytes);
 	/*
-	 * Data stay where they are, in memory of the caller that is registered for as long as the object lives;
+	 * Data stay where they are, in memory of the caller (some: bad_size) that is registered for as long as the object lives;
 	 * then @cleanup. Header and metadata are in the arena.
 	 */
 	[[nodiscard]] static object around(arena &home, std::uint64_t type, std::span<const std::byte> metadata,
 					   std::span<std::byte> data, std::function<void()> cleanup);
-	/* What a peer wrote there, without a copy. Throws bad_object; then @received is as it was. */
+	/* What a peer wrote there, at a multiple of 64, without a copy. Throws bad_object; then @received is as it was. */
 	[[nodiscard]] static object accept(buffer &&received);
 	/* A deep copy of what begins at @bytes, from wherever it came. Throws bad_object. */
 	[[nodiscard]] static object copy_of(arena &home, std::span<const std::byte> bytes);
@@ -128,7 +128,7 @@ inline constexpr std::uint64_t package_type = type_id("nprdma.package");
 
 /* A file of objects, with their checksums; it appears as a whole or not at all. Throws std::system_error. */
 NPRDMA_ALLOC_API void save(const std::string &path, std::span<const object> objects);
-/* Throws std::system_error, and bad_object if it is no such file, or damaged. */
+/* Throws std::system_error, and bad_object if it is no such file, or damaged: each object has its checksum. */
 [[nodiscard]] NPRDMA_ALLOC_API std::vector<object> load(arena &home, const std::string &path);
 
 template <class T>
