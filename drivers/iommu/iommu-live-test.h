@@ -1266,6 +1266,14 @@ static void map_fill_without_memory_is_undone(struct kunit *test)
 	}
 }
 
+static void table_is_alive_at_first(struct kunit *test)
+{
+	struct rt *rt = test->priv;
+
+	if (!rt->count)
+		table_is_alive(test);
+}
+
 /* The DMA API leaves tables behind that hold nothing any more. */
 static void map_fill_takes_empty_tables_away(struct kunit *test)
 {
@@ -1280,14 +1288,15 @@ static void map_fill_takes_empty_tables_away(struct kunit *test)
 	get_page(rt->table);
 
 	rt->nr_flush = 0;
-	rt->on_flush = table_is_alive;
+	rt->on_flush = table_is_alive_at_first;
 	rt_map(test);
 	rt->on_flush = NULL;
 	KUNIT_EXPECT_TRUE(test, rt_filled(rt, BASE, SLOTS, PATTERN_A));
 	KUNIT_EXPECT_EQ(test, rt->count, 1U);
 	KUNIT_EXPECT_EQ(test, page_count(rt->table), 1);
 	put_page(rt->table);
-	KUNIT_ASSERT_EQ(test, rt->nr_flush, 1U);
+	/* AMD's driver flushes all that was mapped, too. */
+	KUNIT_ASSERT_GE(test, rt->nr_flush, 1U);
 	f = rt->flush[0];
 	KUNIT_EXPECT_EQ(test, f.addr, (u64)IOVA(PAGES));
 	KUNIT_EXPECT_EQ(test, f.am, 9U);

@@ -104,7 +104,7 @@ static u64 *live_table_of(const struct iommu_live *live, u64 val)
 	return phys_to_virt(val & live->addr);
 }
 
-static unsigned long live_index(unsigned long pfn, unsigned int level)
+static unsigned long live_index(u64 pfn, unsigned int level)
 {
 	return (pfn >> ((level - 1) * LIVE_SHIFT)) % LIVE_ENTRIES;
 }

@@ -671,17 +671,43 @@ static struct kunit_suite iova_suite = {
 
 /* ---- the DMA API's domains ---- */
 
+static int mock_identity(struct device *dev)
+{
+	return IOMMU_DOMAIN_IDENTITY;
+}
+
+static int mock_any_type(struct device *dev)
+{
+	return 0;
+}
+
+static const struct iommu_ops mock_forces_passthrough = {
+	.def_domain_type = mock_identity,
+};
+
+static const struct iommu_ops mock_leaves_it_to_others = {
+	.def_domain_type = mock_any_type,
+};
+
 /* One device for each reason, made up */
 static void each_refusal_has_its_own_error_and_reason(struct kunit *test)
 {
 	struct mock_domain *mock = test->priv;
 	struct iommu_domain *d = &mock->domain;
+	struct iommu_device *unit;
+	struct dev_iommu *param;
 	struct pci_dev *pdev;
 	const char *why;
 	int err;
 
 	pdev = kunit_kzalloc(test, sizeof(*pdev), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, pdev);
+	param = kunit_kzalloc(test, sizeof(*param), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, param);
+	unit = kunit_kzalloc(test, sizeof(*unit), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, unit);
+	unit->ops = &mock_leaves_it_to_others;
+	param->iommu_dev = unit;
 	KUNIT_ASSERT_EQ(test, iommu_get_dma_cookie(d), 0);
 	pdev->dev.bus = &pci_bus_type;
 	pdev->dev.dma_iommu = true;
@@ -696,6 +722,16 @@ static void each_refusal_has_its_own_error_and_reason(struct kunit *test)
 	KUNIT_ASSERT_NOT_NULL(test, why);
 	KUNIT_EXPECT_NOT_NULL(test, strstr(why, "passthrough"));
 	KUNIT_EXPECT_EQ(test, err, -EPERM);
+
+	/* The driver of AMD's IOMMU insists for what has PASID; without one nobody does. */
+	pdev->dev.iommu = param;
+	KUNIT_EXPECT_PTR_EQ(test, dma_replace_refusal(&pdev->dev, d, &err), why);
+	unit->ops = &mock_forces_passthrough;
+	KUNIT_ASSERT_NOT_NULL(test, dma_replace_refusal(&pdev->dev, d, &err));
+	KUNIT_EXPECT_NOT_NULL(test, strstr(dma_replace_refusal(&pdev->dev, d, &err),
+					   "amd_iommu=force_isolation"));
+	KUNIT_EXPECT_EQ(test, err, -EPERM);
+	pdev->dev.iommu = NULL;
 
 	/* Owned by VFIO, say */
 	d->type = IOMMU_DOMAIN_UNMANAGED;

@@ -31,6 +31,7 @@ struct rt_hw {
 	struct pdom_iommu_info info[2];
 	unsigned int waited[2];
 	unsigned int fail_commands, fail_waits;
+	bool timed_out;
 };
 
 /* ---- entries ---- */
@@ -160,6 +161,10 @@ static int rt_completion_wait(struct amd_iommu *iommu)
 	if (rt_drained(rt))
 		return 0;
 	rt->nr_waits++;
+	/* What timed out was lost: it has to be queued again. */
+	KUNIT_EXPECT_TRUE(test, !rt->hw->timed_out || iommu->need_sync);
+	rt->hw->timed_out = rt->hw->fail_waits;
+	iommu->need_sync = false;
 	if (rt->hw->fail_waits) {
 		rt->hw->fail_waits--;
 		return -EIO;
@@ -296,6 +301,11 @@ static void each_refusal_has_its_reason(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, why && strstr(why, "pgtbl_v1"));
 	rt->hw->pdom->pd_mode = PD_MODE_V1;
 
+	KUNIT_EXPECT_NULL(test, refusal(rt->domain));
+	rt_add_devtlb(test);
+	why = refusal(rt->domain);
+	KUNIT_EXPECT_TRUE(test, why && strstr(why, "pci=noats"));
+
 	amd_iommu_np_cache = np_cache;
 	amd_iommu_snp_en = snp;
 }
@@ -425,20 +435,35 @@ static void the_last_slot_of_64_bits_can_be_mapped(struct kunit *test)
 	iommu_inval_sync(rt->domain, &rt->inval);
 }
 
-static void map_fill_flushes_where_not_present_is_cached(struct kunit *test)
+static bool rt_was_flushed(const struct rt *rt, unsigned long iova)
+{
+	unsigned int i;
+
+	for (i = 0; i < rt->nr_flush; i++) {
+		const struct rt_flush *f = &rt->flush[i];
+
+		if (!f->devtlb && !f->leaf_only &&
+		    (f->all || (iova >= f->addr && iova - f->addr < BIT(12 + f->am))))
+			return true;
+	}
+
+	return false;
+}
+
+/* It may have looked from a root that did not reach so far. */
+static void map_fill_flushes_what_hardware_may_have_seen(struct kunit *test)
 {
 	struct rt *rt = test->priv;
 	bool np_cache = amd_iommu_np_cache;
+	unsigned long i;
 
 	amd_iommu_np_cache = false;
-	rt_map(test);
-	KUNIT_EXPECT_EQ(test, rt->nr_waits, 0U);
-	KUNIT_EXPECT_EQ(test, iommu_unmap(rt->domain, BASE, LEN), LEN);
-
-	amd_iommu_np_cache = true;
-	rt->nr_waits = 0;
-	rt_map(test);
+	KUNIT_ASSERT_EQ(test, iommu_map_fill(rt->domain, BASE, LEN, PATTERN_A,
+					     IOMMU_READ, GFP_KERNEL), 0);
 	KUNIT_EXPECT_EQ(test, rt->nr_waits, 1U);
+	for (i = 0; i < SLOTS; i++)
+		KUNIT_EXPECT_TRUE(test, rt_was_flushed(rt, IOVA(i * PAGES)));
+	KUNIT_EXPECT_TRUE(test, rt_was_flushed(rt, BASE + LEN - SZ_4K));
 	amd_iommu_np_cache = np_cache;
 }
 
@@ -474,7 +499,7 @@ static struct kunit_case rt_replace_cases[] = {
 	KUNIT_CASE_PARAM(what_is_mapped_stays_so_while_the_root_grows,
 			 rt_format_gen_params),
 	KUNIT_CASE_PARAM(the_last_slot_of_64_bits_can_be_mapped, rt_format_gen_params),
-	KUNIT_CASE_PARAM(map_fill_flushes_where_not_present_is_cached,
+	KUNIT_CASE_PARAM(map_fill_flushes_what_hardware_may_have_seen,
 			 rt_format_gen_params),
 	KUNIT_CASE_PARAM(unmap_copes_with_mixed_leaves, rt_format_gen_params),
 	KUNIT_CASE_PARAM(replace_of_a_hole_is_enoent, rt_format_gen_params),
@@ -599,13 +624,15 @@ static struct kunit_suite rt_thread_suite = {
 
 /* ---- devices that the driver wants in the identity domain ---- */
 
-static void a_device_with_pasid_is_translated_if_asked_for(struct kunit *test)
+static void a_device_with_pasid_is_put_into_passthrough(struct kunit *test)
 {
 	int (*type)(struct device *dev) = amd_iommu_ops.def_domain_type;
-	bool translate = amd_iommu_translate_pasid, snp = amd_iommu_snp_en;
+	bool snp = amd_iommu_snp_en;
 	struct iommu_dev_data *data;
 	struct device *dev;
 
+	if (cc_platform_has(CC_ATTR_MEM_ENCRYPT))
+		kunit_skip(test, "memory is encrypted, and all devices are translated");
 	dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, dev);
 	dev->iommu = kunit_kzalloc(test, sizeof(*dev->iommu), GFP_KERNEL);
@@ -615,18 +642,15 @@ static void a_device_with_pasid_is_translated_if_asked_for(struct kunit *test)
 	dev->iommu->priv = data;
 
 	amd_iommu_snp_en = false;
-	amd_iommu_translate_pasid = false;
+	/* As with amd_iommu=force_isolation */
 	KUNIT_EXPECT_EQ(test, type(dev), 0);
 	data->flags = AMD_IOMMU_DEVICE_FLAG_PASID_SUP;
 	KUNIT_EXPECT_EQ(test, type(dev), (int)IOMMU_DOMAIN_IDENTITY);
-	amd_iommu_translate_pasid = true;
-	KUNIT_EXPECT_EQ(test, type(dev), 0);
-	amd_iommu_translate_pasid = translate;
 	amd_iommu_snp_en = snp;
 }
 
 static struct kunit_case rt_device_cases[] = {
-	KUNIT_CASE(a_device_with_pasid_is_translated_if_asked_for),
+	KUNIT_CASE(a_device_with_pasid_is_put_into_passthrough),
 	{}
 };
 

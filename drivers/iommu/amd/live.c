@@ -98,18 +98,40 @@ static u64 amd_live_attr(int prot)
 }
 
 /*
+ * A device TLB that does not answer an invalidation is reported by an event, which
+ * nobody waits for, and the COMPLETION_WAIT behind it completes.
+ */
+static bool amd_live_has_devtlb(struct protection_domain *pdom)
+{
+	struct iommu_dev_data *dev_data;
+	unsigned long flags;
+	bool has = false;
+
+	spin_lock_irqsave(&pdom->lock, flags);
+	list_for_each_entry(dev_data, &pdom->dev_list, list)
+		has |= dev_data->ats_enabled;
+	spin_unlock_irqrestore(&pdom->lock, flags);
+
+	return has;
+}
+
+/*
  * A hypervisor that shadows the tables has to hear of new mappings, so it says that it
  * caches what is not present. It turns the change of a live leaf into an unmap and a
  * map, and a device that accesses the leaf in between gets a fault.
  */
 static const char *amd_replace_refusal(struct iommu_domain *domain)
 {
-	if (to_pdomain(domain)->pd_mode != PD_MODE_V1)
+	struct protection_domain *pdom = to_pdomain(domain);
+
+	if (pdom->pd_mode != PD_MODE_V1)
 		return "live translations change in v1 tables only (boot with amd_iommu=pgtbl_v1)";
 	if (amd_iommu_np_cache)
 		return "a hypervisor shadows the tables of the IOMMU (NpCache)";
 	if (amd_iommu_snp_en)
 		return "the IOMMU guards encrypted guests (SNP), under which this was never tried";
+	if (amd_live_has_devtlb(pdom))
+		return "the device has a TLB of its own, and AMD's IOMMU does not wait for one that gives no answer (boot with pci=noats)";
 	return NULL;
 }
 
@@ -184,6 +206,7 @@ static int amd_merge(struct iommu_domain *domain, unsigned long iova, phys_addr_
 static int amd_map_fill(struct iommu_domain *domain, unsigned long iova, size_t len,
 			phys_addr_t paddr, int prot, gfp_t gfp, size_t *mapped)
 {
+	struct iommu_inval inval;
 	struct iommu_live live;
 	int ret;
 
@@ -193,7 +216,19 @@ static int amd_map_fill(struct iommu_domain *domain, unsigned long iova, size_t 
 	if (iova + len - 1 > domain->geometry.aperture_end)
 		return -ERANGE;
 
-	return iommu_live_map_fill(&live, iova, len, paddr, amd_live_attr(prot), gfp, mapped);
+	ret = iommu_live_map_fill(&live, iova, len, paddr, amd_live_attr(prot), gfp, mapped);
+	/*
+	 * The root may have grown, here or under another caller that still waits with
+	 * pdom->lock for its device table entries. Hardware that looked from the old
+	 * root, after the flush that came before these, may not keep what it saw.
+	 */
+	if (*mapped) {
+		iommu_inval_init(&inval);
+		iommu_inval_add(&inval, iova, *mapped, true);
+		amd_iommu_flush_inval(to_pdomain(domain), &inval);
+	}
+
+	return ret;
 }
 
 static void amd_inval_sync(struct iommu_domain *domain, struct iommu_inval *inval)

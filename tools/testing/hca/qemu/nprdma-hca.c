@@ -3,7 +3,7 @@
  * nprdma-hca: the emulated HCA as a QEMU PCI device.
  *
  *   -device nprdma-hca[,bus=BUS][,lid=N][,guid=N][,seed=N][,pf=on|off]
- *           [,ats=on|off][,ethernet=on|off]
+ *           [,ats=on|off][,pasid=on|off][,ethernet=on|off]
  *           [,KNOB=VALUE...]
  *   -device nprdma-link,path=SOCKET,peer=SOCKET
  *
@@ -27,6 +27,8 @@
  * With "ats" the function has a device TLB: it asks for a translation once, and uses
  * it until the IOMMU says that it is no longer good. A guest enables that if the
  * IOMMU offers it (-device intel-iommu,device-iotlb=on; amd-iommu always does).
+ *
+ * With "pasid" it has the PASID capability, of which it makes no use.
  *
  * This file is glue only. The device's logic, its DMA included, runs in one
  * worker thread, without the big QEMU lock, beside the vCPUs. An access of a
@@ -79,6 +81,7 @@ OBJECT_DECLARE_SIMPLE_TYPE(NprdmaLink, NPRDMA_LINK)
 #define HCA_KNOBS 16
 #define HCA_ATS_CAP 0x100
 #define HCA_ATC_BITS 10
+#define HCA_PASID_BITS 20
 #define HCA_PAGE_BITS 12
 #define HCA_PAGE_SIZE (1ull << HCA_PAGE_BITS)
 
@@ -111,6 +114,7 @@ struct NprdmaHca {
     bool ethernet;
     bool pf;
     bool ats;
+    bool pasid;
     QemuMutex atc_lock;       /* of the device TLB */
     HcaTranslation *atc;      /* for reads, and after those for writes */
     uint64_t atc_generation;  /* counts invalidations */
@@ -800,6 +804,14 @@ static void hca_realize(PCIDevice *dev, Error **errp)
     if (hca->ats) {
         hca_atc_init(hca);
     }
+    if (hca->pasid) {
+        uint16_t at = HCA_ATS_CAP + (hca->ats ? PCI_EXT_CAP_ATS_SIZEOF : 0);
+
+        pcie_add_capability(dev, PCI_EXT_CAP_ID_PASID, 1, at,
+                            PCI_EXT_CAP_PASID_SIZEOF);
+        pci_set_word(dev->config + at + PCI_PASID_CAP, HCA_PASID_BITS << 8);
+        pci_set_word(dev->wmask + at + PCI_PASID_CTRL, PCI_PASID_CTRL_ENABLE);
+    }
 }
 
 static void hca_exit(PCIDevice *dev)
@@ -930,6 +942,7 @@ static Property hca_properties[] = {
     DEFINE_PROP_UINT64("seed", NprdmaHca, seed, 0),
     DEFINE_PROP_BOOL("pf", NprdmaHca, pf, false),
     DEFINE_PROP_BOOL("ats", NprdmaHca, ats, false),
+    DEFINE_PROP_BOOL("pasid", NprdmaHca, pasid, false),
     DEFINE_PROP_BOOL("ethernet", NprdmaHca, ethernet, false),
     DEFINE_PROP_END_OF_LIST(),
 };

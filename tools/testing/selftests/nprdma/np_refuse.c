@@ -81,6 +81,18 @@ TEST(shadowed_tables)
 	EXPECT_TRUE(run("dmesg | grep -Eq 'unpinned memory regions refused: .*(caching mode|NpCache)'"));
 }
 
+TEST(device_tlb)
+{
+	check_refusal(_metadata, NP_OWNER_DEV, true);
+	EXPECT_TRUE(run("dmesg | grep -q 'unpinned memory regions refused: .*pci=noats'"));
+}
+
+TEST(forced_passthrough)
+{
+	check_refusal(_metadata, NP_OWNER_DEV, true);
+	EXPECT_TRUE(run("dmesg | grep -q 'unpinned memory regions refused: .*amd_iommu=force_isolation'"));
+}
+
 TEST(no_drain)
 {
 	check_refusal(_metadata, NP_OWNER_DEV, true);
