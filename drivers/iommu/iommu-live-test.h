@@ -1266,6 +1266,39 @@ static void map_fill_without_memory_is_undone(struct kunit *test)
 	}
 }
 
+static void *no_table(int nid, gfp_t gfp)
+{
+	return NULL;
+}
+
+/* They run under spinlocks, and while memory is reclaimed. */
+static void what_notifiers_do_needs_no_memory_and_no_sleep(struct kunit *test)
+{
+	struct rt *rt = test->priv;
+	phys_addr_t pages[2] = { USER_PAGE(1), USER_PAGE(2) };
+	int ret[4];
+
+	rt_map(test);
+	rt_split(test, 1);
+	kunit_activate_static_stub(test, iommu_live_alloc_table, no_table);
+	iommu_inval_init(&rt->inval);
+	preempt_disable();
+	ret[0] = iommu_replace(rt->domain, IOVA(PAGES), SZ_4K, USER_PAGE(0), RW, NULL,
+			       &rt->inval);
+	ret[1] = iommu_replace_pages(rt->domain, IOVA(PAGES + 1), 2, pages, RW, &rt->inval);
+	ret[2] = iommu_replace_fill(rt->domain, BASE, LEN, PATTERN_B, IOMMU_READ, &rt->inval);
+	ret[3] = iommu_merge_leaves(rt->domain, IOVA(PAGES), PATTERN_B, IOMMU_READ,
+				    &rt->inval);
+	iommu_inval_sync(rt->domain, &rt->inval);
+	preempt_enable();
+	kunit_deactivate_static_stub(test, iommu_live_alloc_table);
+	KUNIT_EXPECT_EQ(test, ret[0], 0);
+	KUNIT_EXPECT_EQ(test, ret[1], 0);
+	KUNIT_EXPECT_EQ(test, ret[2], 0);
+	KUNIT_EXPECT_EQ(test, ret[3], 0);
+	KUNIT_EXPECT_TRUE(test, rt_filled(rt, BASE, SLOTS, PATTERN_B));
+}
+
 static void table_is_alive_at_first(struct kunit *test)
 {
 	struct rt *rt = test->priv;

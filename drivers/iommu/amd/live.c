@@ -131,7 +131,7 @@ static const char *amd_replace_refusal(struct iommu_domain *domain)
 	if (amd_iommu_snp_en)
 		return "the IOMMU guards encrypted guests (SNP), under which this was never tried";
 	if (amd_live_has_devtlb(pdom))
-		return "the device has a TLB of its own, and AMD's IOMMU does not wait for one that gives no answer (boot with pci=noats)";
+		return "the device has a TLB that nobody waits for (boot with pci=noats)";
 	return NULL;
 }
 

@@ -375,6 +375,8 @@ static struct kunit_case rt_replace_cases[] = {
 	KUNIT_CASE_PARAM(map_fill_over_a_mapping_is_eexist_and_undone,
 			 rt_format_gen_params),
 	KUNIT_CASE_PARAM(map_fill_without_memory_is_undone, rt_format_gen_params),
+	KUNIT_CASE_PARAM(what_notifiers_do_needs_no_memory_and_no_sleep,
+			 rt_format_gen_params),
 	KUNIT_CASE_PARAM(map_fill_takes_empty_tables_away, rt_format_gen_params),
 	KUNIT_CASE_PARAM(iommu_map_and_fill_write_the_same_leaves, rt_format_gen_params),
 	{}
