@@ -564,13 +564,21 @@ public:
 	status read_many(std::span<const piece> pieces) noexcept override
 	{
 		status s = error{EIO, "mirror: no store is left"};
+		/* relaxed: any of them will do that is not failed */
+		const std::size_t first = first_.load(std::memory_order_relaxed);
 
-		for (std::size_t i = 0; i < stores_.size(); i++) {
+		for (std::size_t n = 0; n < stores_.size(); n++) {
+			const std::size_t i = (first + n) % stores_.size();
+
 			if (failed_[i].load(std::memory_order_acquire))
 				continue;
 			s = stores_[i]->read_many(pieces);
-			if (s)
+			if (s) {
+				/* One that does not answer costs its deadline: the next read begins here. */
+				if (n)
+					first_.store(i, std::memory_order_relaxed);
 				return s;
+			}
 		}
 		return s;
 	}
@@ -636,6 +644,7 @@ private:
 
 	const std::vector<std::shared_ptr<store>> stores_;
 	std::vector<std::atomic<bool>> failed_; /* lacks something that was written */
+	std::atomic<std::size_t> first_ = 0;    /* to be read from; the last one that answered */
 };
 
 } // namespace
