@@ -450,9 +450,14 @@ private:
 			return said(code);
 		if (broken())
 			return said(ECONNRESET);
-		if (under_way_.size() >= max_operations() || work_requests_ + segments.size() > most_work_)
+		/* What is done counts until poll() has told it: it is kept until then. */
+		const auto too_much = [&] {
+			return under_way_.size() + done_.size() >= max_operations() ||
+			       work_requests_ + segments.size() > most_work_;
+		};
+		if (too_much())
 			progress();
-		if (under_way_.size() >= max_operations() || work_requests_ + segments.size() > most_work_)
+		if (too_much())
 			return said(EAGAIN);
 		if (!message.empty())
 			if (const int code = may_send(message))
