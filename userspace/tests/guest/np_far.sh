@@ -5,7 +5,7 @@
 # adapters, and the same while something else takes the memory that there is, so that what is not pinned goes to
 # swap. Prints TAP. NPRDMA_FAR_BUILD: where they were built.
 #
-#	np_far [transport|far|sync|short]...
+#	np_far [transport|far|sync|far-short|sync-short]...
 set -uo pipefail
 
 build=${NPRDMA_FAR_BUILD:-@LIBNPRDMA@}
@@ -47,7 +47,8 @@ over_rdma='Network.*:Far/Codings.*:Far/Protection.*'
 # The others need no transport.
 groups='Synchroniser/*:Ranges.*:Overlap.*:Wires.*:Groups.*:Agreement.*:Members.*:Processes.*'
 
-# Memory is short: most of it is one process's, which touches it again and again, and leaves the CPUs to others.
+# short_of_memory PROGRAM FILTER: most of the memory is one process's, which touches it again and again, and leaves the
+# CPUs to others.
 short_of_memory() {
 	local total swap hog before after
 	total=$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
@@ -74,25 +75,25 @@ while True:
 		sleep 0.5
 	done
 	before=$(swapped)
-	of_gtest "memory_short." "$far_test" "$over_rdma"
-	of_gtest "memory_short." "$sync_test" 'Synchroniser/0.*:Ranges.*:Overlap.*:Groups.*'
+	of_gtest "memory_short." "$1" "$2"
 	after=$(swapped)
 	number=$((number + 1))
 	if kill "$hog" && [ "$after" -gt "$before" ]; then
-		echo "ok $number pages_went_to_swap_meanwhile # $((after - before))"
+		echo "ok $number pages_went_to_swap_while_${1##*/}_ran # $((after - before))"
 	else
-		echo "not ok $number pages_went_to_swap_meanwhile # $((after - before))"
+		echo "not ok $number pages_went_to_swap_while_${1##*/}_ran # $((after - before))"
 		failed=1
 	fi
 }
 
-[ $# -gt 0 ] || set -- transport far sync short
+[ $# -gt 0 ] || set -- transport far sync far-short sync-short
 for part; do
 	case $part in
 	transport) of_gtest "" "$transport_test" "$verbs" ;;
 	far) of_gtest "" "$far_test" "$over_rdma" ;;
 	sync) of_gtest "" "$sync_test" "$groups" ;;
-	short) short_of_memory ;;
+	far-short) short_of_memory "$far_test" "$over_rdma" ;;
+	sync-short) short_of_memory "$sync_test" 'Synchroniser/0.*:Ranges.*:Overlap.*:Groups.*' ;;
 	*)
 		echo "np_far: there is no part $part" >&2
 		exit 64

@@ -34,7 +34,9 @@ namespace
 
 constexpr std::uint32_t setup_magic = 0x3162766e;      /* and version */
 constexpr auto set_up_time = std::chrono::seconds(20); /* of a peer that has connected: guests are slow */
-constexpr unsigned send_entries = 256;                 /* of a queue pair: the library queues what is more */
+constexpr auto memory_time = std::chrono::seconds(10); /* for the kernel to find memory */
+constexpr auto memory_pause = std::chrono::milliseconds(50);
+constexpr unsigned send_entries = 256; /* of a queue pair: the library queues what is more */
 
 struct setup {
 	std::uint32_t magic, messages, max_message;
@@ -837,10 +839,23 @@ result<std::unique_ptr<region>> verbs_context::register_memory(std::span<std::by
 	if (memory.empty())
 		return error{EINVAL, "to register: an empty range"};
 	if (!how.pinned && can_unpinned_) {
-		ibv_mr *const mr = ::npr_reg_mr(pd_.get(), memory.data(), memory.size(), access);
+		const auto until = clock::now() + memory_time;
+		ibv_mr *mr;
 
+		/*
+		 * The first unpinned region of a protection domain takes 2 MiB in a row of the kernel, its
+		 * scratch page. Where memory is short there may be none now, and some when more was
+		 * reclaimed.
+		 */
+		while (!(mr = ::npr_reg_mr(pd_.get(), memory.data(), memory.size(), access)) &&
+		       errno == ENOMEM && clock::now() < until)
+			std::this_thread::sleep_for(memory_pause);
 		if (mr)
 			return std::unique_ptr<region>(std::make_unique<verbs_region>(memory, mr, true));
+		if (errno == ENOMEM)
+			return failure(errno,
+				       "to register memory unpinned: the kernel has no 2 MiB in a row, or "
+				       "not for this control group");
 		if (errno != EOPNOTSUPP && errno != EINVAL)
 			return failure(errno, "to register memory unpinned");
 	}
