@@ -255,10 +255,12 @@ struct remote_region {
 	std::unique_ptr<server> serving;
 };
 
-void write_all(store &to, std::size_t page,
-	       const std::function<void(std::span<std::byte>, std::uint64_t)> &make)
+/* Seconds that the writing took, without the making. */
+double write_all(store &to, std::size_t page,
+		 const std::function<void(std::span<std::byte>, std::uint64_t)> &make)
 {
 	std::vector<std::byte> memory(64 * page);
+	double took = 0;
 
 	for (std::uint64_t at = 0; at < to.bytes(); at += memory.size()) {
 		std::vector<piece> pieces;
@@ -268,8 +270,9 @@ void write_all(store &to, std::size_t page,
 			make(one, i);
 			pieces.push_back({i, one});
 		}
-		must(to.write_many(pieces));
+		took += seconds_of([&] { must(to.write_many(pieces)); });
 	}
+	return took;
 }
 
 void noise(std::span<std::byte> page, std::uint64_t seed)
@@ -400,7 +403,14 @@ void coding_gain()
 	constexpr std::uint64_t bytes = 16 << 20;
 	constexpr std::size_t page = 65536;
 	constexpr double rate = 50e6;
-	constexpr int rounds = 5;
+	constexpr std::size_t rounds = 7;
+	/* Of what was measured side by side. */
+	const auto median_ratio = [](const std::vector<double> &a, const std::vector<double> &b) {
+		std::vector<double> r;
+		for (std::size_t i = 0; i < a.size(); i++)
+			r.push_back(a[i] / b[i]);
+		return median(r);
+	};
 	const auto repeated = [](std::vector<std::byte> from) {
 		return [from = std::move(from)](std::span<std::byte> to, std::uint64_t at) {
 			for (std::size_t i = 0; i < to.size(); i++)
@@ -431,9 +441,9 @@ void coding_gain()
 			    std::make_unique<remote_region>(bytes, rate, std::chrono::microseconds(10), page);
 			c.store = c.region->open({.code = c.code, .error_bound = 1e-4});
 		}
-		for (int round = 0; round < rounds; round++)
+		for (std::size_t round = 0; round < rounds; round++)
 			for (coded &c : all) {
-				c.write.push_back(seconds_of([&] { write_all(*c.store, page, d.make); }));
+				c.write.push_back(write_all(*c.store, page, d.make));
 				const std::uint64_t before = c.store->stats().bytes_read;
 				const auto p = must(pager::make({.buffer_bytes = 4 * bytes}));
 				const auto m = must(p->map(c.store, {.page_bytes = page}));
@@ -450,9 +460,8 @@ void coding_gain()
 				    "\"speed_of_raw\": %.3f, \"write_speed_of_raw\": %.3f, "
 				    "\"traffic_of_raw\": %.3f, \"part_of_link\": %.3f}\n",
 				    d.name, c.name, median(c.read), median(c.write), c.moved,
-				    median(all[0].read) / median(c.read),
-				    median(all[0].write) / median(c.write), c.moved / all[0].moved,
-				    c.moved / median(c.read) / rate);
+				    median_ratio(all[0].read, c.read), median_ratio(all[0].write, c.write),
+				    c.moved / all[0].moved, c.moved / median(c.read) / rate);
 	}
 }
 
