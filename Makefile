@@ -68,6 +68,10 @@ litmus: deps kernel-stock ## the litmus tests of the barriers, with a herd7 that
 bench: all ## the figures: registration, latency, bandwidth, faults
 	@scripts/bench
 
+.PHONY: far-figures
+far-figures: userspace ## the figures of nprdma-far, over shared memory of this machine
+	@scripts/far-figures
+
 .PHONY: compat
 compat: all ## programs of others on unpinned memory, and the tables of them (two hours)
 	@scripts/compat

@@ -3,7 +3,9 @@
  * The figures of nprdma-far: one JSON object a line, for scripts/far-figures. What is compared is measured in
  *one run, in turns.
  *
- *	far_bench [latency|fill|workers|coding|stream|buffer|unmap]... [--file PATH]
+ *	far_bench [latency|fill|workers|coding|stream|buffer|unmap]... [--file PATH] [--doubles PATH]
+ *
+ * --file: where a file is made, for latency; --doubles: data for coding.
  */
 #include <nprdma/far_network.hpp>
 
@@ -34,7 +36,7 @@ using namespace nprdma::far;
 namespace transport = nprdma::transport;
 using std::chrono::steady_clock;
 
-std::string file_path = "far-bench.data";
+std::string file_path = "far-bench.data", doubles_path;
 
 [[noreturn]] void die(const std::string &what)
 {
@@ -253,10 +255,12 @@ struct remote_region {
 	std::unique_ptr<server> serving;
 };
 
-void write_all(store &to, std::size_t page,
-	       const std::function<void(std::span<std::byte>, std::uint64_t)> &make)
+/* Seconds that the writing took, without the making. */
+double write_all(store &to, std::size_t page,
+		 const std::function<void(std::span<std::byte>, std::uint64_t)> &make)
 {
 	std::vector<std::byte> memory(64 * page);
+	double took = 0;
 
 	for (std::uint64_t at = 0; at < to.bytes(); at += memory.size()) {
 		std::vector<piece> pieces;
@@ -266,8 +270,9 @@ void write_all(store &to, std::size_t page,
 			make(one, i);
 			pieces.push_back({i, one});
 		}
-		must(to.write_many(pieces));
+		took += seconds_of([&] { must(to.write_many(pieces)); });
 	}
+	return took;
 }
 
 void noise(std::span<std::byte> page, std::uint64_t seed)
@@ -323,6 +328,8 @@ void workers()
 {
 	constexpr std::uint64_t bytes = 16 << 20;
 	remote_region r(bytes, 0, std::chrono::microseconds(200));
+	/* What was never written would not be read. */
+	write_all(*r.open(), 4096, noise);
 	for (const unsigned fillers : {1u, 2u, 4u, 8u, 16u, 32u})
 		for (const unsigned evictors : {1u, 2u, 4u}) {
 			const auto s = r.open({.checksums = false, .lanes = fillers + evictors});
@@ -369,69 +376,92 @@ std::vector<std::byte> text()
 	return all;
 }
 
+/* Doubles of a file, or else of a smooth function. */
+std::vector<std::byte> doubles()
+{
+	std::vector<std::byte> all;
+
+	if (doubles_path.empty()) {
+		for (std::size_t i = 0; i < 1 << 17; i++) {
+			const double x = static_cast<double>(i) * 1e-4;
+			const double v = std::sin(x) + 0.3 * std::cos(7.1 * x);
+			const std::byte *const at = reinterpret_cast<const std::byte *>(&v);
+			all.insert(all.end(), at, at + sizeof(v));
+		}
+		return all;
+	}
+	std::ifstream f(doubles_path, std::ios::binary);
+	for (char c; f.get(c);)
+		all.push_back(static_cast<std::byte>(c));
+	if (all.empty() || all.size() % sizeof(double))
+		die(doubles_path + ": no doubles");
+	return all;
+}
+
 void coding_gain()
 {
 	constexpr std::uint64_t bytes = 16 << 20;
 	constexpr std::size_t page = 65536;
-	const std::vector<std::byte> words = text();
-	const auto from_text = [&](std::span<std::byte> to, std::uint64_t at) {
-		for (std::size_t i = 0; i < to.size(); i++)
-			to[i] = words[(at + i) % words.size()];
+	constexpr double rate = 50e6;
+	constexpr std::size_t rounds = 7;
+	/* Of what was measured side by side. */
+	const auto median_ratio = [](const std::vector<double> &a, const std::vector<double> &b) {
+		std::vector<double> r;
+		for (std::size_t i = 0; i < a.size(); i++)
+			r.push_back(a[i] / b[i]);
+		return median(r);
 	};
-	/* The half of each page is text, the other half noise: about 2:1 is the most that LZ4 makes of such.
-	 */
-	const auto floats = [](std::span<std::byte> to, std::uint64_t at) {
-		for (std::size_t i = 0; i < to.size() / 8; i++) {
-			const double x = static_cast<double>(at / 8 + i) * 1e-4;
-			const double v = std::sin(x) + 0.3 * std::cos(7.1 * x);
-			std::memcpy(to.data() + i * 8, &v, 8);
-		}
+	const auto repeated = [](std::vector<std::byte> from) {
+		return [from = std::move(from)](std::span<std::byte> to, std::uint64_t at) {
+			for (std::size_t i = 0; i < to.size(); i++)
+				to[i] = from[(at + i) % from.size()];
+		};
 	};
 	struct data {
 		const char *name;
 		std::function<void(std::span<std::byte>, std::uint64_t)> make;
 	};
 	for (const data &d :
-	     {data{"text", from_text}, data{"smooth doubles", floats}, data{"noise", noise}}) {
-		double raw_time = 0, raw_bytes = 0;
-		for (const coding c : {coding::raw, coding::lz4, coding::zfp_64}) {
-			/* In turns with raw would need as many regions; the link's rate is what counts. */
-			remote_region r(bytes, 200e6, std::chrono::microseconds(10), page);
-			network_options how;
-			how.code = c;
-			how.error_bound = 1e-6;
-			const auto s = r.open(how);
-			std::vector<double> write, read;
-			for (int round = 0; round < 3; round++) {
-				const std::uint64_t before = s->stats().bytes_read;
-				write.push_back(seconds_of([&] { write_all(*s, page, d.make); }));
+	     {data{"text", repeated(text())}, data{"doubles", repeated(doubles())}, data{"noise", noise}}) {
+		struct coded {
+			coding code;
+			const char *name;
+			std::unique_ptr<remote_region> region;
+			std::shared_ptr<network_store> store;
+			std::vector<double> read, write;
+			double moved = 0;
+		};
+		std::vector<coded> all;
+		all.push_back({coding::raw, "raw", {}, {}, {}, {}});
+		all.push_back({coding::lz4, "LZ4", {}, {}, {}, {}});
+		all.push_back({coding::zfp_64, "ZFP", {}, {}, {}, {}});
+		for (coded &c : all) {
+			/* Each one's link is its own. */
+			c.region =
+			    std::make_unique<remote_region>(bytes, rate, std::chrono::microseconds(10), page);
+			c.store = c.region->open({.code = c.code, .error_bound = 1e-4});
+		}
+		for (std::size_t round = 0; round < rounds; round++)
+			for (coded &c : all) {
+				c.write.push_back(write_all(*c.store, page, d.make));
+				const std::uint64_t before = c.store->stats().bytes_read;
 				const auto p = must(pager::make({.buffer_bytes = 4 * bytes}));
-				const auto m = must(p->map(s, {.page_bytes = page}));
-				read.push_back(seconds_of([&] {
+				const auto m = must(p->map(c.store, {.page_bytes = page}));
+				c.read.push_back(seconds_of([&] {
 					for (std::uint64_t at = 0; at < bytes; at += page)
 						(void)*const_cast<volatile std::byte *>(m->memory().data() +
 											at);
 				}));
-				if (round == 2) {
-					const double moved =
-					    static_cast<double>(s->stats().bytes_read - before);
-					if (c == coding::raw) {
-						raw_time = median(read);
-						raw_bytes = moved;
-					}
-					std::printf("{\"figure\": \"coding\", \"data\": \"%s\", \"code\": "
-						    "\"%s\", \"read_s\": %.4f, \"write_s\": %.4f, "
-						    "\"bytes\": %.0f, \"speed_of_raw\": %.3f, "
-						    "\"traffic_of_raw\": %.3f}\n",
-						    d.name,
-						    c == coding::raw   ? "raw"
-						    : c == coding::lz4 ? "LZ4"
-								       : "ZFP",
-						    median(read), median(write), moved,
-						    raw_time / median(read), moved / raw_bytes);
-				}
+				c.moved = static_cast<double>(c.store->stats().bytes_read - before);
 			}
-		}
+		for (const coded &c : all)
+			std::printf("{\"figure\": \"coding\", \"data\": \"%s\", \"code\": \"%s\", "
+				    "\"read_s\": %.4f, \"write_s\": %.4f, \"bytes\": %.0f, "
+				    "\"speed_of_raw\": %.3f, \"write_speed_of_raw\": %.3f, "
+				    "\"traffic_of_raw\": %.3f, \"part_of_link\": %.3f}\n",
+				    d.name, c.name, median(c.read), median(c.write), c.moved,
+				    median_ratio(all[0].read, c.read), median_ratio(all[0].write, c.write),
+				    c.moved / all[0].moved, c.moved / median(c.read) / rate);
 	}
 }
 
@@ -556,12 +586,16 @@ int main(int argc, char **argv)
 			file_path = argv[++i];
 			continue;
 		}
+		if (std::string(argv[i]) == "--doubles" && i + 1 < argc) {
+			doubles_path = argv[++i];
+			continue;
+		}
 		const auto f = std::find_if(std::begin(figures), std::end(figures),
 					    [&](const figure &x) { return std::string(x.name) == argv[i]; });
 		if (f == std::end(figures))
 			die(std::string(
 				"usage: far_bench [latency|fill|workers|coding|stream|buffer|unmap]... "
-				"[--file PATH]; not ") +
+				"[--file PATH] [--doubles PATH]; not ") +
 			    argv[i]);
 		chosen.push_back(f);
 	}

@@ -203,6 +203,27 @@ public:
 	mutable counters count = {};
 };
 
+/* Calls @f(page) for the pages of [first, end) that were not absent when it looked. */
+template <class F> void for_present(const area &a, std::size_t first, std::size_t end, F f)
+{
+	for (std::size_t page = first; page < end;) {
+		std::uint64_t eight;
+
+		/* Most of a large mapping is absent. A state that changes meanwhile is seen either way. */
+		if (page % 8 == 0 && end - page >= 8) {
+			eight = __atomic_load_n(reinterpret_cast<const std::uint64_t *>(&a.state(page)),
+						__ATOMIC_ACQUIRE);
+			if (!eight) {
+				page += 8;
+				continue;
+			}
+		}
+		if (a.kind_of(page) != absent)
+			f(page);
+		page++;
+	}
+}
+
 } // namespace nprdma::far
 
 #endif

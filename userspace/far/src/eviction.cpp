@@ -16,7 +16,8 @@ namespace
 constexpr std::size_t batch_pages = 64;
 constexpr std::uint64_t batch_bytes = 8 << 20;
 constexpr std::uint64_t fewest_pages = 8; /* in a buffer: one instruction may touch several at once */
-constexpr auto retry_time = std::chrono::milliseconds(20); /* of what cannot be written back */
+constexpr auto retry_time = std::chrono::milliseconds(20);  /* of what cannot be written back */
+constexpr auto look_again = std::chrono::microseconds(100); /* at a page that another thread owns */
 
 std::int64_t now_ns() noexcept
 {
@@ -274,9 +275,44 @@ status pager_state::write_back(area &a, std::span<const std::size_t> pages) noex
 	return s;
 }
 
+/* The caller owns the pages, which are mapped nowhere but in the alias. @count: how many are absent now. */
+status pager_state::give_back(area &a, std::vector<std::size_t> dirties, std::vector<std::size_t> freed,
+			      bool all, std::size_t &count) noexcept
+{
+	const auto keep = [&](std::size_t page, kind as) {
+		a.leave(uffd_, page, as);
+		enqueue(a, page);
+	};
+
+	std::sort(dirties.begin(), dirties.end());
+	status s = write_back(a, dirties);
+	if (s) {
+		for (const std::size_t page : dirties) {
+			/* Somebody wants it, and it is still here. */
+			if (a.has_flag(page, wanted) && !all)
+				keep(page, idle_clean);
+			else
+				freed.push_back(page);
+		}
+	} else {
+		for (const std::size_t page : dirties)
+			keep(page, idle_dirty);
+	}
+	for_runs(freed, [&](std::size_t first, std::size_t n) {
+		a.free_run(first, n);
+		for (std::size_t i = first; i < first + n; i++)
+			a.leave(uffd_, i, absent);
+	});
+	a.count.evicted.fetch_add(freed.size(), std::memory_order_relaxed);
+	if (!freed.empty())
+		release(a, freed.size());
+	count = freed.size();
+	return s;
+}
+
 pager_state::evicted pager_state::evict_some(area &a, std::size_t most, bool all, status *why) noexcept
 {
-	std::vector<std::size_t> dirties, cleans, freed;
+	std::vector<std::size_t> dirties, cleans;
 	std::vector<area::entry> entries;
 	evicted done{0, 0};
 	std::size_t active, inactive;
@@ -313,38 +349,56 @@ pager_state::evicted pager_state::evict_some(area &a, std::size_t most, bool all
 		}
 	}
 
-	const auto keep = [&](std::size_t page, kind as) {
-		a.leave(uffd_, page, as);
-		enqueue(a, page);
-	};
-	std::sort(dirties.begin(), dirties.end());
-	if (status s = write_back(a, dirties); s) {
-		for (const std::size_t page : dirties) {
-			/* Somebody wants it, and it is still here. */
-			if (a.has_flag(page, wanted) && !all)
-				keep(page, idle_clean);
-			else
-				freed.push_back(page);
-		}
-	} else {
-		for (const std::size_t page : dirties)
-			keep(page, idle_dirty);
+	if (status s = give_back(a, std::move(dirties), std::move(cleans), all, done.freed); !s) {
 		if (why)
 			*why = s;
-		if (cleans.empty())
+		if (!done.freed)
 			return {0, 0};
 	}
-	freed.insert(freed.end(), cleans.begin(), cleans.end());
-	for_runs(freed, [&](std::size_t first, std::size_t n) {
-		a.free_run(first, n);
-		for (std::size_t i = first; i < first + n; i++)
-			a.leave(uffd_, i, absent);
-	});
-	done.freed = freed.size();
-	a.count.evicted.fetch_add(freed.size(), std::memory_order_relaxed);
-	if (!freed.empty())
-		release(a, freed.size());
 	return done;
+}
+
+/*
+ * All that are out of sight, but for what is pinned, also those that an evictor has in his hands just now:
+ * his entries are in neither queue.
+ */
+status pager_state::evict_idle(area &a) noexcept
+{
+	std::vector<std::size_t> dirties, cleans;
+	status why;
+	const auto some = [&] {
+		std::vector<std::size_t> all = dirties;
+		std::size_t freed;
+
+		/* He may not have come to it. */
+		all.insert(all.end(), cleans.begin(), cleans.end());
+		for_runs(all, [&](std::size_t first, std::size_t n) { a.unmap_run(first, n); });
+		if (status s = give_back(a, std::move(dirties), std::move(cleans), true, freed); !s)
+			why = s;
+		dirties.clear();
+		cleans.clear();
+	};
+
+	for_present(a, 0, a.pages, [&](std::size_t page) {
+		while (why) {
+			const kind k = a.kind_of(page);
+
+			if (k == evicting) {
+				/* Nobody need wait for those that we have. */
+				some();
+				std::this_thread::sleep_for(look_again);
+			} else if ((k != idle_clean && k != idle_dirty) || a.has_flag(page, pinned)) {
+				return;
+			} else if (a.move(page, k, evicting)) {
+				(k == idle_dirty ? dirties : cleans).push_back(page);
+				if (dirties.size() + cleans.size() == batch_pages)
+					some();
+				return;
+			}
+		}
+	});
+	some();
+	return why;
 }
 
 } // namespace nprdma::far

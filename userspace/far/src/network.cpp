@@ -31,6 +31,12 @@ constexpr std::size_t group = 64;          /* pages of one pass */
 constexpr std::size_t read_part = 1 << 20; /* of the entries */
 constexpr auto pause = milliseconds(5);    /* between two attempts to connect */
 
+bool all_zeros(std::span<const std::byte> memory) noexcept
+{
+	return memory[0] == std::byte{0} &&
+	       std::memcmp(memory.data(), memory.data() + 1, memory.size() - 1) == 0;
+}
+
 struct lane {
 	std::unique_ptr<transport::connection> connection;
 	transport::mapping memory; /* a page for each of a group, then an entry for each */
@@ -474,6 +480,11 @@ private:
 
 		for (std::size_t i = 0; i < parts.size(); i++) {
 			const part &p = parts[i];
+			/* Nothing was ever there, and nothing is: it stays so. */
+			if (!how_.shared && !get(p.page).written() && all_zeros(p.memory)) {
+				entries(l)[i] = {0};
+				continue;
+			}
 			const bool whole = p.memory.size() == page_bytes_;
 			stored how = stored::raw;
 			std::size_t used =
@@ -503,6 +514,7 @@ private:
 					 sizeof(entry)});
 			bytes += from.size();
 		}
+		const std::size_t written = segments.size();
 		if (status s = run(l, segments, true, deadline); !s)
 			return s;
 		if (status s = run(l, table, true, deadline); !s)
@@ -511,7 +523,7 @@ private:
 			set(parts[i].page, entries(l)[i]);
 		count_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
 		count_.coded.fetch_add(coded, std::memory_order_relaxed);
-		count_.raw.fetch_add(parts.size() - coded, std::memory_order_relaxed);
+		count_.raw.fetch_add(written - coded, std::memory_order_relaxed);
 		return {};
 	}
 
@@ -552,13 +564,21 @@ public:
 	status read_many(std::span<const piece> pieces) noexcept override
 	{
 		status s = error{EIO, "mirror: no store is left"};
+		/* relaxed: any of them will do that is not failed */
+		const std::size_t first = first_.load(std::memory_order_relaxed);
 
-		for (std::size_t i = 0; i < stores_.size(); i++) {
+		for (std::size_t n = 0; n < stores_.size(); n++) {
+			const std::size_t i = (first + n) % stores_.size();
+
 			if (failed_[i].load(std::memory_order_acquire))
 				continue;
 			s = stores_[i]->read_many(pieces);
-			if (s)
+			if (s) {
+				/* One that does not answer costs its deadline: the next read begins here. */
+				if (n)
+					first_.store(i, std::memory_order_relaxed);
 				return s;
+			}
 		}
 		return s;
 	}
@@ -624,6 +644,7 @@ private:
 
 	const std::vector<std::shared_ptr<store>> stores_;
 	std::vector<std::atomic<bool>> failed_; /* lacks something that was written */
+	std::atomic<std::size_t> first_ = 0;    /* to be read from; the last one that answered */
 };
 
 } // namespace

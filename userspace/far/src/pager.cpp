@@ -159,6 +159,10 @@ bool pager::user_faults_only() const noexcept
 {
 	return state_->faults().user_only();
 }
+bool pager::write_protection() const noexcept
+{
+	return state_->faults().can_protect();
+}
 void pager::set_buffer_bytes(std::uint64_t bytes) noexcept
 {
 	state_->set_buffer_bytes(bytes);

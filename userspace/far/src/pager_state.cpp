@@ -18,12 +18,16 @@ namespace
 constexpr std::size_t most_ahead = 64; /* requests that wait */
 constexpr std::size_t ahead_batch = 8; /* pages of one turn, after which faults come first again */
 
-/* Fresh frames of zeros from @from on: those that the store has nothing for. */
-void touch(const area &a, const piece &p, std::size_t from) noexcept
+/*
+ * A fresh frame of zeros, so that the store finds it in memory: an adapter need not fault it in, and no thread
+ * is stopped at each page of the system, or killed if there is no memory.
+ */
+status make_frame(const area &a, const piece &p) noexcept
 {
-	for (std::size_t i = (from + a.system_page - 1) / a.system_page * a.system_page; i < a.page_bytes;
-	     i += a.system_page)
-		(void)*const_cast<const volatile std::byte *>(p.memory.data() + i);
+	while (::madvise(p.memory.data(), a.page_bytes, MADV_POPULATE_WRITE))
+		if (errno != EINTR && errno != EAGAIN)
+			return transport::failure(errno, "far: memory for a page");
+	return {};
 }
 
 } // namespace
@@ -267,12 +271,11 @@ status pager_state::fill(area &a, std::size_t page) noexcept
 {
 	const piece p = a.piece_of(page);
 
-	if (a.source->written(p.offset, p.memory.size())) {
-		touch(a, p, p.memory.size());
+	if (status s = make_frame(a, p); !s)
+		return s;
+	if (a.source->written(p.offset, p.memory.size()))
 		return a.source->read(p);
-	}
 	a.count.empty.fetch_add(1, std::memory_order_relaxed);
-	touch(a, p, 0);
 	return {};
 }
 
@@ -446,14 +449,19 @@ status pager_state::bring_ahead(area &a, std::span<const std::size_t> pages, std
 					  "no room in the buffer: all is pinned, or cannot be written back"};
 			break;
 		}
-		mine.push_back(page);
-		if (const piece p = a.piece_of(page); a.source->written(p.offset, p.memory.size())) {
-			touch(a, p, p.memory.size());
-			pieces.push_back(p);
-		} else {
-			a.count.empty.fetch_add(1, std::memory_order_relaxed);
-			touch(a, p, 0);
+		const piece p = a.piece_of(page);
+		if (status r = make_frame(a, p); !r) {
+			a.free_run(page, 1);
+			release(a, 1);
+			a.leave(uffd_, page, absent);
+			s = r;
+			break;
 		}
+		mine.push_back(page);
+		if (a.source->written(p.offset, p.memory.size()))
+			pieces.push_back(p);
+		else
+			a.count.empty.fetch_add(1, std::memory_order_relaxed);
 	}
 	if (!pieces.empty())
 		if (status r = a.source->read_many(pieces); !r) {

@@ -16,27 +16,6 @@ constexpr std::size_t batch_pages = 64;
 /* Who owns a page has a store under way: there is no wake-up for those who only want to own it next. */
 constexpr auto look_again = std::chrono::microseconds(100);
 
-/* Calls @f(page) for the pages of [first, end) that were not absent when it looked. */
-template <class F> void for_present(const area &a, std::size_t first, std::size_t end, F f)
-{
-	for (std::size_t page = first; page < end;) {
-		std::uint64_t eight;
-
-		/* Most of a large mapping is absent. A state that changes meanwhile is seen either way. */
-		if (page % 8 == 0 && end - page >= 8) {
-			eight = __atomic_load_n(reinterpret_cast<const std::uint64_t *>(&a.state(page)),
-						__ATOMIC_ACQUIRE);
-			if (!eight) {
-				page += 8;
-				continue;
-			}
-		}
-		if (a.kind_of(page) != absent)
-			f(page);
-		page++;
-	}
-}
-
 } // namespace
 
 kind pager_state::take(area &a, std::size_t page, kind as) noexcept
@@ -121,11 +100,13 @@ status pager_state::evict(area &a)
 	for (;;) {
 		const evicted done = evict_some(a, batch_pages, true, &why);
 
-		if (!why || done.freed + done.moved == 0 || left <= done.moved)
+		if (!why)
+			return why;
+		if (done.freed + done.moved == 0 || left <= done.moved)
 			break;
 		left -= done.moved;
 	}
-	return why;
+	return evict_idle(a);
 }
 
 status pager_state::discard(area &a, std::uint64_t offset, std::uint64_t bytes)

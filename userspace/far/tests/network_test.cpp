@@ -10,9 +10,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <future>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -64,22 +66,70 @@ protected:
 	{
 		static int number;
 
+		guarded::install();
 		address_ = devices()
 			       ? "verbs:127.0.0.1:" + std::to_string(7400 + number++)
 			       : "shm:far-" + std::to_string(::getpid()) + "-" + std::to_string(number++);
 		there_ = context_of(true);
 		here_ = context_of(false);
-		pager_options o;
-		o.buffer_bytes = 64 * 4096;
-		pager_ = must(pager::make(o));
+		pager_ = must(pager::make(small()));
 		serve();
+		if (devices()) {
+			const auto begin = std::chrono::steady_clock::now();
+
+			must(server_->lend("probe", 4096));
+			(void)open({}, "probe");
+			slowest_ = std::max(slowest_, std::chrono::ceil<std::chrono::milliseconds>(
+							  std::chrono::steady_clock::now() - begin));
+		}
+	}
+
+	static pager_options small()
+	{
+		pager_options o;
+
+		o.buffer_bytes = 64 * 4096;
+		return o;
 	}
 
 	void serve(const server_options &how = {}) { server_ = must(server::make(*there_, address_, how)); }
 
+	/*
+	 * What is to succeed has time: an emulated adapter on a busy machine needs seconds. What is to fail
+	 * has many times what a connection has taken here.
+	 */
+	static network_options patient(network_options how = {})
+	{
+		how.deadline = devices() ? 60s : 5s;
+		return how;
+	}
+	static network_options hasty(std::chrono::milliseconds natively, network_options how = {})
+	{
+		how.deadline =
+		    devices() ? std::clamp<std::chrono::milliseconds>(10 * slowest_, 3s, 40s) : natively;
+		return how;
+	}
+
+	result<std::shared_ptr<network_store>> try_open(const network_options &how = {},
+							const std::string &name = "r")
+	{
+		return network_store::open(*here_, address_, name, patient(how));
+	}
 	std::shared_ptr<network_store> open(const network_options &how = {}, const std::string &name = "r")
 	{
-		return must(network_store::open(*here_, address_, name, how));
+		return must(try_open(how, name));
+	}
+	/* The lanes of the last client are closed, which the server sees soon. */
+	std::shared_ptr<network_store> open_next(const network_options &how = {})
+	{
+		for (;;) {
+			auto s = try_open(how);
+
+			if (s)
+				return *s;
+			if (s.code() != EBUSY)
+				throw std::runtime_error(s.why().text);
+		}
 	}
 
 	static std::uint64_t *words(const mapping &m)
@@ -87,23 +137,47 @@ protected:
 		return reinterpret_cast<std::uint64_t *>(m.memory().data());
 	}
 
+	/* @f has no destructors to run. That a page of @m cannot be brought is a failure with a reason. */
+	template <class F> static void touch(const mapping &m, F f)
+	{
+		if (const int signal = guarded::signal_of(f))
+			throw std::runtime_error("signal " + std::to_string(signal) + ": " +
+						 m.last_error().text);
+	}
+	/* The first word of a page. */
+	static std::uint64_t get(const mapping &m, std::size_t page)
+	{
+		const volatile std::uint64_t *const at = words(m) + page * 512;
+		volatile std::uint64_t value = 0;
+
+		touch(m, [at, &value] { value = *at; });
+		return value;
+	}
+	static void set(const mapping &m, std::size_t page, std::uint64_t value)
+	{
+		volatile std::uint64_t *const at = words(m) + page * 512;
+
+		touch(m, [at, value] { *at = value; });
+	}
+
 	std::string address_;
 	std::unique_ptr<transport::context> there_, here_;
 	std::unique_ptr<server> server_;
 	std::unique_ptr<pager> pager_;
+	static inline std::chrono::milliseconds slowest_{0}; /* to connect and open a region */
 };
 
 TEST_F(Network, WrongRequestsAreRefused)
 {
-	EXPECT_EQ(network_store::open(*here_, address_, "nobody").code(), ENOENT);
+	EXPECT_EQ(try_open({}, "nobody").code(), ENOENT);
 	network_options make;
 	make.make_bytes = 1 << 20;
-	EXPECT_EQ(network_store::open(*here_, address_, "mine", make).code(), EDQUOT);
+	EXPECT_EQ(try_open(make, "mine").code(), EDQUOT);
 	make.lanes = 0;
-	EXPECT_EQ(network_store::open(*here_, address_, "mine", make).code(), EINVAL);
+	EXPECT_EQ(try_open(make, "mine").code(), EINVAL);
 	make = {};
 	make.code = coding::zfp_64;
-	EXPECT_EQ(network_store::open(*here_, address_, "mine", make).code(), EINVAL);
+	EXPECT_EQ(try_open(make, "mine").code(), EINVAL);
 	EXPECT_EQ(server_->lend("r", 1 << 20, 5000).code(), EINVAL);
 	EXPECT_EQ(server_->lend(std::string(96, 'x'), 1 << 20).code(), EINVAL);
 	must(server_->lend("r", 1 << 20));
@@ -117,7 +191,7 @@ TEST_F(Network, WrongRequestsAreRefused)
 	}
 	while (server_->withdraw("r").code() == EBUSY)
 		std::this_thread::yield();
-	EXPECT_EQ(network_store::open(*here_, address_, "r").code(), ENOENT);
+	EXPECT_EQ(try_open().code(), ENOENT);
 }
 
 class Codings : public Network, public testing::WithParamInterface<coding>
@@ -152,37 +226,37 @@ TEST_P(Codings, WhatIsWrittenIsReadByTheNextClient)
 			const auto m = must(pager_->map(s, map));
 			double *const d = reinterpret_cast<double *>(m->memory().data());
 
-			for (std::size_t i = 0; i < count; i++)
-				if (i / 512 % 5)
-					d[i] = value(i) + static_cast<double>(page);
+			touch(*m, [&] {
+				for (std::size_t i = 0; i < count; i++)
+					if (i / 512 % 5)
+						d[i] = value(i) + static_cast<double>(page);
+			});
 			must(m->unmap());
 			if (how.code != coding::raw) {
 				EXPECT_GT(s->stats().pages_coded, 100u);
 			}
 			EXPECT_GT(s->stats().pages_raw, 0u);
 		}
-		/* Its lanes are closed, which the server sees soon. */
 		how.read_only = true;
-		std::shared_ptr<network_store> s;
-		while (!s) {
-			auto r = network_store::open(*here_, address_, "r", how);
-			if (r)
-				s = *r;
-			else
-				ASSERT_EQ(r.code(), EBUSY) << r.why().text;
-		}
+		const std::shared_ptr<network_store> s = open_next(how);
 		map.read_only = true;
 		const auto m = must(pager_->map(s, map));
 		const double *const d = reinterpret_cast<const double *>(m->memory().data());
-		for (std::size_t i = 0; i < count; i++) {
-			const double want = i / 512 % 5 ? value(i) + static_cast<double>(page) : 0;
-			if (std::isnan(want))
-				ASSERT_TRUE(std::isnan(d[i])) << i;
-			else if (how.code == coding::zfp_64)
-				ASSERT_NEAR(d[i], want, 1e-6) << i;
-			else
-				ASSERT_EQ(d[i], want) << i;
-		}
+		std::size_t wrong = 0, first = count;
+		touch(*m, [&] {
+			for (std::size_t i = 0; i < count; i++) {
+				const double want = i / 512 % 5 ? value(i) + static_cast<double>(page) : 0;
+				const double is = d[i];
+				const bool good = std::isnan(want)             ? std::isnan(is)
+						  : how.code == coding::zfp_64 ? std::abs(is - want) <= 1e-6
+									       : is == want;
+				if (!good) {
+					wrong++;
+					first = std::min(first, i);
+				}
+			}
+		});
+		EXPECT_EQ(wrong, 0u) << "the first one is " << first << ", of " << page << " bytes a page";
 		EXPECT_EQ(s->stats().checksum_errors, 0u);
 		how.read_only = false;
 	}
@@ -197,22 +271,43 @@ INSTANTIATE_TEST_SUITE_P(Far, Codings,
 								    : "zfp32";
 			 });
 
-TEST_F(Network, WhatWasNeverWrittenIsNotTransferred)
+/* Also where a page that was only read counts as written, as on kernels without CONFIG_PTE_MARKER_UFFD_WP. */
+class Protection : public Network, public testing::WithParamInterface<bool>
 {
+};
+INSTANTIATE_TEST_SUITE_P(Far, Protection, testing::Bool(),
+			 [](const auto &p) { return p.param ? "protected" : "unprotected"; });
+
+TEST_P(Protection, WhatWasNeverWrittenIsNotTransferred)
+{
+	pager_options o = small();
+	o.write_protection = GetParam();
+	pager_ = must(pager::make(o));
+	if (GetParam())
+		std::printf("# write protection of shared memory: %s\n",
+			    pager_->write_protection()
+				? "yes"
+				: "not in this kernel, what is mapped counts as written");
+	else
+		EXPECT_FALSE(pager_->write_protection());
 	must(server_->lend("r", 1 << 20));
 	const auto s = open();
 	const auto m = must(pager_->map(s));
 
 	for (std::size_t i = 0; i < 256; i++)
-		ASSERT_EQ(words(*m)[i * 512], 0u);
-	EXPECT_EQ(m->stats().empty, 256u);
-	EXPECT_EQ(s->stats().bytes_read, 0u);
-	words(*m)[512] = 1;
+		ASSERT_EQ(get(*m, i), 0u);
+	EXPECT_GE(m->stats().empty, 256u);
+	EXPECT_EQ(m->stats().empty, m->stats().demand + m->stats().prefetched);
 	must(m->evict());
-	EXPECT_EQ(words(*m)[512], 1u);
+	EXPECT_EQ(s->stats().bytes_read, 0u);
+	EXPECT_EQ(s->stats().bytes_written, 0u);
+	set(*m, 1, 1);
+	must(m->evict());
+	EXPECT_EQ(s->stats().bytes_written, 4096u);
+	EXPECT_EQ(get(*m, 1), 1u);
 	EXPECT_EQ(s->stats().bytes_read, 4096u);
 	must(m->discard(4096, 4096));
-	EXPECT_EQ(words(*m)[512], 0u);
+	EXPECT_EQ(get(*m, 1), 0u);
 	EXPECT_EQ(s->stats().bytes_read, 4096u);
 }
 
@@ -223,26 +318,20 @@ TEST_F(Network, OneClientWritesOrManyAgreeToShare)
 		const auto s = open();
 		network_options how;
 
-		EXPECT_EQ(network_store::open(*here_, address_, "r").code(), EBUSY);
+		EXPECT_EQ(try_open().code(), EBUSY);
 		how.read_only = true;
-		EXPECT_EQ(network_store::open(*here_, address_, "r", how).code(), EBUSY);
+		EXPECT_EQ(try_open(how).code(), EBUSY);
 	}
 	network_options how;
 	how.shared = true;
-	std::shared_ptr<network_store> s[2];
-	for (auto &one : s)
-		while (!one)
-			if (auto r = network_store::open(*here_, address_, "r", how); r)
-				one = *r;
-			else
-				ASSERT_EQ(r.code(), EBUSY);
+	const std::shared_ptr<network_store> s[2] = {open_next(how), open_next(how)};
 	const auto a = must(pager_->map(s[0])), b = must(pager_->map(s[1]));
-	words(*a)[0] = 5;
-	words(*b)[512] = 6;
+	set(*a, 0, 5);
+	set(*b, 1, 6);
 	must(a->flush());
 	must(b->flush());
-	EXPECT_EQ(words(*b)[0], 5u);
-	EXPECT_EQ(words(*a)[512], 6u);
+	EXPECT_EQ(get(*b, 0), 5u);
+	EXPECT_EQ(get(*a, 1), 6u);
 }
 
 TEST_F(Network, ManyClientsHaveRegionsOfTheirOwn)
@@ -251,44 +340,43 @@ TEST_F(Network, ManyClientsHaveRegionsOfTheirOwn)
 	allow.clients_may_make = 16 << 20;
 	server_.reset();
 	serve(allow);
-	std::vector<std::thread> t;
-	std::atomic<int> wrong = 0;
+	std::vector<std::future<int>> wrong;
 
 	for (unsigned i = 0; i < 4; i++)
-		t.emplace_back([&, i] {
+		wrong.push_back(std::async(std::launch::async, [&, i] {
 			network_options how;
 			how.make_bytes = 1 << 20;
 			how.code = i % 2 ? coding::lz4 : coding::raw;
 			const auto m = must(pager_->map(open(how, "of-" + std::to_string(i))));
+			int n = 0;
 
-			for (std::size_t n = 0; n < 256; n++)
-				words(*m)[n * 512] = n * 10 + i;
-			for (std::size_t n = 0; n < 256; n++)
-				wrong += words(*m)[n * 512] != n * 10 + i;
-		});
-	for (std::thread &x : t)
-		x.join();
-	EXPECT_EQ(wrong, 0);
+			for (std::size_t page = 0; page < 256; page++)
+				set(*m, page, page * 10 + i);
+			for (std::size_t page = 0; page < 256; page++)
+				n += get(*m, page) != page * 10 + i;
+			return n;
+		}));
+	for (auto &n : wrong)
+		EXPECT_EQ(n.get(), 0);
 }
 
 TEST_F(Network, AServerThatIsGoneIsASignalWithinTheDeadlineAndNoZeros)
 {
 	must(server_->lend("r", 1 << 20));
-	network_options how;
-	how.deadline = 300ms;
-	const auto m = must(pager_->map(open(how)));
+	const network_options how = hasty(300ms);
+	const auto m = must(pager_->map(must(network_store::open(*here_, address_, "r", how))));
 	must(m->advise(0, 1 << 20, hint::random));
 	for (std::size_t i = 0; i < 256; i++)
-		words(*m)[i * 512] = i + 1;
+		set(*m, i, i + 1);
 	must(m->evict());
-	words(*m)[0] = 77;
+	set(*m, 0, 77);
 	server_.reset();
 	const auto begin = std::chrono::steady_clock::now();
 	for (std::size_t i = 1; i < 4; i++)
 		EXPECT_EQ(guarded::signal_of(
 			      [&] { (void)*const_cast<volatile std::uint64_t *>(&words(*m)[i * 512]); }),
 			  SIGBUS);
-	EXPECT_LT(std::chrono::steady_clock::now() - begin, 4s);
+	EXPECT_LT(std::chrono::steady_clock::now() - begin, 6 * how.deadline + 2s);
 	EXPECT_FALSE(m->flush());
 	/* Another server of that name has lost what the first one had. */
 	serve();
@@ -297,7 +385,7 @@ TEST_F(Network, AServerThatIsGoneIsASignalWithinTheDeadlineAndNoZeros)
 	EXPECT_EQ(guarded::signal_of([&] { (void)*const_cast<volatile std::uint64_t *>(&words(*m)[512]); }),
 		  SIGBUS);
 	EXPECT_EQ(m->flush().code(), ESTALE);
-	EXPECT_EQ(words(*m)[0], 77u);
+	EXPECT_EQ(get(*m, 0), 77u);
 }
 
 TEST_F(Network, AServerOverAFileMayBeStartedAnew)
@@ -307,19 +395,19 @@ TEST_F(Network, AServerOverAFileMayBeStartedAnew)
 	const auto s = open();
 	const auto m = must(pager_->map(s));
 	for (std::size_t i = 0; i < 256; i++)
-		words(*m)[i * 512] = i + 1;
+		set(*m, i, i + 1);
 	must(m->flush());
 	must(m->evict());
 	server_.reset();
-	std::thread later([&] {
+	auto later = std::async(std::launch::async, [&] {
 		std::this_thread::sleep_for(100ms);
 		serve();
 		must(server_->lend("r", 1 << 20, 4096, path));
 	});
 	/* Nobody notices but by the time that it takes. */
 	for (std::size_t i = 0; i < 256; i++)
-		ASSERT_EQ(words(*m)[i * 512], i + 1);
-	later.join();
+		ASSERT_EQ(get(*m, i), i + 1);
+	later.get();
 	EXPECT_GT(s->stats().reconnects, 0u);
 	::unlink(path.c_str());
 }
@@ -334,8 +422,10 @@ TEST_F(Network, ADamagedPageIsASignal)
 		how.code = code;
 		const auto s = open(how, name);
 		const auto m = must(pager_->map(s));
-		for (std::size_t i = 0; i < 16 * 512; i++)
-			words(*m)[i] = i / 64;
+		touch(*m, [&] {
+			for (std::size_t i = 0; i < 16 * 512; i++)
+				words(*m)[i] = i / 64;
+		});
 		must(m->evict());
 		/* One bit of one page, at the server. */
 		const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -347,7 +437,7 @@ TEST_F(Network, ADamagedPageIsASignal)
 		EXPECT_EQ(guarded::signal_of(
 			      [&] { (void)*const_cast<volatile std::uint64_t *>(&words(*m)[5 * 512]); }),
 			  SIGBUS);
-		EXPECT_EQ(words(*m)[6 * 512], 6u * 512 / 64);
+		EXPECT_EQ(get(*m, 6), 6u * 512 / 64);
 		EXPECT_GE(s->stats().checksum_errors, 1u);
 		::unlink(path.c_str());
 	}
@@ -358,24 +448,28 @@ TEST_F(Network, OneOfTwoServersMayDie)
 	must(server_->lend("r", 1 << 20));
 	const auto second_context = context_of(true);
 	const std::string other = devices() ? "verbs:127.0.0.1:7399" : address_ + "-second";
-	auto second = must(server::make(*second_context, other));
+	const auto second = must(server::make(*second_context, other));
 	must(second->lend("r", 1 << 20));
-	network_options how;
-	how.deadline = 200ms;
-	const auto both = must(mirror_store({open(how), must(network_store::open(*here_, other, "r", how))}));
+	const network_options how = hasty(200ms);
+	const auto both = must(mirror_store({must(network_store::open(*here_, address_, "r", how)),
+					     must(network_store::open(*here_, other, "r", patient()))}));
 	const auto m = must(pager_->map(both));
 	for (std::size_t i = 0; i < 256; i++)
-		words(*m)[i * 512] = i + 1;
+		set(*m, i, i + 1);
 	must(m->evict());
 	server_.reset();
-	for (std::size_t i = 0; i < 256; i += 50) {
-		ASSERT_EQ(words(*m)[i * 512], i + 1);
-		words(*m)[i * 512] = i + 100;
-	}
+	const auto begin = std::chrono::steady_clock::now();
+	for (std::size_t i = 0; i < 256; i += 50)
+		ASSERT_EQ(get(*m, i), i + 1);
+	/* One that does not answer is not asked again and again: here by a filler for each fault under way.
+	 */
+	EXPECT_LT(std::chrono::steady_clock::now() - begin, 4 * how.deadline + 2s);
+	for (std::size_t i = 0; i < 256; i += 50)
+		set(*m, i, i + 100);
 	must(m->flush());
 	must(m->evict());
 	for (std::size_t i = 0; i < 256; i += 50)
-		ASSERT_EQ(words(*m)[i * 512], i + 100);
+		ASSERT_EQ(get(*m, i), i + 100);
 }
 
 /* In a process of its own, and not at its own will. */

@@ -1,23 +1,28 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# nprdma-far and its transport over RDMA: the tests that shared memory passes natively, between two adapters, and the
-# same while something else takes the memory that there is, so that what is not pinned goes to swap. Prints TAP.
+# nprdma-far, nprdma-sync and their transport over RDMA: the tests that shared memory passes natively, between two
+# adapters, and the same while something else takes the memory that there is, so that what is not pinned goes to
+# swap. Prints TAP. NPRDMA_FAR_BUILD: where they were built.
+#
+#	np_far [transport|far|sync|far-short|sync-short]...
 set -uo pipefail
 
 build=${NPRDMA_FAR_BUILD:-@LIBNPRDMA@}
-transport_test=${NPRDMA_TRANSPORT_TEST:-$build/transport/transport_test}
-far_test=${NPRDMA_FAR_TEST:-$build/far/far_test}
+transport_test=$build/transport/transport_test
+far_test=$build/far/far_test
+sync_test=$build/sync/sync_test
 export NPRDMA_TEST_VERBS=mlx5_0,mlx5_1
 number=0
 failed=0
 log=$(mktemp)
 
-# of_gtest PREFIX PROGRAM FILTER: each test of it as one of ours.
+# of_gtest PREFIX PROGRAM FILTER: each test of it as one of ours, and what it says besides.
 of_gtest() {
 	local prefix=$1 line status=0
 
-	timeout 300 "$2" --gtest_filter="$3" >"$log" 2>&1 || status=$?
+	timeout 400 "$2" --gtest_filter="$3" >"$log" 2>&1 || status=$?
+	grep '^# ' "$log"
 	while read -r line; do
 		number=$((number + 1))
 		case $line in
@@ -37,40 +42,63 @@ of_gtest() {
 }
 
 ip link set lo up
-over_rdma='Network.*:Far/Codings.*'
-of_gtest "" "$transport_test" 'Transport/verbs.*'
-of_gtest "" "$far_test" "$over_rdma"
+verbs='Transport/verbs.*:Verbs.*'
+over_rdma='Network.*:Far/Codings.*:Far/Protection.*'
+# The others need no transport.
+groups='Synchroniser/*:Ranges.*:Overlap.*:Wires.*:Groups.*:Agreement.*:Members.*:Processes.*'
 
-# Memory is short: most of it is one process's, which touches it again and again.
-total=$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
-swap=$(awk '/^SwapTotal/ { print int($2 / 1024) }' /proc/meminfo)
-python3 -c '
-import sys
-held = bytearray((int(sys.argv[1]) + int(sys.argv[2]) // 3) << 20)
+# short_of_memory PROGRAM FILTER: most of the memory is one process's, which touches it again and again, and leaves the
+# CPUs to others.
+short_of_memory() {
+	local total swap hog before after
+	total=$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
+	swap=$(awk '/^SwapTotal/ { print int($2 / 1024) }' /proc/meminfo)
+	python3 -c '
+import sys, time
+part = 16 << 20
+held = bytearray((int(sys.argv[1]) + int(sys.argv[2]) // 4) * (1 << 20) // part * part)
+touched = bytes(part // 4096)
 while True:
-    for i in range(0, len(held), 4096):
-        held[i] = (held[i] + 1) & 255
+    for at in range(0, len(held), part):
+        held[at:at + part:4096] = touched
+        time.sleep(0.02)
 ' "$total" "$swap" &
-hog=$!
-swapped() {
-	awk '/^pswpout/ { print $2 }' /proc/vmstat
-}
-# Until it is short; what never happens is told at the end.
-for _ in $(seq 240); do
-	if [ "$(swapped)" -gt 0 ] || ! kill -0 "$hog"; then
-		break
+	hog=$!
+	swapped() {
+		awk '/^pswpout/ { print $2 }' /proc/vmstat
+	}
+	# Until it is short; what never happens is told at the end.
+	for _ in $(seq 240); do
+		if [ "$(swapped)" -gt 0 ] || ! kill -0 "$hog"; then
+			break
+		fi
+		sleep 0.5
+	done
+	before=$(swapped)
+	of_gtest "memory_short." "$1" "$2"
+	after=$(swapped)
+	number=$((number + 1))
+	if kill "$hog" && [ "$after" -gt "$before" ]; then
+		echo "ok $number pages_went_to_swap_while_${1##*/}_ran # $((after - before))"
+	else
+		echo "not ok $number pages_went_to_swap_while_${1##*/}_ran # $((after - before))"
+		failed=1
 	fi
-	sleep 0.5
+}
+
+[ $# -gt 0 ] || set -- transport far sync far-short sync-short
+for part; do
+	case $part in
+	transport) of_gtest "" "$transport_test" "$verbs" ;;
+	far) of_gtest "" "$far_test" "$over_rdma" ;;
+	sync) of_gtest "" "$sync_test" "$groups" ;;
+	far-short) short_of_memory "$far_test" "$over_rdma" ;;
+	sync-short) short_of_memory "$sync_test" 'Synchroniser/0.*:Ranges.*:Overlap.*:Groups.*' ;;
+	*)
+		echo "np_far: there is no part $part" >&2
+		exit 64
+		;;
+	esac
 done
-before=$(swapped)
-of_gtest "memory_short." "$far_test" "$over_rdma"
-after=$(swapped)
-number=$((number + 1))
-if kill "$hog" && [ "$after" -gt "$before" ]; then
-	echo "ok $number pages_went_to_swap_meanwhile # $((after - before))"
-else
-	echo "not ok $number pages_went_to_swap_meanwhile # $((after - before))"
-	failed=1
-fi
 echo "1..$number"
 exit "$failed"

@@ -11,6 +11,10 @@ namespace nprdma::transport
 result<std::unique_ptr<context>> open_shm(const options &how);
 result<std::unique_ptr<context>> open_verbs(const options &how);
 
+/* messages * max_message: each end has a buffer of so many bytes for each direction, and who connects says
+ * how many. */
+constexpr std::size_t most_message_bytes = 64 << 20;
+
 /* 0, or EINVAL: what read() and write() refuse, whatever carries them. */
 inline int check_segments(std::span<const segment> segments, std::size_t most) noexcept
 {

@@ -668,14 +668,15 @@ private:
 	[[nodiscard]] bool may_access(const segment &s, bool write) const noexcept
 	{
 		const region_slot &r = peer_adapter().regions[s.key % max_regions];
-		/* acquire: for the rest of the slot. relaxed: a slot that changes has another key afterwards.
+		/*
+		 * acquire of the rest: who sees anything of the slot's next region sees that the key of this
+		 * one is gone; pairs with register_memory(). relaxed: each key is another one.
 		 */
 		const bool is = s.key != 0 && r.key.load(std::memory_order_seq_cst) == s.key;
-		const std::uint64_t addr = r.addr.load(std::memory_order_relaxed);
-		const std::uint64_t length = r.length.load(std::memory_order_relaxed);
-		const bool allowed = (write ? r.writable : r.readable).load(std::memory_order_relaxed);
+		const std::uint64_t addr = r.addr.load(std::memory_order_acquire);
+		const std::uint64_t length = r.length.load(std::memory_order_acquire);
+		const bool allowed = (write ? r.writable : r.readable).load(std::memory_order_acquire);
 
-		std::atomic_thread_fence(std::memory_order_acquire);
 		return is && allowed && r.key.load(std::memory_order_relaxed) == s.key && s.remote >= addr &&
 		       s.remote - addr <= length && s.bytes <= length - (s.remote - addr);
 	}
@@ -748,17 +749,17 @@ result<std::unique_ptr<region>> shm_context::register_memory(std::span<std::byte
 	for (std::size_t i = 0; i < max_regions; i++) {
 		region_slot &s = own().regions[i];
 
-		/* relaxed: the mutex orders what this process does; release for the peers, pairs with
-		 * may_access() */
+		/* relaxed: the mutex orders what this process does; release for the peers, after the key of
+		 * the slot's last region is gone, pairs with may_access() */
 		if (s.key.load(std::memory_order_relaxed) != 0 || i == 0)
 			continue;
 		const token t = {reinterpret_cast<std::uintptr_t>(memory.data()), memory.size(),
 				 ++generation_ * max_regions + i};
 
-		s.addr.store(t.addr, std::memory_order_relaxed);
-		s.length.store(t.length, std::memory_order_relaxed);
-		s.readable.store(how.remote_read, std::memory_order_relaxed);
-		s.writable.store(how.remote_write, std::memory_order_relaxed);
+		s.addr.store(t.addr, std::memory_order_release);
+		s.length.store(t.length, std::memory_order_release);
+		s.readable.store(how.remote_read, std::memory_order_release);
+		s.writable.store(how.remote_write, std::memory_order_release);
 		s.key.store(t.key, std::memory_order_release);
 		return std::unique_ptr<region>(std::make_unique<shm_region>(*this, memory, i, t));
 	}
@@ -870,6 +871,7 @@ result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadl
 		return g.why();
 	const hello &h = g->head;
 	if (h.messages < 2 || h.messages > 1 << 16 || h.max_message < 8 || h.max_message > 1 << 20 ||
+	    std::size_t{h.messages} * h.max_message > most_message_bytes ||
 	    !is_sealed(g->fds[0].get(), sizeof(adapter)) ||
 	    !is_sealed(g->fds[1].get(), rings_bytes(h.messages, h.max_message)))
 		return error{EPROTO, address_ + ": the peer's memory is not as agreed"};

@@ -18,9 +18,10 @@ result<std::unique_ptr<context>> open(std::string_view kind, const options &how)
 	kind = kind.substr(0, kind.find(':'));
 	if (how.max_message < 8 || how.max_message > 1 << 20 || how.messages < 2 || how.messages > 1 << 16 ||
 	    how.max_operations < 1 || how.max_operations > 1 << 16 || how.max_segments < 1 ||
-	    how.max_segments > 1 << 10)
-		return error{EINVAL, "transport options: max_message is 8 to 1 MiB, messages 2 to 65536, "
-				     "max_operations 1 to 65536, max_segments 1 to 1024"};
+	    how.max_segments > 1 << 10 || how.messages * how.max_message > most_message_bytes)
+		return error{EINVAL,
+			     "transport options: max_message is 8 to 1 MiB, messages 2 to 65536, both "
+			     "multiplied at most 64 MiB, max_operations 1 to 65536, max_segments 1 to 1024"};
 	if (!(how.bytes_per_second >= 0) || how.latency.count() < 0)
 		return error{EINVAL, "transport options: the link's rate and latency are not negative"};
 	if (kind == "shm")

@@ -21,6 +21,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <thread>
 #include <vector>
@@ -31,9 +32,11 @@ namespace nprdma::transport
 namespace
 {
 
-constexpr std::uint32_t setup_magic = 0x3162766e;     /* and version */
+constexpr std::uint32_t setup_magic = 0x3162766e;      /* and version */
 constexpr auto set_up_time = std::chrono::seconds(20); /* of a peer that has connected: guests are slow */
-constexpr unsigned send_entries = 256;                /* of a queue pair: the library queues what is more */
+constexpr auto memory_time = std::chrono::seconds(10); /* for the kernel to find memory */
+constexpr auto memory_pause = std::chrono::milliseconds(50);
+constexpr unsigned send_entries = 256; /* of a queue pair: the library queues what is more */
 
 struct setup {
 	std::uint32_t magic, messages, max_message;
@@ -164,9 +167,8 @@ public:
 	result<std::unique_ptr<connection>> connect(std::string_view address,
 						    clock::time_point deadline) override;
 
-	/* The rest of it, once @socket is connected. */
-	result<std::unique_ptr<connection>> meet(descriptor socket, bool connected,
-						 clock::time_point deadline);
+	/* The rest of connect(), once @socket is connected. */
+	result<std::unique_ptr<connection>> meet(descriptor socket, clock::time_point deadline);
 
 	[[nodiscard]] const options &how() const noexcept { return how_; }
 	[[nodiscard]] ibv_context *device() const noexcept { return device_.get(); }
@@ -450,9 +452,14 @@ private:
 			return said(code);
 		if (broken())
 			return said(ECONNRESET);
-		if (under_way_.size() >= max_operations() || work_requests_ + segments.size() > most_work_)
+		/* What is done counts until poll() has told it: it is kept until then. */
+		const auto too_much = [&] {
+			return under_way_.size() + done_.size() >= max_operations() ||
+			       work_requests_ + segments.size() > most_work_;
+		};
+		if (too_much())
 			progress();
-		if (under_way_.size() >= max_operations() || work_requests_ + segments.size() > most_work_)
+		if (too_much())
 			return said(EAGAIN);
 		if (!message.empty())
 			if (const int code = may_send(message))
@@ -682,37 +689,144 @@ status verbs_connection::connect(const setup &peer)
 	return {};
 }
 
+/* What the peer says of itself: it is there, or comes until @deadline. */
+result<setup> receive_setup(int socket, clock::time_point deadline)
+{
+	setup peer{};
+
+	if (const int code = receive_all(socket, &peer, sizeof(peer), deadline))
+		return failure(code, "greeting of the peer");
+	if (peer.magic != setup_magic || peer.messages < 2 || peer.messages > 1 << 16 ||
+	    peer.max_message < 8 || peer.max_message > 1 << 20 ||
+	    std::size_t{peer.messages} * peer.max_message > most_message_bytes)
+		return error{EPROTO, "the peer is not this transport, or of another version"};
+	return peer;
+}
+
+/*
+ * Who connects and then says nothing keeps nobody waiting: the next step of a caller is made only when all is
+ * there that it needs.
+ */
 class verbs_listener final : public listener
 {
 public:
-	verbs_listener(verbs_context &c, descriptor socket, std::string address)
-	    : context_(c), socket_(std::move(socket)), address_(std::move(address))
+	verbs_listener(verbs_context &c, descriptor socket, descriptor events, std::string address)
+	    : context_(c),
+	      socket_(std::move(socket)),
+	      events_(std::move(events)),
+	      address_(std::move(address))
 	{
 	}
 
 	result<std::unique_ptr<connection>> accept(clock::time_point deadline) override
 	{
 		for (;;) {
-			if (const int code = wait_for(socket_.get(), POLLIN, deadline))
-				return code == ETIMEDOUT
-					   ? error{code,
-						   address_ + ": nobody has connected before the deadline"}
-					   : failure(code, address_);
-			descriptor s(
-			    ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-			if (s)
-				return context_.meet(std::move(s), false, clock::now() + set_up_time);
-			if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-				return failure(errno, address_);
+			clock::time_point until = deadline;
+
+			std::erase_if(callers_, [](const caller &c) { return c.until < clock::now(); });
+			for (const caller &c : callers_)
+				until = std::min(until, c.until);
+			if (const int code = wait_for(events_.get(), POLLIN, until);
+			    code && code != ETIMEDOUT)
+				return failure(code, address_);
+			epoll_event e;
+			if (::epoll_wait(events_.get(), &e, 1, 0) != 1) {
+				if (clock::now() >= deadline)
+					return error{ETIMEDOUT,
+						     address_ + ": nobody has connected before the deadline"};
+				continue;
+			}
+			if (e.data.fd == socket_.get()) {
+				if (status s = take_caller(); !s)
+					return s.why();
+				continue;
+			}
+			const auto c = std::find_if(callers_.begin(), callers_.end(),
+						    [&](const caller &x) { return x.fd == e.data.fd; });
+			if (c == callers_.end())
+				continue;
+			if (status s = next_step(*c); !s) {
+				callers_.erase(c);
+				return s.why();
+			}
+			if (!c->ready)
+				continue;
+			(void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, c->fd, nullptr);
+			std::unique_ptr<connection> done = std::move(c->line);
+			callers_.erase(c);
+			return done;
 		}
 	}
-	[[nodiscard]] int fd() const noexcept override { return socket_.get(); }
+	[[nodiscard]] int fd() const noexcept override { return events_.get(); }
 	[[nodiscard]] std::string address() const override { return address_; }
 
 private:
+	static constexpr std::size_t most_callers = 128;
+
+	struct caller {
+		int fd; /* of @socket, then of @line */
+		clock::time_point until;
+		descriptor socket;
+		std::unique_ptr<verbs_connection> line; /* once it has greeted */
+		bool ready = false;
+	};
+
+	status take_caller()
+	{
+		const int on = 1, all = sizeof(setup);
+		descriptor s(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+
+		if (!s)
+			return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED
+				   ? status{}
+				   : failure(errno, address_);
+		(void)::setsockopt(s.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+		epoll_event e{};
+		e.events = EPOLLIN;
+		e.data.fd = s.get();
+		if (::setsockopt(s.get(), SOL_SOCKET, SO_RCVLOWAT, &all, sizeof(all)) ||
+		    ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, s.get(), &e))
+			return failure(errno, address_);
+		/* The one that has kept silent for longest. */
+		if (callers_.size() >= most_callers)
+			callers_.erase(callers_.begin());
+		callers_.push_back({e.data.fd, clock::now() + set_up_time, std::move(s), nullptr});
+		return {};
+	}
+
+	/* It is readable: of its greeting all has come, or its end. */
+	status next_step(caller &c)
+	{
+		const int one = 1;
+		char go;
+
+		if (c.line) {
+			/* It can receive. */
+			if (const int code = receive_all(c.fd, &go, 1, clock::now()))
+				return failure(code, address_ + ": greeting of a peer");
+			c.ready = true;
+			return {};
+		}
+		const result<setup> peer = receive_setup(c.fd, clock::now());
+		if (!peer)
+			return error{peer.code(), address_ + ": " + peer.why().text};
+		(void)::setsockopt(c.fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof(one));
+		c.line = std::make_unique<verbs_connection>(context_, std::move(c.socket));
+		if (status s = c.line->make(peer->messages, peer->max_message); !s)
+			return s;
+		if (status s = c.line->connect(*peer); !s)
+			return s;
+		const setup own = c.line->describe();
+		/* Its socket's buffer is empty. */
+		if (const int code = send_all(c.fd, &own, sizeof(own), clock::now()))
+			return failure(code, address_ + ": greeting a peer");
+		return {};
+	}
+
 	verbs_context &context_;
-	const descriptor socket_;
+	const descriptor socket_, events_;
 	const std::string address_;
+	std::vector<caller> callers_; /* oldest first */
 };
 
 result<std::unique_ptr<region>> verbs_context::register_memory(std::span<std::byte> memory,
@@ -725,10 +839,23 @@ result<std::unique_ptr<region>> verbs_context::register_memory(std::span<std::by
 	if (memory.empty())
 		return error{EINVAL, "to register: an empty range"};
 	if (!how.pinned && can_unpinned_) {
-		ibv_mr *const mr = ::npr_reg_mr(pd_.get(), memory.data(), memory.size(), access);
+		const auto until = clock::now() + memory_time;
+		ibv_mr *mr;
 
+		/*
+		 * The first unpinned region of a protection domain takes 2 MiB in a row of the kernel, its
+		 * scratch page. Where memory is short there may be none now, and some when more was
+		 * reclaimed.
+		 */
+		while (!(mr = ::npr_reg_mr(pd_.get(), memory.data(), memory.size(), access)) &&
+		       errno == ENOMEM && clock::now() < until)
+			std::this_thread::sleep_for(memory_pause);
 		if (mr)
 			return std::unique_ptr<region>(std::make_unique<verbs_region>(memory, mr, true));
+		if (errno == ENOMEM)
+			return failure(errno,
+				       "to register memory unpinned: the kernel has no 2 MiB in a row, or "
+				       "not for this control group");
 		if (errno != EOPNOTSUPP && errno != EINVAL)
 			return failure(errno, "to register memory unpinned");
 	}
@@ -738,51 +865,28 @@ result<std::unique_ptr<region>> verbs_context::register_memory(std::span<std::by
 	return std::unique_ptr<region>(std::make_unique<verbs_region>(memory, mr, false));
 }
 
-result<std::unique_ptr<connection>> verbs_context::meet(descriptor socket, bool connected,
-							clock::time_point deadline)
+result<std::unique_ptr<connection>> verbs_context::meet(descriptor socket, clock::time_point deadline)
 {
 	const int fd = socket.get(), on = 1;
 	auto c = std::make_unique<verbs_connection>(*this, std::move(socket));
-	setup own{}, peer{};
-	int code = 0;
-	char go = 1;
-	const auto receive_setup = [&]() -> status {
-		if (const int e = receive_all(fd, &peer, sizeof(peer), deadline))
-			return failure(e, "greeting of the peer");
-		if (peer.magic != setup_magic || peer.messages < 2 || peer.messages > 1 << 16 ||
-		    peer.max_message < 8 || peer.max_message > 1 << 20)
-			return error{EPROTO, "the peer is not this transport, or of another version"};
-		return {};
-	};
+	const char go = 1;
 
 	(void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	if (connected) {
-		if (status s = c->make(static_cast<std::uint32_t>(how_.messages),
-				       static_cast<std::uint32_t>(how_.max_message));
-		    !s)
-			return s.why();
-		own = c->describe();
-		if ((code = send_all(fd, &own, sizeof(own), deadline)))
-			return failure(code, "greeting the peer");
-		if (status s = receive_setup(); !s)
-			return s.why();
-		if (status s = c->connect(peer); !s)
-			return s.why();
-		/* Who accepted does not send before we can receive. */
-		if ((code = send_all(fd, &go, 1, deadline)))
-			return failure(code, "greeting the peer");
-	} else {
-		if (status s = receive_setup(); !s)
-			return s.why();
-		if (status s = c->make(peer.messages, peer.max_message); !s)
-			return s.why();
-		if (status s = c->connect(peer); !s)
-			return s.why();
-		own = c->describe();
-		if ((code = send_all(fd, &own, sizeof(own), deadline)) ||
-		    (code = receive_all(fd, &go, 1, deadline)))
-			return failure(code, "greeting the peer");
-	}
+	if (status s = c->make(static_cast<std::uint32_t>(how_.messages),
+			       static_cast<std::uint32_t>(how_.max_message));
+	    !s)
+		return s.why();
+	const setup own = c->describe();
+	if (const int code = send_all(fd, &own, sizeof(own), deadline))
+		return failure(code, "greeting the peer");
+	const result<setup> peer = receive_setup(fd, deadline);
+	if (!peer)
+		return peer.why();
+	if (status s = c->connect(*peer); !s)
+		return s.why();
+	/* Who accepted does not send before we can receive. */
+	if (const int code = send_all(fd, &go, 1, deadline))
+		return failure(code, "greeting the peer");
 	return std::unique_ptr<connection>(std::move(c));
 }
 
@@ -806,7 +910,14 @@ result<std::unique_ptr<listener>> verbs_context::listen(std::string_view address
 							   : reinterpret_cast<sockaddr_in &>(bound).sin_port;
 	const std::string text =
 	    std::string(address.substr(0, address.rfind(':') + 1)) + std::to_string(ntohs(port));
-	return std::unique_ptr<listener>(std::make_unique<verbs_listener>(*this, std::move(fd), text));
+	descriptor events(::epoll_create1(EPOLL_CLOEXEC));
+	epoll_event e{};
+	e.events = EPOLLIN;
+	e.data.fd = fd.get();
+	if (!events || ::epoll_ctl(events.get(), EPOLL_CTL_ADD, fd.get(), &e))
+		return failure(errno, "listen at " + std::string(address));
+	return std::unique_ptr<listener>(
+	    std::make_unique<verbs_listener>(*this, std::move(fd), std::move(events), text));
 }
 
 result<std::unique_ptr<connection>> verbs_context::connect(std::string_view address,
@@ -834,7 +945,7 @@ result<std::unique_ptr<connection>> verbs_context::connect(std::string_view addr
 		}
 		if (code)
 			continue;
-		auto c = meet(std::move(fd), true, deadline);
+		auto c = meet(std::move(fd), deadline);
 		if (!c)
 			return error{c.code(), name + ": " + c.why().text};
 		return c;

@@ -213,6 +213,8 @@ public:
 	result<std::unique_ptr<mapping>> map(std::shared_ptr<store> from, const map_options &how = {});
 	[[nodiscard]] statistics stats() const noexcept;
 	[[nodiscard]] bool user_faults_only() const noexcept;
+	/* False: not asked for, or the kernel lacks it; see pager_options. */
+	[[nodiscard]] bool write_protection() const noexcept;
 	/* Another size of the buffer: more is evicted at once, in the background. */
 	void set_buffer_bytes(std::uint64_t bytes) noexcept;
 

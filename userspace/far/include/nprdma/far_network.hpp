@@ -99,8 +99,8 @@ public:
 };
 
 /*
- * The same data in several stores of one size: read from the first that answers, written to all. A write
- * fails only if none takes it; one that failed is not read from any more.
+ * The same data in several stores of one size: read from the one that answered last, or else from the next,
+ * written to all. A write fails only if none takes it; one that failed is not read from any more.
  */
 result<std::shared_ptr<store>> mirror_store(std::vector<std::shared_ptr<store>> stores);
 

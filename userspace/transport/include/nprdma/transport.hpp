@@ -241,7 +241,7 @@ protected:
 
 struct options {
 	std::size_t max_message = 4096;   /* bytes; that of the side that connects counts */
-	std::size_t messages = 64;        /* not received yet; the same */
+	std::size_t messages = 64;        /* not received yet; the same; times max_message at most 64 MiB */
 	std::size_t max_operations = 256; /* READs and WRITEs of one connection under way */
 	std::size_t max_segments = 64;    /* of one operation */
 
