@@ -19,8 +19,8 @@ constexpr std::size_t most_ahead = 64; /* requests that wait */
 constexpr std::size_t ahead_batch = 8; /* pages of one turn, after which faults come first again */
 
 /*
- * A fresh frame of zeros, so that the store finds it in memory: an adapter need not fault it in, and no thread
- * is stopped at each page of the system, or killed if there is no memory.
+ * A fresh frame of zeros, so that the store finds it in memory: an adapter need not fault it in, and no
+ * thread is stopped at each page of the system, or killed if there is no memory.
  */
 status make_frame(const area &a, const piece &p) noexcept
 {
