@@ -369,6 +369,10 @@ void pager_state::learn(const reference &of, std::size_t page, bool expected) no
 			h.window = 0;
 			return;
 		}
+		/* Each request has such a page. If they come close together, as after faults that overtook
+		 * the fillers, a later one asks for more. */
+		if (expected && (h.next - at) / step >= static_cast<std::int64_t>(how_.prefetch))
+			return;
 		h.window = expected || how == hint::stream
 			       ? std::min(std::max(4u, 2 * h.window), how_.prefetch)
 			       : std::min(4u, how_.prefetch);
