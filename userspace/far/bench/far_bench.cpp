@@ -241,6 +241,8 @@ struct remote_region {
 	}
 	std::shared_ptr<network_store> open(network_options how = {})
 	{
+		/* A machine that is busy must not end it. */
+		how.deadline = std::chrono::minutes(2);
 		for (;;) {
 			auto s = network_store::open(*here, address, "r", how);
 			if (s)

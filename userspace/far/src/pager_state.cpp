@@ -19,8 +19,8 @@ constexpr std::size_t most_ahead = 64; /* requests that wait */
 constexpr std::size_t ahead_batch = 8; /* pages of one turn, after which faults come first again */
 
 /*
- * A fresh frame of zeros, so that the store finds it in memory: an adapter need not fault it in, and no thread
- * is stopped at each page of the system, or killed if there is no memory.
+ * A fresh frame of zeros, so that the store finds it in memory: an adapter need not fault it in, and no
+ * thread is stopped at each page of the system, or killed if there is no memory.
  */
 status make_frame(const area &a, const piece &p) noexcept
 {
@@ -369,6 +369,10 @@ void pager_state::learn(const reference &of, std::size_t page, bool expected) no
 			h.window = 0;
 			return;
 		}
+		/* Each request has such a page. If they come close together, as after faults that overtook
+		 * the fillers, a later one asks for more. */
+		if (expected && (h.next - at) / step >= static_cast<std::int64_t>(how_.prefetch))
+			return;
 		h.window = expected || how == hint::stream
 			       ? std::min(std::max(4u, 2 * h.window), how_.prefetch)
 			       : std::min(4u, how_.prefetch);
