@@ -220,7 +220,9 @@ std::vector<premise> premises(const std::string &directory, const std::optional<
 	}
 
 	const auto cap = read_line(directory + "/iommu/intel-iommu/cap");
-	const auto abilities = cap ? vtd_abilities(*cap) : std::nullopt;
+	std::optional<iommu_abilities> abilities;
+	if (cap)
+		abilities = vtd_abilities(*cap);
 	std::uint64_t amd_header = 0;
 
 	if (const auto amd = read_line(directory + "/iommu/amd-iommu/cap");
