@@ -383,14 +383,15 @@ status pager_state::evict_idle(area &a) noexcept
 		while (why) {
 			const kind k = a.kind_of(page);
 
-			if (k == evicting) {
+			if (k == evicting || k == busy) {
 				/* Nobody need wait for those that we have. */
 				some();
 				std::this_thread::sleep_for(look_again);
-			} else if ((k != idle_clean && k != idle_dirty) || a.has_flag(page, pinned)) {
+			} else if (k == absent || k == poisoned || k == gone || a.has_flag(page, pinned)) {
 				return;
 			} else if (a.move(page, k, evicting)) {
-				(k == idle_dirty ? dirties : cleans).push_back(page);
+				/* If it is mapped, some() unmaps it before it looks. */
+				(k == dirty || k == idle_dirty ? dirties : cleans).push_back(page);
 				if (dirties.size() + cleans.size() == batch_pages)
 					some();
 				return;

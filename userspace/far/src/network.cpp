@@ -237,7 +237,9 @@ private:
 	static bool of_link(int code) noexcept
 	{
 		return code == ECONNRESET || code == ECONNREFUSED || code == ETIMEDOUT || code == EBUSY ||
-		       code == EPROTO || code == EFAULT || code == EACCES || code == EIO || code == ENOTCONN;
+		       code == EPROTO || code == EFAULT || code == EACCES || code == EIO ||
+		       code == ENOTCONN ||
+		       code == ENOENT; /* a server that was started anew may listen before it lends */
 	}
 
 	result<answer> ask(lane &l, op what, transport::clock::time_point deadline)
