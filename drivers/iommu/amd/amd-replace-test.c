@@ -624,44 +624,7 @@ static struct kunit_suite rt_thread_suite = {
 	.test_cases = rt_thread_cases,
 };
 
-/* ---- devices that the driver wants in the identity domain ---- */
-
-static void a_device_with_pasid_is_put_into_passthrough(struct kunit *test)
-{
-	int (*type)(struct device *dev) = amd_iommu_ops.def_domain_type;
-	bool snp = amd_iommu_snp_en;
-	struct iommu_dev_data *data;
-	struct device *dev;
-
-	if (cc_platform_has(CC_ATTR_MEM_ENCRYPT))
-		kunit_skip(test, "memory is encrypted, and all devices are translated");
-	dev = kunit_kzalloc(test, sizeof(*dev), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, dev);
-	dev->iommu = kunit_kzalloc(test, sizeof(*dev->iommu), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, dev->iommu);
-	data = kunit_kzalloc(test, sizeof(*data), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, data);
-	dev->iommu->priv = data;
-
-	amd_iommu_snp_en = false;
-	/* As with amd_iommu=force_isolation */
-	KUNIT_EXPECT_EQ(test, type(dev), 0);
-	data->flags = AMD_IOMMU_DEVICE_FLAG_PASID_SUP;
-	KUNIT_EXPECT_EQ(test, type(dev), (int)IOMMU_DOMAIN_IDENTITY);
-	amd_iommu_snp_en = snp;
-}
-
-static struct kunit_case rt_device_cases[] = {
-	KUNIT_CASE(a_device_with_pasid_is_put_into_passthrough),
-	{}
-};
-
-static struct kunit_suite rt_device_suite = {
-	.name = "amd_replace_device",
-	.test_cases = rt_device_cases,
-};
-
-kunit_test_suites(&rt_replace_suite, &rt_inval_suite, &rt_thread_suite, &rt_device_suite);
+kunit_test_suites(&rt_replace_suite, &rt_inval_suite, &rt_thread_suite);
 
 MODULE_IMPORT_NS(EXPORTED_FOR_KUNIT_TESTING);
 MODULE_DESCRIPTION("KUnit tests of live replacement in the page tables of AMD's IOMMU");
