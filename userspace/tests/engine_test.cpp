@@ -3198,6 +3198,75 @@ TEST_F(Engine, KeyThatWasPinnedMemorysIsNotUsedLongerThanPromised)
 	}
 }
 
+/* What is hot is compared with the last request, and no key is looked up. */
+TEST_F(Engine, HotRequestsWithAKeyOfPinnedMemoryAskAboutItInTime)
+{
+	const std::uint32_t rkey = r.rkey;
+
+	a.world.quick = true;
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(rkey, -EACCES, {}, a.world.now());
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	const ibv_wr_opcode kinds[] = {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_ATOMIC_FETCH_AND_ADD};
+	for (const ibv_wr_opcode op : kinds)
+		for (unsigned k = 0; k < 4; ++k)
+			a.post(op, 0, 8 * k, 8);
+	EXPECT_EQ(a.world.hot_posts, 11U) << "the first one opens it";
+	for (const auto &q : a.world.queue)
+		EXPECT_EQ(is_atomic(q.wr.opcode) ? q.wr.wr.atomic.rkey : q.wr.wr.rdma.rkey, rkey);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 12U);
+	EXPECT_EQ(a.eng->stats().passed, 12U);
+
+	/* Until half of the time is over. */
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	const std::uint64_t hot = a.world.hot_posts;
+	EXPECT_GE(hot, 12U);
+	a.world.clock += pinned_time / 2 - 1;
+	EXPECT_TRUE(a.world.resolves.empty());
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, hot + 1) << "half of the time is not over";
+	a.world.clock += 2;
+	for (unsigned k = 0; k < 3; ++k)
+		a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, hot + 1);
+	EXPECT_EQ(a.world.queue.size(), 6U) << "nothing waits for the answer";
+	EXPECT_EQ(a.world.resolves.size(), 1U);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 6U);
+}
+
+/* A SEND opens the hot path again, and knows of no key. */
+TEST_F(Engine, KeyThatIsARegionsByNowIsNotHotAsPinnedMemorys)
+{
+	a.world.quick = true;
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(r.rkey, -EACCES, {}, a.world.now());
+	a.world.pin_region(r);
+	a.world.deliver(0);
+	for (unsigned k = 0; k < 3; ++k)
+		a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 2U);
+	a.world.run_wire();
+	EXPECT_EQ(a.poll(), 3U);
+	sim_region &second = a.world.replace_region(a.world.regions.back());
+	second.pinned = false;
+	second.info.read_addr = 0x710000000000;
+	a.world.events.clear();
+	a.world.all_in(second, false);
+	a.eng->resolve_begins();
+	a.eng->resolve_ended(second.rkey, 0, second.info, a.world.now());
+	for (unsigned k = 0; k < 2; ++k)
+		a.post(IBV_WR_SEND, 0, 0, 64);
+	EXPECT_EQ(a.world.hot_posts, 3U);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	EXPECT_EQ(a.world.queue.back().wr.wr.rdma.rkey, second.info.read_key);
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 3U);
+}
+
 TEST_F(Engine, KeyOfWhichNothingIsPromisedIsAskedAboutForEachRequest)
 {
 	a.world.pin_region(r);

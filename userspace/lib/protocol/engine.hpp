@@ -593,7 +593,7 @@ private:
 	}
 	[[gnu::noinline]] void expand_all() noexcept;
 	[[gnu::noinline]] void open_hot(const binding *b) noexcept;
-	void aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length) noexcept;
+	void aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length, bool plain) noexcept;
 	void forget_last() noexcept;
 	/* The entry that is the oldest by now. */
 	void follow() noexcept { hot_.next = hot_.most && sq_head_ >= first_brief_ ? sq_id(sq_head_) : no_id(); }
@@ -758,6 +758,11 @@ private:
 	void send_resolve(binding &b, std::uint64_t addr) noexcept;
 	[[nodiscard]] bool is_plain(binding &b, std::uint64_t i) noexcept;
 	[[nodiscard]] bool stays_plain(binding &b) noexcept;
+	/* The same of a request like the last one that open_hot() was told of. */
+	[[nodiscard]] bool is_hot_plain(const ibv_send_wr &wr) const noexcept
+	{
+		return (is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey) == hot_.rkey && world_.recently() < hot_.plain_until;
+	}
 	[[nodiscard]] static bool answered_for(const binding &b, std::uint64_t i) noexcept { return i < b.upto; }
 	void make_plain(binding &b, int error, nanoseconds asked, std::uint64_t tail) noexcept;
 	[[nodiscard]] int vet(const remote_key &key, int error, const rdma_np_region_info &info) noexcept;
@@ -845,10 +850,11 @@ private:
 	 */
 	static constexpr std::uint64_t no_kind = ~std::uint64_t{0} << 32 | 1; /* one buffer, and no opcode there is */
 	static constexpr ending no_ending{0xff, 0, false, 0, 0};	      /* of no request */
-	enum class way : std::uint8_t { passed, leased, leased_atomic };
+	enum class way : std::uint8_t { passed, plain, leased, leased_atomic };
 	struct {
 		std::uint32_t most = 0;	    /* entries that may be under way, but for credits; 0: it is closed */
-		std::uint32_t rkey = 0;	    /* the application's, of the last request that was leased */
+		std::uint32_t rkey = 0;	    /* the application's, of the last request that was leased, or had a plain key */
+		nanoseconds plain_until = 0; /* the latter; then it is asked about again, see stays_plain() */
 		lease_hint lease;	    /* of that one; what is not in lease.may is for post_quick() */
 		unsigned signals = 0;	    /* these flags have all requests */
 		opcodes free;		    /* for these no key is looked at */
@@ -981,7 +987,9 @@ template <class F> inline ibv_send_wr *engine::post_hot(const ibv_send_wr &wr, F
 		return nullptr;
 
 	ibv_send_wr &w = hot_.wr;
-	if (hot_.goes == way::passed) {
+	if (hot_.goes <= way::plain) {
+		if (hot_.goes == way::plain && !is_hot_plain(wr)) [[unlikely]]
+			return nullptr;
 		w.imm_data = wr.imm_data;
 		w.wr = wr.wr;
 	} else {

@@ -296,7 +296,7 @@ template <bool leased, engine::place at>
 		not_posted(lost);
 		step();
 	} else if constexpr (at == place::alone) {
-		open_hot(leased ? b : nullptr);
+		open_hot(traits & trait::remote ? b : nullptr);
 	}
 	return true;
 }
@@ -324,7 +324,7 @@ template <engine::place at>
 
 /*
  * The hot path opens, or stays open, behind a request that was posted as it is; @b: under the lease that its hint
- * is of.
+ * is of, or with a key that is plain.
  */
 void engine::open_hot(const binding *b) noexcept
 {
@@ -334,8 +334,14 @@ void engine::open_hot(const binding *b) noexcept
 	follow();
 	if (!b)
 		return;
-	hot_.lease = b->hint;
 	hot_.rkey = b->rkey;
+	if (b->state == binding_state::plain) {
+		hot_.lease = {};
+		hot_.plain_until = b->until == ~0ULL ? b->until : b->until - std::min(b->until, plain_time / 2);
+	} else {
+		hot_.lease = b->hint;
+		hot_.plain_until = 0;
+	}
 }
 
 /* Those that come are compared with this one then. */
@@ -351,7 +357,7 @@ ibv_send_wr *engine::post_other(const ibv_send_wr &wr) noexcept
 	const ibv_wr_opcode opcode = wr.opcode;
 	const std::uint32_t bytes = s.length;
 	std::uint32_t length = bytes;
-	bool leased = false;
+	bool leased = false, plain = false;
 	ibv_send_wr &w = hot_.wr;
 
 	/* What has none, or too many, is for check() to judge. */
@@ -378,7 +384,11 @@ ibv_send_wr *engine::post_other(const ibv_send_wr &wr) noexcept
 			return nullptr;
 		leased = true;
 	} else if (!hot_.free.has(opcode)) {
-		return nullptr;
+		if (!opcodes_of<trait::remote, trait::receive_taking>.has(opcode) || !is_hot_plain(wr))
+			return nullptr;
+		plain = true;
+		if (is_atomic(opcode))
+			length = atomic_size;
 	}
 
 	ending end{static_cast<std::uint8_t>(opcode), static_cast<std::uint8_t>(wr.send_flags), leased, 0, 0};
@@ -407,12 +417,12 @@ ibv_send_wr *engine::post_other(const ibv_send_wr &wr) noexcept
 	sq_tail_ = sq_tail + 1;
 	++next_;
 	++tail_;
-	aim(wr, end, length);
+	aim(wr, end, length, plain);
 	return &w;
 }
 
 /* @wr, of which post_other() has found out all that there is to know, is the last one. */
-void engine::aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length) noexcept
+void engine::aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length, bool plain) noexcept
 {
 	const ibv_sge &s = wr.sg_list[0];
 
@@ -431,7 +441,7 @@ void engine::aim(const ibv_send_wr &wr, const ending &end, std::uint32_t length)
 		if (config_.local && world_.is_local(s.lkey))
 			return;
 	}
-	hot_.goes = !end.leased ? way::passed : is_atomic(wr.opcode) ? way::leased_atomic : way::leased;
+	hot_.goes = plain ? way::plain : !end.leased ? way::passed : is_atomic(wr.opcode) ? way::leased_atomic : way::leased;
 	hot_.remote_span = hot_.lease.length - length;
 	hot_.silent = !tells(wr.send_flags);
 	hot_.send_flags = wr.send_flags;
@@ -486,6 +496,7 @@ void engine::expand_all() noexcept
 	first_brief_ = sq_tail_;
 	forget_last();
 	hot_.lease = {};
+	hot_.plain_until = 0;
 	hot_.most = 0;
 	follow();
 }
