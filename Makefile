@@ -105,7 +105,7 @@ qemu: deps ## the emulator with the HCA
 	@scripts/build-qemu $(BUILD)
 
 .PHONY: userspace
-userspace: deps jemalloc ## libnprdma, its tools and tests
+userspace: deps jemalloc ## libnprdma, the libraries beside it, tools and tests
 	@scripts/build-cmake userspace release
 
 .PHONY: jemalloc
@@ -115,7 +115,7 @@ jemalloc: deps ## the allocator inside of nprdma-alloc
 PREFIX ?= /usr/local
 
 .PHONY: install
-install: userspace ## libnprdma, its headers, tools and manual pages, below DESTDIR and PREFIX
+install: userspace ## the libraries, headers, tools and manual pages, below DESTDIR and PREFIX
 	@DESTDIR=$(abspath $(DESTDIR)) cmake --install $(BUILD)/userspace/release --prefix $(abspath $(PREFIX))
 	@# Or the new library is not found.
 	$(if $(DESTDIR),,ldconfig)
@@ -124,7 +124,7 @@ install: userspace ## libnprdma, its headers, tools and manual pages, below DEST
 deb: deb-userspace deb-kernel ## Debian packages of user space and of a kernel, in BUILD/deb
 
 .PHONY: deb-userspace
-deb-userspace: deps jemalloc ## Debian packages of the library, its tools and documentation
+deb-userspace: deps jemalloc ## Debian packages of the libraries, tools and documentation
 	@scripts/build-deb
 
 .PHONY: deb-kernel

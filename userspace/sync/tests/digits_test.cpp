@@ -114,19 +114,35 @@ result learn(std::uint32_t workers, const std::string &schedule_name, digits::pl
 
 constexpr double half_a_percent = 0.005;
 
-/* The parameters of an all-reduce are those of one worker that sees all batches: the bar for all else. */
+/*
+ * The parameters of an all-reduce are those of one worker that sees all batches: the bar for all else. One
+ * image is more than a quarter of a percent, so where it matters from which random numbers a model begins, it
+ * is the mean of
+ * @beginnings that counts.
+ */
+void expect_groups_learn_as_all(const char *model, std::uint64_t beginnings)
+{
+	for (const std::uint32_t n : {4U, 9U, 16U}) {
+		double groups = 0, all = 0;
+		for (std::uint64_t seed = 1; seed <= beginnings; ++seed) {
+			digits::plan p{.model = model, .epochs = 25, .seed = seed};
+			groups += learn(n, "grid", p).accuracy / static_cast<double>(beginnings);
+			p.how = digits::exchange::halving_doubling;
+			all += learn(n, "full", p).accuracy / static_cast<double>(beginnings);
+		}
+		EXPECT_GE(groups, all - half_a_percent) << n << " workers";
+		EXPECT_GT(all, 0.9) << n << " workers";
+	}
+}
+
 TEST(Learning, GroupsAreWithinHalfAPercentOfAllReduce)
 {
-	for (const char *model : {"logistic", "network"})
-		for (const std::uint32_t n : {4U, 9U, 16U}) {
-			digits::plan p{.model = model, .epochs = 25};
-			const result groups = learn(n, "grid", p);
-			p.how = digits::exchange::halving_doubling;
-			const result all = learn(n, "full", p);
-			EXPECT_GE(groups.accuracy, all.accuracy - half_a_percent)
-			    << model << ", " << n << " workers";
-			EXPECT_GT(all.accuracy, 0.9) << model << ", " << n << " workers";
-		}
+	expect_groups_learn_as_all("logistic", 1);
+}
+
+TEST(Learning, GroupsAreWithinHalfAPercentOfAllReduceWithAHiddenLayer)
+{
+	expect_groups_learn_as_all("network", 3);
 }
 
 TEST(Learning, AloneIsWorse)

@@ -3,13 +3,12 @@
 #
 # nprdma-far, nprdma-sync and their transport over RDMA: the tests that shared memory passes natively, between two
 # adapters, and the same while something else takes the memory that there is, so that what is not pinned goes to
-# swap. Prints TAP. NPRDMA_FAR_BUILD: where they were built. Not in "guests": both are built only if asked for
-# (-DNPRDMA_FAR=ON -DNPRDMA_SYNC=ON).
+# swap. Prints TAP.
 #
 #	np_far [transport|far|sync|far-short|sync-short]...
 set -uo pipefail
 
-build=${NPRDMA_FAR_BUILD:-@LIBNPRDMA@}
+build=@LIBNPRDMA@
 transport_test=$build/transport/transport_test
 far_test=$build/far/far_test
 sync_test=$build/sync/sync_test

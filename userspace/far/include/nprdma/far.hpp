@@ -14,6 +14,7 @@
 #ifndef NPRDMA_FAR_HPP
 #define NPRDMA_FAR_HPP
 
+#include <nprdma/export.hpp>
 #include <nprdma/transport.hpp>
 
 #include <chrono>
@@ -40,7 +41,7 @@ struct piece {
  * Where pages come from and go to. Several threads call at once, for different pages. Calls end: within a
  * time that the store knows, with an error if need be.
  */
-class store
+class NPRDMA_API store
 {
 public:
 	virtual ~store() = default;
@@ -72,7 +73,7 @@ protected:
 };
 
 /* In memory of this process, @bytes that begin as zeros. */
-std::shared_ptr<store> memory_store(std::uint64_t bytes);
+NPRDMA_API std::shared_ptr<store> memory_store(std::uint64_t bytes);
 
 struct file_options {
 	bool read_only = false;
@@ -82,7 +83,7 @@ struct file_options {
 	bool direct = false;
 };
 /* A regular file or a block device. flush() is fdatasync(2). Holes of the file are not read. */
-result<std::shared_ptr<store>> file_store(const std::string &path, const file_options &how = {});
+NPRDMA_API result<std::shared_ptr<store>> file_store(const std::string &path, const file_options &how = {});
 
 struct sparse_options {
 	bool read_only = false;
@@ -92,8 +93,8 @@ struct sparse_options {
  * A directory with one file for each range of @file_bytes that was ever written, and one that says how large
  * all of it is. An existing directory keeps its sizes; @bytes 0 asks for it.
  */
-result<std::shared_ptr<store>> sparse_store(const std::string &directory, std::uint64_t bytes,
-					    const sparse_options &how = {});
+NPRDMA_API result<std::shared_ptr<store>> sparse_store(const std::string &directory, std::uint64_t bytes,
+						       const sparse_options &how = {});
 
 enum class hint {
 	will_need, /* bring it, off the path of faults */
@@ -134,7 +135,7 @@ class pager_state;
 
 /* Unmapped by the destructor, which writes back; unmap() says whether that went well. Ends before its pager.
  */
-class mapping
+class NPRDMA_API mapping
 {
 public:
 	~mapping();
@@ -200,7 +201,7 @@ struct pager_options {
 };
 
 /* The threads and the buffer that mappings share. */
-class pager
+class NPRDMA_API pager
 {
 public:
 	~pager();

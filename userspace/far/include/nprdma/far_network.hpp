@@ -7,6 +7,7 @@
 #ifndef NPRDMA_FAR_NETWORK_HPP
 #define NPRDMA_FAR_NETWORK_HPP
 
+#include <nprdma/export.hpp>
 #include <nprdma/far.hpp>
 #include <nprdma/transport.hpp>
 
@@ -27,7 +28,7 @@ struct server_options {
 };
 
 /* Serves in a thread of its own. */
-class server
+class NPRDMA_API server
 {
 public:
 	virtual ~server() = default;
@@ -86,7 +87,7 @@ struct network_statistics {
 	std::uint64_t reconnects, checksum_errors;
 };
 
-class network_store : public store
+class NPRDMA_API network_store : public store
 {
 public:
 	/* @context stays until the store and all mappings of it end. ENOENT: there is no such region. */
@@ -102,7 +103,7 @@ public:
  * The same data in several stores of one size: read from the one that answered last, or else from the next,
  * written to all. A write fails only if none takes it; one that failed is not read from any more.
  */
-result<std::shared_ptr<store>> mirror_store(std::vector<std::shared_ptr<store>> stores);
+NPRDMA_API result<std::shared_ptr<store>> mirror_store(std::vector<std::shared_ptr<store>> stores);
 
 } // namespace nprdma::far
 

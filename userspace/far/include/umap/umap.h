@@ -22,6 +22,7 @@
 #define UMAP_FIXED MAP_FIXED
 #define UMAP_FAILED ((void *)-1)
 
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 namespace Umap
 {
@@ -65,5 +66,6 @@ int umapcfg_get_evict_high_water_threshold(void);
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 
 #endif

@@ -14,6 +14,8 @@
 #ifndef NPRDMA_TRANSPORT_HPP
 #define NPRDMA_TRANSPORT_HPP
 
+#include <nprdma/export.hpp>
+
 #include <cassert>
 #include <chrono>
 #include <cstddef>
@@ -109,7 +111,7 @@ struct region_options {
 
 /* A registered range of memory. It is deregistered by the destructor, which returns when no peer uses it any
  * more. */
-class region
+class NPRDMA_API region
 {
 public:
 	virtual ~region() = default;
@@ -142,7 +144,7 @@ struct completion {
 /* What is known of the use of a peer's memory: see npr_advise(3). Shared memory of one host needs none. */
 enum class advice { read_often, write_often, seldom };
 
-class connection
+class NPRDMA_API connection
 {
 public:
 	virtual ~connection() = default;
@@ -210,18 +212,18 @@ protected:
  * may succeed, or one is broken; until @wake (a descriptor, -1: none) is readable, which it stays; or until
  * @deadline. False: the deadline has passed. True may be too early, and then poll() finds nothing.
  */
-result<bool> wait(std::span<connection *const> connections, clock::time_point deadline,
-		  int wake = -1) noexcept;
+NPRDMA_API result<bool> wait(std::span<connection *const> connections, clock::time_point deadline,
+			     int wake = -1) noexcept;
 
 /* Waits until the next completion of @c. ETIMEDOUT: not before @deadline, and the operation is still under
  * way. */
-result<completion> next_completion(connection &c, clock::time_point deadline) noexcept;
+NPRDMA_API result<completion> next_completion(connection &c, clock::time_point deadline) noexcept;
 
 /* Waits for the next message; the part of @buffer that it fills. ETIMEDOUT, and errors of receive(). */
-result<std::span<std::byte>> next_message(connection &c, std::span<std::byte> buffer,
-					  clock::time_point deadline) noexcept;
+NPRDMA_API result<std::span<std::byte>> next_message(connection &c, std::span<std::byte> buffer,
+						     clock::time_point deadline) noexcept;
 
-class listener
+class NPRDMA_API listener
 {
 public:
 	virtual ~listener() = default;
@@ -258,7 +260,7 @@ struct options {
 	std::chrono::nanoseconds latency{0}; /* added to each READ, WRITE and message */
 };
 
-class context
+class NPRDMA_API context
 {
 public:
 	virtual ~context() = default;
@@ -279,7 +281,7 @@ protected:
 };
 
 /* @kind: "shm" or "verbs", or an address that begins with one of them. */
-result<std::unique_ptr<context>> open(std::string_view kind, const options &how = {});
+NPRDMA_API result<std::unique_ptr<context>> open(std::string_view kind, const options &how = {});
 
 } // namespace nprdma::transport
 

@@ -2,6 +2,7 @@
 #ifndef NPRDMA_FAR_UMAP_SPARSE_STORE_H
 #define NPRDMA_FAR_UMAP_SPARSE_STORE_H
 
+#include <nprdma/export.hpp>
 #include <umap/store/Store.hpp>
 
 #include <string>
@@ -9,7 +10,7 @@
 namespace Umap
 {
 
-class SparseStore : public Store
+class NPRDMA_API SparseStore : public Store
 {
 public:
 	/* Made: @file_bytes is rounded up to a multiple of @page_bytes. */

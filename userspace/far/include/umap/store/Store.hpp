@@ -3,6 +3,8 @@
 #ifndef NPRDMA_FAR_UMAP_STORE_HPP
 #define NPRDMA_FAR_UMAP_STORE_HPP
 
+#include <nprdma/export.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,7 +19,7 @@ class store;
 namespace Umap
 {
 
-class Store
+class NPRDMA_API Store
 {
 public:
 	virtual ~Store() = default;

@@ -2,6 +2,7 @@
 #ifndef NPRDMA_FAR_UMAP_STORE_NETWORK_H
 #define NPRDMA_FAR_UMAP_STORE_NETWORK_H
 
+#include <nprdma/export.hpp>
 #include <umap/store/Store.hpp>
 
 #include <memory>
@@ -11,7 +12,7 @@ namespace Umap
 {
 
 /* "shm:NAME" or "verbs:HOST:PORT" of a server of nprdma-far. It outlives its stores. */
-class NetworkClient
+class NPRDMA_API NetworkClient
 {
 public:
 	explicit NetworkClient(const std::string &address);
@@ -23,7 +24,7 @@ private:
 	std::unique_ptr<state> state_;
 };
 
-class StoreNetwork : public Store
+class NPRDMA_API StoreNetwork : public Store
 {
 public:
 	/* The region @id, which is made with @bytes if it is not there; throws std::system_error. */

@@ -4,6 +4,8 @@
 #ifndef NPRDMA_SYNC_JOB_HPP
 #define NPRDMA_SYNC_JOB_HPP
 
+#include <nprdma/export.hpp>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,7 +15,7 @@ namespace nprdma::sync
 {
 
 /* One for each process. Everything throws std::runtime_error, which says what PMIx said. */
-class job
+class NPRDMA_API job
 {
 public:
 	/* Without a launcher, a job of this process alone. */

@@ -12,6 +12,8 @@
 #ifndef NPRDMA_SYNC_SCHEDULE_HPP
 #define NPRDMA_SYNC_SCHEDULE_HPP
 
+#include <nprdma/export.hpp>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -38,7 +40,7 @@ struct group {
 };
 
 /* Each worker is in exactly one group. A group of one averages nothing. */
-struct grouping {
+struct NPRDMA_API grouping {
 	std::vector<group> groups;
 
 	/* The group of @worker. Throws std::out_of_range: it is in none. */
@@ -47,7 +49,7 @@ struct grouping {
 	bool operator==(const grouping &) const = default;
 };
 
-class schedule
+class NPRDMA_API schedule
 {
 public:
 	/* That @rounds rounds without updates give the exact mean. */
@@ -128,7 +130,7 @@ private:
  * them? In fractions of integers, so without rounding. Throws std::overflow_error if 64 bits are not enough
  * for them.
  */
-[[nodiscard]] bool mixes_exactly(const schedule &s, std::uint64_t first, std::uint32_t count);
+[[nodiscard]] NPRDMA_API bool mixes_exactly(const schedule &s, std::uint64_t first, std::uint32_t count);
 
 } // namespace nprdma::sync
 

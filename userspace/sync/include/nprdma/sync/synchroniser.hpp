@@ -32,6 +32,7 @@
 #include "nprdma/sync/schedule.hpp"
 #include "nprdma/sync/wire.hpp"
 
+#include <nprdma/export.hpp>
 #include <nprdma/transport.hpp>
 
 #include <chrono>
@@ -67,7 +68,7 @@ struct settings {
 };
 
 /* What the link to peers has to be opened with; @how: what else there is to say. */
-[[nodiscard]] transport::options link_options(transport::options how = {});
+[[nodiscard]] NPRDMA_API transport::options link_options(transport::options how = {});
 
 /* Of one synchronisation. */
 struct report {
@@ -87,7 +88,7 @@ struct statistics {
 };
 
 /* T is float or double. For one thread at a time. */
-template <class T> class synchroniser
+template <class T> class NPRDMA_API synchroniser
 {
 public:
 	/*

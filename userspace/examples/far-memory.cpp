@@ -25,7 +25,7 @@ namespace transport = nprdma::transport;
 namespace
 {
 
-constexpr std::uint64_t region_bytes = 64 << 20;
+constexpr std::uint64_t region_bytes = 16 << 20;
 
 template <class T> T must(far::result<T> r)
 {
