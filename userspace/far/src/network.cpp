@@ -272,12 +272,10 @@ private:
 	status connect(lane &l, transport::clock::time_point deadline)
 	{
 		l.connection.reset();
-		auto c = context_.connect(address_, deadline);
+		auto c = context_.connect(address_, deadline, protocol_room);
 		if (!c)
 			return c.why();
 		l.connection = std::move(*c);
-		if (l.connection->max_message() < std::max(sizeof(request), sizeof(answer)))
-			return error{EINVAL, "far: transport options: max_message is 512 at least"};
 		result<answer> a = ask(l, op::open, deadline);
 		if (!a)
 			return a.why();
