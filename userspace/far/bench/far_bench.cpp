@@ -3,7 +3,7 @@
  * The figures of nprdma-far: one JSON object a line, for scripts/far-figures. What is compared is measured in
  *one run, in turns.
  *
- *	far_bench [latency|fill|workers|coding|stream|buffer|unmap]... [--file PATH] [--doubles PATH]
+ *	far_bench [latency|fill|steps|workers|coding|stream|buffer|unmap]... [--file PATH] [--doubles PATH]
  *
  * --file: where a file is made, for latency; --doubles: data for coding.
  */
@@ -19,12 +19,14 @@
 #include <fstream>
 #include <functional>
 #include <linux/userfaultfd.h>
+#include <map>
 #include <poll.h>
 #include <random>
 #include <string>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -325,6 +327,122 @@ void fill()
 	}
 }
 
+/*
+ * Where the time of a fill goes: each step by itself for all pages, without threads, faults or a store. In
+ * batches: frames are made, and mapped, 64 at a time. Kept: the frames are there already, and were read into
+ * before.
+ */
+void steps()
+{
+	constexpr std::size_t page = 4096, pages = 8192, bytes = pages * page;
+	constexpr int rounds = 7;
+	std::map<std::pair<std::string, std::string>, std::vector<double>> took;
+	std::vector<std::byte> from(bytes, std::byte{5}), buffer(page);
+	const pid_t self = ::getpid();
+	const auto read = [&](std::byte *to, std::size_t at) {
+		const iovec local = {to, page}, remote = {from.data() + at, page};
+
+		if (::process_vm_readv(self, &local, 1, &remote, 1, 0) != static_cast<ssize_t>(page))
+			die("process_vm_readv");
+	};
+	const auto touch = [](const std::byte *at) { (void)*const_cast<const volatile std::byte *>(at); };
+	const auto mapped = [&](int fd) {
+		void *const p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+				       fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+
+		if (p == MAP_FAILED)
+			die("mmap");
+		return static_cast<std::byte *>(p);
+	};
+	const auto watched = [&](std::byte *base, std::uint64_t mode) {
+		const int fd = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+		uffdio_api api{};
+		uffdio_register r{};
+
+		api.api = UFFD_API;
+		api.features = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM;
+		r.range = {reinterpret_cast<std::uintptr_t>(base), bytes};
+		r.mode = mode;
+		if (fd < 0 || ::ioctl(fd, UFFDIO_API, &api) || ::ioctl(fd, UFFDIO_REGISTER, &r))
+			die("userfaultfd");
+		return fd;
+	};
+	const auto step = [&](const char *way, const char *what, std::size_t batch, const auto &f) {
+		took[{way, what}].push_back(seconds_of([&] {
+						    for (std::size_t at = 0; at < bytes; at += batch * page)
+							    f(at);
+					    }) /
+					    pages * 1e6);
+	};
+
+	for (int round = 0; round < rounds; round++) {
+		{
+			std::byte *const base = mapped(-1);
+			const int fd = watched(base, UFFDIO_REGISTER_MODE_MISSING);
+
+			step("copy", "1 read into a buffer", 1,
+			     [&](std::size_t at) { read(buffer.data(), at); });
+			step("copy", "2 UFFDIO_COPY", 1, [&](std::size_t at) {
+				uffdio_copy c{};
+
+				c.dst = reinterpret_cast<std::uintptr_t>(base) + at;
+				c.src = reinterpret_cast<std::uintptr_t>(buffer.data());
+				c.len = page;
+				if (::ioctl(fd, UFFDIO_COPY, &c))
+					die("UFFDIO_COPY");
+			});
+			step("copy", "3 touch", 1, [&](std::size_t at) { touch(base + at); });
+			::munmap(base, bytes);
+			::close(fd);
+		}
+		for (const char *way : {"in place", "in batches", "kept"}) {
+			const std::size_t batch = *way == 'i' && way[3] == 'b' ? 64 : 1;
+			const int frames = ::memfd_create("far-bench", MFD_CLOEXEC);
+
+			if (frames < 0 || ::ftruncate(frames, bytes))
+				die("memfd");
+			std::byte *const alias = mapped(frames), *const base = mapped(frames);
+			const int fd =
+			    watched(base, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR);
+			const auto make = [&](std::size_t at) {
+				if (::madvise(alias + at, batch * page, MADV_POPULATE_WRITE))
+					die("MADV_POPULATE_WRITE");
+			};
+
+			if (*way == 'k')
+				for (std::size_t at = 0; at < bytes; at += page) {
+					make(at);
+					read(alias + at, at);
+				}
+			else
+				step(way, "1 make the frame", batch, make);
+			step(way, "2 read into it", 1, [&](std::size_t at) { read(alias + at, at); });
+			step(way, "3 UFFDIO_CONTINUE", batch, [&](std::size_t at) {
+				uffdio_continue c{};
+
+				c.range = {reinterpret_cast<std::uintptr_t>(base) + at, batch * page};
+				if (::ioctl(fd, UFFDIO_CONTINUE, &c))
+					die("UFFDIO_CONTINUE");
+			});
+			step(way, "4 touch", 1, [&](std::size_t at) { touch(base + at); });
+			::munmap(alias, bytes);
+			::munmap(base, bytes);
+			::close(frames);
+			::close(fd);
+		}
+		std::byte *const plain = mapped(-1);
+		(void)::madvise(plain, bytes, MADV_NOHUGEPAGE);
+		if (::madvise(plain, bytes, MADV_POPULATE_WRITE))
+			die("MADV_POPULATE_WRITE");
+		step("plain memory, populated", "touch", 1, [&](std::size_t at) { touch(plain + at); });
+		step("plain memory, populated", "touch again", 1, [&](std::size_t at) { touch(plain + at); });
+		::munmap(plain, bytes);
+	}
+	for (const auto &[name, us] : took)
+		std::printf("{\"figure\": \"steps\", \"way\": \"%s\", \"step\": \"%s\", \"us\": %.3f}\n",
+			    name.first.c_str(), name.second.c_str(), median(us));
+}
+
 /* A link of 200 us: how many transfers at once does it take? Read and write, twice what fits. */
 void workers()
 {
@@ -578,9 +696,9 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)();
 	};
-	constexpr figure figures[] = {{"latency", latency},    {"fill", fill},     {"workers", workers},
-				      {"coding", coding_gain}, {"stream", stream}, {"buffer", buffer_sizes},
-				      {"unmap", unmap}};
+	constexpr figure figures[] = {{"latency", latency},     {"fill", fill},          {"steps", steps},
+				      {"workers", workers},     {"coding", coding_gain}, {"stream", stream},
+				      {"buffer", buffer_sizes}, {"unmap", unmap}};
 	std::vector<const figure *> chosen;
 
 	for (int i = 1; i < argc; i++) {
@@ -596,7 +714,7 @@ int main(int argc, char **argv)
 					    [&](const figure &x) { return std::string(x.name) == argv[i]; });
 		if (f == std::end(figures))
 			die(std::string(
-				"usage: far_bench [latency|fill|workers|coding|stream|buffer|unmap]... "
+				"usage: far_bench [latency|fill|steps|workers|coding|stream|buffer|unmap]... "
 				"[--file PATH] [--doubles PATH]; not ") +
 			    argv[i]);
 		chosen.push_back(f);

@@ -3,18 +3,20 @@
  * One mapping as the pager's threads see it, and the states of its pages.
  *
  * A page has one state at a time; who moves it to busy or evicting owns it until he moves it on. Owners are
- *few and each is bounded by the store's time-outs. Others who want the page leave the flag "wanted", and the
- *owner wakes the waiting threads when he leaves, which then fault again.
+ * few and each is bounded by the store's time-outs. Others who want the page leave the flag "wanted", and the
+ * owner wakes the waiting threads when he leaves, which then fault again.
  *
  *	absent ----> busy ----> clean <----> dirty		mapped; clean is write-protected
  *	  ^            |          |            |
- *	  |        poisoned    idle_clean   idle_dirty		in its frame and not mapped
+ *	  |        poisoned       +- evicting -+
+ *	  |                       |            |
+ *	  |                    idle_clean   idle_dirty		in its frame and not mapped
  *	  |                       |            |
  *	  +------------------ evicting <-------+
  *
- * A page that is idle and evicting is mapped nowhere but in the alias: its content is still. Recency comes
- * from this: pages are unmapped first, oldest first, and go only if nobody touched them until their turn
- *comes.
+ * An idle page is mapped nowhere but in the alias, so its content is still: who unmaps a page owns it until
+ * that is done, or a write back in between would miss what is written until then. Recency comes from this:
+ * pages are unmapped first, oldest first, and go only if nobody touched them until their turn comes.
  */
 #ifndef NPRDMA_FAR_AREA_HPP
 #define NPRDMA_FAR_AREA_HPP
@@ -120,13 +122,13 @@ public:
 	[[nodiscard]] bool protects() const noexcept { return !options.read_only && can_protect; }
 	[[nodiscard]] bool assumes_writes() const noexcept { return !options.read_only && !can_protect; }
 
-	/* From @from to @to, flags kept but for @drop. False: it is not in that state. */
-	[[nodiscard]] bool move(std::size_t page, kind from, kind to) const noexcept
+	/* From @from to @to, flags kept. False: it is not in that state, or has one of the flags @unless. */
+	[[nodiscard]] bool move(std::size_t page, kind from, kind to, std::uint8_t unless = 0) const noexcept
 	{
 		std::uint8_t s = state(page).load(std::memory_order_relaxed);
 
 		/* acq_rel: the owner before has left his work, and ours begins after it */
-		while ((s & kind_mask) == from)
+		while ((s & kind_mask) == from && !(s & unless))
 			if (state(page).compare_exchange_weak(
 				s, static_cast<std::uint8_t>((s & ~kind_mask) | to),
 				std::memory_order_acq_rel))
@@ -189,7 +191,8 @@ public:
 	std::atomic<std::uint64_t> pinned_bytes = 0;
 	std::atomic<std::int64_t> write_failed_ns = 0; /* CLOCK_MONOTONIC; 0: the last write-back went well */
 	std::atomic<std::uint8_t> access = static_cast<std::uint8_t>(hint::normal);
-	std::atomic<int> users = 0; /* pager threads inside; see pager_state */
+	std::atomic<std::uint64_t> evictions = 0; /* of all, that have begun: see pager_state::evict() */
+	std::atomic<int> users = 0;               /* pager threads inside; see pager_state */
 	std::atomic<bool> closing = false, draining = false;
 	std::mutex exclusive; /* one flush, eviction of all, discard or unmap at a time */
 	history pattern;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "codec.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <lz4.h>
@@ -15,8 +16,14 @@ namespace nprdma::far
 namespace
 {
 
-constexpr unsigned give_up = 16;   /* pages in a row without a gain */
-constexpr unsigned try_again = 16; /* of so many one is tried then */
+constexpr unsigned patience = 4;     /* pages in a row without a gain */
+constexpr unsigned most_skipped = 6; /* doublings: of 64 pages one is tried at the least */
+
+/* Of how many pages is one tried, after so many that gained nothing? */
+constexpr unsigned one_of(unsigned failures) noexcept
+{
+	return failures < patience ? 1 : 2U << std::min(failures - patience, most_skipped - 1);
+}
 
 struct zfp_end {
 	void operator()(zfp_field *f) const noexcept { zfp_field_free(f); }
@@ -115,8 +122,8 @@ std::size_t codec::encode(std::span<const std::byte> in, std::span<std::byte> ou
 	if (what_ == coding::raw || in.size() > LZ4_MAX_INPUT_SIZE)
 		return 0;
 	/* relaxed: it is a guess */
-	if (failures_.load(std::memory_order_relaxed) >= give_up &&
-	    skipped_.fetch_add(1, std::memory_order_relaxed) % try_again)
+	if (const unsigned n = one_of(failures_.load(std::memory_order_relaxed));
+	    n > 1 && skipped_.fetch_add(1, std::memory_order_relaxed) % n)
 		return 0;
 	const std::size_t limit = std::min(out.size(), in.size() / 8 * 7);
 	std::size_t used = 0;

@@ -64,9 +64,9 @@ bool pager_state::reserve(area &a, bool wait) noexcept
 	const auto try_it = [&] {
 		const marks all = marks_of(buffer_bytes_.load(std::memory_order_relaxed),
 					   largest_page_.load(std::memory_order_relaxed));
-		/* relaxed: a number; the pages themselves are ordered by their states */
-		std::uint64_t was = resident_.load(std::memory_order_relaxed);
-		std::uint64_t own = a.resident.load(std::memory_order_relaxed);
+		/* seq_cst: after waiting_, pairs with release(); the pages are ordered by their states */
+		std::uint64_t was = resident_.load(std::memory_order_seq_cst);
+		std::uint64_t own = a.resident.load(std::memory_order_seq_cst);
 
 		if (a.options.budget) {
 			const marks of = marks_of(a.options.budget, size);
@@ -100,6 +100,9 @@ bool pager_state::reserve(area &a, bool wait) noexcept
 
 	waiting_++;
 	for (bool late = false;;) {
+		/* What is released from here on is not slept through. */
+		const std::uint64_t seen = releases_;
+
 		lock.unlock();
 		const bool done = try_it();
 		lock.lock();
@@ -109,21 +112,22 @@ bool pager_state::reserve(area &a, bool wait) noexcept
 		}
 		evict_wanted_ = true;
 		evict_.notify_all();
-		/* A release between the try and the lock is not lost for long: evictors say so again. */
-		late =
-		    room_.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + retry_time)) ==
-			std::cv_status::timeout &&
-		    std::chrono::steady_clock::now() >= until;
+		/* Evictors that found nothing are sent again. */
+		(void)room_.wait_until(
+		    lock, std::min(until, std::chrono::steady_clock::now() + retry_time),
+		    [&] { return releases_ != seen || stop_.load(std::memory_order_relaxed); });
+		late = std::chrono::steady_clock::now() >= until;
 	}
 }
 
 void pager_state::release(area &a, std::size_t pages) noexcept
 {
-	a.resident.fetch_sub(pages * a.page_bytes, std::memory_order_relaxed);
-	resident_.fetch_sub(pages * a.page_bytes, std::memory_order_relaxed);
-	/* seq_cst: after the room is there; a waiter counts himself before he tries */
+	/* seq_cst: the room is there before the look at who waits; a waiter counts himself before he tries */
+	a.resident.fetch_sub(pages * a.page_bytes, std::memory_order_seq_cst);
+	resident_.fetch_sub(pages * a.page_bytes, std::memory_order_seq_cst);
 	if (waiting_.load(std::memory_order_seq_cst)) {
 		const std::lock_guard guard(room_mutex_);
+		releases_++;
 		room_.notify_all();
 	}
 }
@@ -221,7 +225,7 @@ void pager_state::evictor() noexcept
 /* The oldest pages out of sight: who wants them back soon finds them still in their frames. */
 std::size_t pager_state::unmap_some(area &a, std::size_t most) noexcept
 {
-	std::vector<std::size_t> unmapped;
+	std::vector<std::size_t> cleans, dirties;
 	std::vector<area::entry> idle;
 	std::size_t moved = 0;
 
@@ -238,18 +242,27 @@ std::size_t pager_state::unmap_some(area &a, std::size_t most) noexcept
 				moved++;
 			} else if (!a.has_flag(e.page, pinned) && (k == idle_clean || k == idle_dirty)) {
 				idle.push_back(e);
-			} else if (!a.has_flag(e.page, pinned) &&
-				   (a.move(e.page, clean, idle_clean) || a.move(e.page, dirty, idle_dirty))) {
+			} else if (a.move(e.page, clean, evicting, pinned)) {
 				idle.push_back(e);
-				unmapped.push_back(e.page);
+				cleans.push_back(e.page);
+			} else if (a.move(e.page, dirty, evicting, pinned)) {
+				idle.push_back(e);
+				dirties.push_back(e.page);
 			} else {
 				e.stamp = clock_.fetch_add(1, std::memory_order_relaxed);
 				a.active.push_back(e);
 			}
 		}
 	}
-	for_runs(unmapped, [&](std::size_t first, std::size_t n) { a.unmap_run(first, n); });
-	/* Only now: a page that is evicted is mapped nowhere. */
+	const auto unmap = [&](std::vector<std::size_t> &pages, kind as) {
+		for_runs(pages, [&](std::size_t first, std::size_t n) {
+			a.unmap_run(first, n);
+			for (std::size_t page = first; page < first + n; page++)
+				a.leave(uffd_, page, as);
+		});
+	};
+	unmap(cleans, idle_clean);
+	unmap(dirties, idle_dirty);
 	const std::lock_guard guard(a.queues);
 	a.inactive.insert(a.inactive.end(), idle.begin(), idle.end());
 	return moved + idle.size();
@@ -336,10 +349,10 @@ pager_state::evicted pager_state::evict_some(area &a, std::size_t most, bool all
 			done.moved++;
 			if (k == absent || k == poisoned || k == gone) {
 				a.set_flag(e.page, queued, false);
-			} else if (!a.has_flag(e.page, pinned) && a.move(e.page, idle_clean, evicting)) {
+			} else if (a.move(e.page, idle_clean, evicting, pinned)) {
 				a.set_flag(e.page, queued, false);
 				cleans.push_back(e.page);
-			} else if (!a.has_flag(e.page, pinned) && a.move(e.page, idle_dirty, evicting)) {
+			} else if (a.move(e.page, idle_dirty, evicting, pinned)) {
 				a.set_flag(e.page, queued, false);
 				dirties.push_back(e.page);
 			} else {
@@ -359,8 +372,8 @@ pager_state::evicted pager_state::evict_some(area &a, std::size_t most, bool all
 }
 
 /*
- * All that are out of sight, but for what is pinned, also those that an evictor has in his hands just now:
- * his entries are in neither queue.
+ * All that are in memory, but for what is pinned, also those that an evictor has in his hands just now: his
+ * entries are in neither queue.
  */
 status pager_state::evict_idle(area &a) noexcept
 {
@@ -370,7 +383,6 @@ status pager_state::evict_idle(area &a) noexcept
 		std::vector<std::size_t> all = dirties;
 		std::size_t freed;
 
-		/* He may not have come to it. */
 		all.insert(all.end(), cleans.begin(), cleans.end());
 		for_runs(all, [&](std::size_t first, std::size_t n) { a.unmap_run(first, n); });
 		if (status s = give_back(a, std::move(dirties), std::move(cleans), true, freed); !s)
@@ -389,7 +401,7 @@ status pager_state::evict_idle(area &a) noexcept
 				std::this_thread::sleep_for(look_again);
 			} else if (k == absent || k == poisoned || k == gone || a.has_flag(page, pinned)) {
 				return;
-			} else if (a.move(page, k, evicting)) {
+			} else if (a.move(page, k, evicting, pinned)) {
 				/* If it is mapped, some() unmaps it before it looks. */
 				(k == dirty || k == idle_dirty ? dirties : cleans).push_back(page);
 				if (dirties.size() + cleans.size() == batch_pages)

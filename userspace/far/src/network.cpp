@@ -27,9 +27,10 @@ namespace
 using std::chrono::milliseconds;
 using transport::segment;
 
-constexpr std::size_t group = 64;          /* pages of one pass */
-constexpr std::size_t read_part = 1 << 20; /* of the entries */
-constexpr auto pause = milliseconds(5);    /* between two attempts to connect */
+constexpr std::size_t group = 64;           /* pages of one pass */
+constexpr std::size_t read_part = 1 << 20;  /* of the entries */
+constexpr std::size_t write_part = 1 << 16; /* of what is coded: it is sent while the next is coded */
+constexpr auto pause = milliseconds(5);     /* between two attempts to connect */
 
 bool all_zeros(std::span<const std::byte> memory) noexcept
 {
@@ -272,12 +273,10 @@ private:
 	status connect(lane &l, transport::clock::time_point deadline)
 	{
 		l.connection.reset();
-		auto c = context_.connect(address_, deadline);
+		auto c = context_.connect(address_, deadline, protocol_room);
 		if (!c)
 			return c.why();
 		l.connection = std::move(*c);
-		if (l.connection->max_message() < std::max(sizeof(request), sizeof(answer)))
-			return error{EINVAL, "far: transport options: max_message is 512 at least"};
 		result<answer> a = ask(l, op::open, deadline);
 		if (!a)
 			return a.why();
@@ -315,40 +314,85 @@ private:
 		return {};
 	}
 
-	/* All of @segments, as many at a time as the connection takes. */
-	status run(lane &l, std::span<const segment> segments, bool write,
-		   transport::clock::time_point deadline)
+	/* What one call has under way on its lane. After an error there is no connection, and nothing lands.
+	 */
+	class flight
 	{
-		std::size_t under_way = 0, at = 0;
+	public:
+		flight(const remote &r, lane &l, bool write, transport::clock::time_point deadline) noexcept
+		    : remote_(r), lane_(l), write_(write), deadline_(deadline)
+		{
+		}
 
-		while (at < segments.size() || under_way) {
-			if (at < segments.size() && under_way < l.connection->max_operations()) {
-				const std::size_t n =
-				    std::min(segments.size() - at, l.connection->max_segments());
+		/* Returns when all of it is posted. */
+		status post(std::span<const segment> segments)
+		{
+			transport::connection &c = *lane_.connection;
+
+			for (std::size_t at = 0, n; at < segments.size();) {
+				if (under_way_ >= c.max_operations()) {
+					if (status s = land_one(); !s)
+						return s;
+					continue;
+				}
+				n = std::min(segments.size() - at, c.max_segments());
 				const auto some = segments.subspan(at, n);
-				status s = write ? l.connection->write(some, ++l.operation)
-						 : l.connection->read(some, ++l.operation);
+				status s = write_ ? c.write(some, ++lane_.operation)
+						  : c.read(some, ++lane_.operation);
 
 				if (s) {
 					at += n;
-					under_way++;
-					continue;
-				}
-				if (s.code() != EAGAIN || !under_way)
+					under_way_++;
+				} else if (s.code() != EAGAIN || !under_way_) {
+					lane_.connection.reset();
 					return s;
+				} else if (status landed = land_one(); !landed) {
+					return landed;
+				}
 			}
-			result<transport::completion> c = transport::next_completion(*l.connection, deadline);
-			if (!c) {
-				/* What is under way must not land later. */
-				l.connection.reset();
-				return c.why();
-			}
-			under_way--;
-			if (c->error)
-				return error{c->error, "far region \"" + name_ +
-							   "\": " + (write ? "WRITE" : "READ") + " failed"};
+			return {};
 		}
-		return {};
+
+		status land()
+		{
+			while (under_way_)
+				if (status s = land_one(); !s)
+					return s;
+			return {};
+		}
+
+	private:
+		status land_one()
+		{
+			const result<transport::completion> c =
+			    transport::next_completion(*lane_.connection, deadline_);
+
+			if (c && !c->error) {
+				under_way_--;
+				return {};
+			}
+			lane_.connection.reset();
+			if (!c)
+				return c.why();
+			return error{c->error, "far region \"" + remote_.name_ +
+						   "\": " + (write_ ? "WRITE" : "READ") + " failed"};
+		}
+
+		const remote &remote_;
+		lane &lane_;
+		const bool write_;
+		const transport::clock::time_point deadline_;
+		std::size_t under_way_ = 0;
+	};
+
+	status run(lane &l, std::span<const segment> segments, bool write,
+		   transport::clock::time_point deadline)
+	{
+		flight f(*this, l, write, deadline);
+
+		if (status s = f.post(segments); !s)
+			return s;
+		return f.land();
 	}
 
 	status all(std::span<const piece> pieces, bool write) noexcept
@@ -479,6 +523,16 @@ private:
 	{
 		std::vector<segment> segments, table;
 		std::uint64_t bytes = 0, coded = 0;
+		std::size_t posted = 0, waiting = 0; /* of @segments; bytes of those that are not posted */
+		flight data(*this, l, true, deadline);
+		/* The link has something to do while the next pages are coded. */
+		const auto post = [&] {
+			const auto some = std::span(segments).subspan(posted);
+
+			posted = segments.size();
+			waiting = 0;
+			return data.post(some);
+		};
 
 		for (std::size_t i = 0; i < parts.size(); i++) {
 			const part &p = parts[i];
@@ -515,9 +569,15 @@ private:
 					 l.entries.addr + p.page * sizeof(entry), l.entries.key,
 					 sizeof(entry)});
 			bytes += from.size();
+			waiting += from.size();
+			if (waiting >= write_part || segments.size() - posted == l.connection->max_segments())
+				if (status s = post(); !s)
+					return s;
 		}
 		const std::size_t written = segments.size();
-		if (status s = run(l, segments, true, deadline); !s)
+		if (status s = post(); !s)
+			return s;
+		if (status s = data.land(); !s)
 			return s;
 		if (status s = run(l, table, true, deadline); !s)
 			return s;

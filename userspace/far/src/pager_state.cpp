@@ -61,6 +61,7 @@ pager_state::~pager_state()
 		stop_.store(true, std::memory_order_relaxed);
 	}
 	evict_.notify_all();
+	room_.notify_all();
 	(void)!::write(work_.get(), &one, sizeof(one));
 	for (std::thread &t : threads_)
 		t.join();
@@ -149,9 +150,11 @@ void pager_state::filler(unsigned) noexcept
 	for (;;) {
 		uffd_msg m;
 		epoll_event e;
+		/* acquire: before the message is read; pairs with evict() */
+		const std::uint64_t evictions = evictions_.load(std::memory_order_acquire);
 
 		if (uffd_.next(m)) {
-			fault(m);
+			fault(m, evictions);
 			continue;
 		}
 		if (some_ahead())
@@ -172,7 +175,7 @@ void pager_state::filler(unsigned) noexcept
 	}
 }
 
-void pager_state::fault(const uffd_msg &m) noexcept
+void pager_state::fault(const uffd_msg &m, std::uint64_t evictions) noexcept
 {
 	if (m.event != UFFD_EVENT_PAGEFAULT)
 		return;
@@ -195,7 +198,17 @@ void pager_state::fault(const uffd_msg &m) noexcept
 		case absent:
 			if (!a.move(page, absent, busy))
 				continue;
-			bring(v.shared(), page, write);
+			/*
+			 * Who faulted may have the page long since, by a fault of another thread, and all was
+			 * evicted again: then nobody waits, and the page would stay behind. Who does wait
+			 * faults again. acq_rel: evict() sees that the page is busy, or we see evict().
+			 */
+			if (evictions_.fetch_add(0, std::memory_order_acq_rel) != evictions) {
+				a.leave(uffd_, page, absent);
+				uffd_.wake(a.page_address(page), a.page_bytes);
+				return;
+			}
+			bring(v.shared(), page, write, evictions);
 			return;
 		case busy:
 		case evicting:
@@ -209,8 +222,9 @@ void pager_state::fault(const uffd_msg &m) noexcept
 				continue;
 			if (protection) {
 				a.count.first_write.fetch_add(k == clean, std::memory_order_relaxed);
-				/* It wakes. */
-				(void)uffd_.protect(a.page_address(page), a.page_bytes, false);
+				/* It wakes, unless it fails: then the write faults again. */
+				if (uffd_.protect(a.page_address(page), a.page_bytes, false))
+					uffd_.wake(a.page_address(page), a.page_bytes);
 				a.leave(uffd_, page, dirty);
 			} else {
 				/* The kernel took it from the page table, to swap it out. */
@@ -226,7 +240,7 @@ void pager_state::fault(const uffd_msg &m) noexcept
 			a.count.again.fetch_add(1, std::memory_order_relaxed);
 			map(a, page, write || k == idle_dirty);
 			if (more)
-				learn(v.shared(), page, true);
+				learn(v.shared(), page, true, evictions);
 			return;
 		}
 		case poisoned:
@@ -280,7 +294,7 @@ status pager_state::fill(area &a, std::size_t page) noexcept
 }
 
 /* Demand: somebody waits. The caller owns the page, which is absent. */
-void pager_state::bring(const reference &of, std::size_t page, bool write) noexcept
+void pager_state::bring(const reference &of, std::size_t page, bool write, std::uint64_t evictions) noexcept
 {
 	area &a = *of;
 
@@ -295,7 +309,7 @@ void pager_state::bring(const reference &of, std::size_t page, bool write) noexc
 		return fail(a, page);
 	}
 	map(a, page, write);
-	learn(of, page, false);
+	learn(of, page, false, evictions);
 }
 
 /* The caller owns the page, and there is room reserved for it. */
@@ -327,7 +341,8 @@ void pager_state::poison(area &a, std::size_t page) noexcept
  * by another's. The page in the middle of what is asked for is left unmapped: its touch, which needs no
  * store, says that the guess was right, and asks for twice as many.
  */
-void pager_state::learn(const reference &of, std::size_t page, bool expected) noexcept
+void pager_state::learn(const reference &of, std::size_t page, bool expected,
+			std::uint64_t evictions) noexcept
 {
 	area &a = *of;
 	history &h = a.pattern;
@@ -389,7 +404,13 @@ void pager_state::learn(const reference &of, std::size_t page, bool expected) no
 	if (work.pages.empty())
 		return;
 	work.trigger = work.pages[work.pages.size() / 2];
-	push_ahead(std::move(work));
+	/*
+	 * Who faulted has the page, and may have called evict() since: nothing comes after that. acquire: who
+	 * sees the area's number sees the pager's, which evict() has changed before.
+	 */
+	work.evictions = a.evictions.load(std::memory_order_acquire);
+	if (evictions_.load(std::memory_order_relaxed) == evictions)
+		push_ahead(std::move(work));
 }
 
 void pager_state::push_ahead(ahead work) noexcept
@@ -420,6 +441,7 @@ bool pager_state::some_ahead() noexcept
 
 		now.of = next.of;
 		now.trigger = next.trigger;
+		now.evictions = next.evictions;
 		now.pages.assign(next.pages.begin(), next.pages.begin() + static_cast<std::ptrdiff_t>(n));
 		next.pages.erase(next.pages.begin(), next.pages.begin() + static_cast<std::ptrdiff_t>(n));
 		if (next.pages.empty())
@@ -427,7 +449,7 @@ bool pager_state::some_ahead() noexcept
 		prefetching_++;
 	}
 	if (const visit v = enter(now.of))
-		(void)bring_ahead(*v, now.pages, now.trigger, false);
+		(void)bring_ahead(*v, now.pages, now.trigger, now.evictions, false);
 	{
 		const std::lock_guard guard(ahead_mutex_);
 		prefetching_--;
@@ -435,9 +457,12 @@ bool pager_state::some_ahead() noexcept
 	return true;
 }
 
-/* Those of @pages that are absent and for which there is room. @patient: wait for room. */
+/*
+ * Those of @pages that are absent and for which there is room, unless all was evicted since they were asked
+ * for. @patient: wait for room.
+ */
 status pager_state::bring_ahead(area &a, std::span<const std::size_t> pages, std::size_t trigger_page,
-				bool patient) noexcept
+				std::uint64_t evictions, bool patient) noexcept
 {
 	std::vector<std::size_t> mine;
 	std::vector<piece> pieces;
@@ -446,6 +471,11 @@ status pager_state::bring_ahead(area &a, std::span<const std::size_t> pages, std
 	for (const std::size_t page : pages) {
 		if (!a.move(page, absent, busy))
 			continue;
+		/* acq_rel: evict() sees that the page is busy, or we see evict() */
+		if (a.evictions.fetch_add(0, std::memory_order_acq_rel) != evictions) {
+			a.leave(uffd_, page, absent);
+			break;
+		}
 		if (!reserve(a, patient)) {
 			a.leave(uffd_, page, absent);
 			if (patient)

@@ -62,6 +62,7 @@ private:
 		reference of;
 		std::vector<std::size_t> pages;
 		std::size_t trigger = no_page; /* left unmapped: see learn() */
+		std::uint64_t evictions = 0;   /* of the area when it was asked for */
 	};
 
 	[[nodiscard]] visit find(std::uintptr_t address) noexcept;
@@ -70,15 +71,16 @@ private:
 
 	void filler(unsigned number) noexcept;
 	void evictor() noexcept;
-	void fault(const uffd_msg &m) noexcept;
-	void bring(const reference &of, std::size_t page, bool write) noexcept;
+	/* @evictions: of all areas, before the message was read. */
+	void fault(const uffd_msg &m, std::uint64_t evictions) noexcept;
+	void bring(const reference &of, std::size_t page, bool write, std::uint64_t evictions) noexcept;
 	void fail(area &a, std::size_t page) noexcept;
 	void poison(area &a, std::size_t page) noexcept;
-	void learn(const reference &of, std::size_t page, bool expected) noexcept;
+	void learn(const reference &of, std::size_t page, bool expected, std::uint64_t evictions) noexcept;
 	void push_ahead(ahead work) noexcept;
 	[[nodiscard]] bool some_ahead() noexcept;
 	status bring_ahead(area &a, std::span<const std::size_t> pages, std::size_t trigger_page,
-			   bool patient) noexcept;
+			   std::uint64_t evictions, bool patient) noexcept;
 	[[nodiscard]] status fill(area &a, std::size_t page) noexcept;
 	void map(area &a, std::size_t page, bool write) noexcept;
 	void enqueue(area &a, std::size_t page) noexcept;
@@ -120,13 +122,15 @@ private:
 	std::mutex room_mutex_;
 	std::condition_variable room_, evict_;
 	std::atomic<unsigned> waiting_ = 0;
-	bool evict_wanted_ = false;          /* under room_mutex_ */
+	bool evict_wanted_ = false;          /* under room_mutex_, as the next */
+	std::uint64_t releases_ = 0;         /* that waiters were told of */
 	std::atomic<bool> draining_ = false; /* above high, and not yet below low */
 
 	std::mutex ahead_mutex_;
 	std::deque<ahead> ahead_;  /* under ahead_mutex_, as the next */
 	unsigned prefetching_ = 0; /* fillers */
 
+	std::atomic<std::uint64_t> evictions_ = 0; /* of all of an area, that have begun */
 	std::atomic<bool> stop_ = false;
 	std::vector<std::thread> threads_;
 };

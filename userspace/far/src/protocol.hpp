@@ -13,6 +13,9 @@ constexpr std::uint32_t protocol_magic = 0x31726166; /* and version */
 enum class op : std::uint32_t { open = 1, flush = 2 };
 constexpr std::uint32_t open_read_only = 1, open_shared = 2, open_make = 4;
 
+/* Of a connection: who asks waits for the answer. The server gives no more. */
+constexpr transport::message_room protocol_room = {4, 256};
+
 struct request {
 	std::uint32_t magic;
 	op what;
@@ -30,6 +33,8 @@ struct answer {
 	transport::token data, entries;
 	char text[128]; /* of an error */
 };
+
+static_assert(sizeof(request) <= protocol_room.max_message && sizeof(answer) <= protocol_room.max_message);
 
 /* Of a page: 0 if it was never written. */
 struct entry {

@@ -43,8 +43,8 @@ status pager_state::flush(area &a)
 		status s = write_back(a, pages);
 
 		for (std::size_t i = 0; i < pages.size(); i++) {
-			/* Without protection it was unmapped instead. */
-			const bool mapped = were[i] == dirty && a.can_protect;
+			/* What could not be protected was unmapped instead. */
+			const bool mapped = were[i] == dirty;
 
 			/* One that is not written stays protected: the next write to it comes as a fault. */
 			a.leave(uffd_, pages[i],
@@ -69,12 +69,12 @@ status pager_state::flush(area &a)
 			}
 			if (!a.move(page, k, busy))
 				continue;
-			if (k == dirty && a.can_protect)
-				(void)uffd_.protect(a.page_address(page), a.page_bytes, true);
-			else if (k == dirty)
+			const bool still = k == dirty && a.can_protect &&
+					   uffd_.protect(a.page_address(page), a.page_bytes, true) == 0;
+			if (k == dirty && !still)
 				a.unmap_run(page, 1);
 			pages.push_back(page);
-			were.push_back(k);
+			were.push_back(still ? dirty : idle_dirty);
 			if (pages.size() == batch_pages)
 				write();
 			return;
@@ -92,6 +92,9 @@ status pager_state::evict(area &a)
 	std::size_t left;
 	status why;
 
+	/* What was asked for before does not come after: acq_rel, see fault() and bring_ahead(). */
+	evictions_.fetch_add(1, std::memory_order_acq_rel);
+	a.evictions.fetch_add(1, std::memory_order_acq_rel);
 	{
 		const std::lock_guard guard(a.queues);
 		left = 2 * (a.active.size() + a.inactive.size()) + 1;
@@ -141,47 +144,59 @@ status pager_state::discard(area &a, std::uint64_t offset, std::uint64_t bytes)
 /* To the front of those that go next. */
 void pager_state::cool(area &a, std::size_t first, std::size_t end) noexcept
 {
-	std::vector<std::size_t> unmapped;
+	std::vector<std::pair<std::size_t, kind>> mine;
 	std::vector<area::entry> cold;
 
 	{
 		const std::lock_guard guard(a.queues);
 
 		std::erase_if(a.active, [&](const area::entry &e) {
-			if (e.page < first || e.page >= end || a.has_flag(e.page, pinned) ||
-			    !(a.move(e.page, clean, idle_clean) || a.move(e.page, dirty, idle_dirty)))
+			if (e.page < first || e.page >= end)
+				return false;
+			if (a.move(e.page, clean, evicting, pinned))
+				mine.emplace_back(e.page, idle_clean);
+			else if (a.move(e.page, dirty, evicting, pinned))
+				mine.emplace_back(e.page, idle_dirty);
+			else
 				return false;
 			cold.push_back({e.page, 0});
-			unmapped.push_back(e.page);
 			return true;
 		});
 	}
-	for (const std::size_t page : unmapped)
+	for (const auto &[page, as] : mine) {
 		a.unmap_run(page, 1);
+		a.leave(uffd_, page, as);
+	}
 	const std::lock_guard guard(a.queues);
 	a.inactive.insert(a.inactive.begin(), cold.begin(), cold.end());
 }
 
 status pager_state::pin(area &a, std::size_t first, std::size_t end) noexcept
 {
-	const std::uint64_t more = (end - first) * a.page_bytes;
+	std::vector<std::size_t> fresh;
+	for (std::size_t page = first; page < end; page++)
+		if (!a.has_flag(page, pinned))
+			fresh.push_back(page);
+	const std::uint64_t more = fresh.size() * a.page_bytes;
 	const marks all = marks_of(a.options.budget ? std::min<std::uint64_t>(a.options.budget, buffer_bytes_)
 						    : buffer_bytes_.load(),
 				   a.page_bytes);
 
 	if (a.pinned_bytes.load() + more > all.low)
 		return error{ENOBUFS, "pin: more would be pinned than the low mark of the buffer allows"};
-	std::size_t page = first;
+	std::size_t done = 0;
 	status why;
-	for (; page < end; page++) {
-		if (a.has_flag(page, pinned))
-			continue;
+	for (; done < fresh.size() && why; done++) {
+		const std::size_t page = fresh[done];
+
+		/* Before the look at it: from here on nobody begins to evict it. */
 		a.set_flag(page, pinned, true);
 		a.pinned_bytes += a.page_bytes;
 		for (bool here = false; !here && why;)
 			switch (a.kind_of(page)) {
 			case absent:
-				why = bring_ahead(a, {&page, 1}, no_page, true);
+				why = bring_ahead(a, {&page, 1}, no_page,
+						  a.evictions.load(std::memory_order_relaxed), true);
 				break;
 			case busy:
 			case evicting:
@@ -196,15 +211,12 @@ status pager_state::pin(area &a, std::size_t first, std::size_t end) noexcept
 			default:
 				here = true;
 			}
-		if (!why)
-			break;
 	}
 	if (!why)
-		for (std::size_t i = first; i <= page; i++)
-			if (a.has_flag(i, pinned)) {
-				a.set_flag(i, pinned, false);
-				a.pinned_bytes -= a.page_bytes;
-			}
+		for (std::size_t i = 0; i < done; i++) {
+			a.set_flag(fresh[i], pinned, false);
+			a.pinned_bytes -= a.page_bytes;
+		}
 	return why;
 }
 
@@ -221,6 +233,7 @@ status pager_state::advise(area &a, std::uint64_t offset, std::uint64_t bytes, h
 		const std::size_t most = buffer_bytes_.load(std::memory_order_relaxed) / a.page_bytes;
 		ahead work;
 
+		work.evictions = a.evictions.load(std::memory_order_acquire);
 		for (const reference &r : areas())
 			if (r.get() == &a)
 				work.of = r;
@@ -291,8 +304,8 @@ status pager_state::unmap(const std::shared_ptr<area> &of, std::uint64_t offset,
 				a.leave(uffd_, page, k);
 				return s;
 			}
-			a.leave(uffd_, page, idle_clean);
 			a.unmap_run(page, 1);
+			a.leave(uffd_, page, idle_clean);
 		} else {
 			a.leave(uffd_, page, k);
 		}

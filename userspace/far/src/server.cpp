@@ -25,6 +25,9 @@ namespace nprdma::far
 namespace
 {
 
+constexpr std::size_t most_made = 1024; /* regions of clients: each is registered, and mapped */
+constexpr int most_at_once = 16;        /* questions of one client, after which the others have their turn */
+
 struct lent {
 	~lent()
 	{
@@ -38,8 +41,7 @@ struct lent {
 	std::byte *memory = nullptr;                 /* of @bytes */
 	transport::descriptor file;
 	std::unique_ptr<transport::region> data;
-	std::uint64_t size = 0; /* as the client sees it */
-	bool of_client = false;
+	std::uint64_t size = 0;                                    /* as the client sees it */
 	std::vector<std::pair<const void *, std::uint32_t>> users; /* connections, and how they opened it */
 };
 
@@ -106,7 +108,10 @@ private:
 		r->table_bytes = (pages * sizeof(entry) + 4095) / 4096 * 4096;
 		r->size = bytes;
 		r->bytes = pages * page_bytes + r->table_bytes;
-		r->of_client = of_client;
+		if (of_client && (made_regions_ >= most_made || pages * page_bytes > how_.clients_may_make ||
+				  made_ > how_.clients_may_make - pages * page_bytes))
+			return error{EDQUOT, "far server: clients may not make a region of that size, or "
+					     "not so many"};
 		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 		if (!path.empty()) {
 			struct stat st;
@@ -134,8 +139,10 @@ private:
 		if (!data)
 			return data.why();
 		r->data = std::move(*data);
-		if (of_client)
-			made_ += r->bytes;
+		if (of_client) {
+			made_ += pages * page_bytes;
+			made_regions_++;
+		}
 		regions_.emplace(name, std::move(r));
 		return {};
 	}
@@ -190,7 +197,7 @@ private:
 		request r;
 
 		(void)c.poll(done);
-		for (;;) {
+		for (int asked = 0; asked < most_at_once; asked++) {
 			const result<std::size_t> n = c.receive(std::as_writable_bytes(std::span(&r, 1)));
 
 			if (!n)
@@ -205,6 +212,13 @@ private:
 			if (status s = c.send(std::as_bytes(std::span(&a, 1))); !s)
 				return false;
 		}
+		return c.alive();
+	}
+
+	static bool has_open(const lent &l, const transport::connection &c) noexcept
+	{
+		return std::any_of(l.users.begin(), l.users.end(),
+				   [&](const auto &u) { return u.first == &c; });
 	}
 
 	static void refuse(answer &a, const error &why) noexcept
@@ -225,7 +239,11 @@ private:
 			{
 				const std::lock_guard guard(mutex_);
 				const auto i = regions_.find(name);
-				if (i != regions_.end() && i->second->file) {
+				if (i == regions_.end() || !has_open(*i->second, c)) {
+					refuse(a, {EINVAL, "far server: to flush what is not open"});
+					return a;
+				}
+				if (i->second->file) {
 					file = transport::descriptor(
 					    ::fcntl(i->second->file.get(), F_DUPFD_CLOEXEC, 0));
 					size = i->second->bytes;
@@ -242,10 +260,12 @@ private:
 		}
 		const std::lock_guard guard(mutex_);
 		auto i = regions_.find(name);
+		if (owner_.contains(&c)) {
+			refuse(a, {EALREADY, "far server: a connection opens one region, once"});
+			return a;
+		}
 		if (i == regions_.end() && (r.flags & open_make)) {
-			if (r.bytes > how_.clients_may_make || made_ > how_.clients_may_make - r.bytes)
-				refuse(a, {EDQUOT, "far server: clients may not make a region of that size"});
-			else if (status s = add(name, r.bytes, r.page_bytes, {}, true); !s)
+			if (status s = add(name, r.bytes, r.page_bytes, {}, true); !s)
 				refuse(a, s.why());
 			else
 				i = regions_.find(name);
@@ -285,7 +305,8 @@ private:
 	std::mutex mutex_; /* of what follows */
 	std::map<std::string, std::unique_ptr<lent>> regions_;
 	std::map<const void *, std::uint64_t> owner_; /* the client of each connection */
-	std::uint64_t made_ = 0;
+	std::uint64_t made_ = 0;                      /* bytes of clients' regions, without their entries */
+	std::size_t made_regions_ = 0;
 	std::random_device random_;
 	std::thread thread_;
 };
@@ -295,7 +316,7 @@ private:
 result<std::unique_ptr<server>> server::make(transport::context &context, std::string_view address,
 					     const server_options &how)
 {
-	result<std::unique_ptr<transport::listener>> listener = context.listen(address);
+	result<std::unique_ptr<transport::listener>> listener = context.listen(address, protocol_room);
 
 	if (!listener)
 		return listener.why();

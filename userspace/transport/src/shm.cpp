@@ -37,7 +37,7 @@ namespace nprdma::transport
 namespace
 {
 
-constexpr std::uint64_t hello_magic = 0x316d68736d72646eULL;
+constexpr std::uint64_t hello_magic = 0x326d68736d72646eULL; /* and version */
 constexpr std::size_t max_regions = 4096;
 constexpr auto set_up_time = std::chrono::seconds(2); /* of a peer that has connected */
 
@@ -85,6 +85,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 struct hello {
 	std::uint64_t magic;
 	std::uint32_t messages, max_message;
+	std::uint32_t refused, reserved; /* it was more than this, and there is no connection */
 };
 
 constexpr std::size_t slot_bytes(std::size_t max_message)
@@ -124,13 +125,15 @@ status send_hello(int socket, const hello &h, std::span<const int> fds)
 
 	msg.msg_iov = &iov;
 	msg.msg_iovlen = 1;
-	msg.msg_control = control;
-	msg.msg_controllen = CMSG_SPACE(fds.size_bytes());
-	cmsghdr *const c = CMSG_FIRSTHDR(&msg);
-	c->cmsg_level = SOL_SOCKET;
-	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(fds.size_bytes());
-	std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
+	if (!fds.empty()) {
+		msg.msg_control = control;
+		msg.msg_controllen = CMSG_SPACE(fds.size_bytes());
+		cmsghdr *const c = CMSG_FIRSTHDR(&msg);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(fds.size_bytes());
+		std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
+	}
 	if (::sendmsg(socket, &msg, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(h)))
 		return failure(errno, "greeting the peer");
 	return {};
@@ -142,6 +145,16 @@ struct greeting {
 	pid_t pid;
 	descriptor process;
 };
+
+status check_user(const ucred &who)
+{
+	if (who.pid <= 0 || (who.uid != ::geteuid() && ::geteuid() != 0 && who.uid != 0))
+		return error{
+		    EPERM,
+		    "the peer is another user's process; the shm transport copies from and to its memory, "
+		    "which the kernel would refuse"};
+	return {};
+}
 
 /* What the peer says of itself, of exactly @fds descriptors, and who the kernel says that it is. */
 result<greeting> receive_hello(int socket, std::size_t fds, clock::time_point deadline)
@@ -187,14 +200,15 @@ result<greeting> receive_hello(int socket, std::size_t fds, clock::time_point de
 	}
 	if (n == 0)
 		return error{ECONNRESET, "the peer has closed the connection"};
-	if (n != static_cast<ssize_t>(sizeof(g.head)) || g.head.magic != hello_magic || g.fds.size() != fds ||
+	if (n != static_cast<ssize_t>(sizeof(g.head)) || g.head.magic != hello_magic ||
 	    msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
 		return error{EPROTO, "the peer is not this transport, or of another version"};
-	if (who.pid <= 0 || (who.uid != ::geteuid() && ::geteuid() != 0 && who.uid != 0))
-		return error{
-		    EPERM,
-		    "the peer is another user's process; the shm transport copies from and to its memory, "
-		    "which the kernel would refuse"};
+	if (g.head.refused)
+		return too_much_room({g.head.messages, g.head.max_message});
+	if (g.fds.size() != fds)
+		return error{EPROTO, "the peer is not this transport, or of another version"};
+	if (status s = check_user(who); !s)
+		return s.why();
 	g.pid = who.pid;
 	g.process = descriptor(static_cast<int>(::syscall(SYS_pidfd_open, g.pid, 0)));
 	if (!g.process)
@@ -244,9 +258,10 @@ public:
 
 	result<std::unique_ptr<region>> register_memory(std::span<std::byte> memory,
 							const region_options &how) override;
-	result<std::unique_ptr<listener>> listen(std::string_view address) override;
-	result<std::unique_ptr<connection>> connect(std::string_view address,
-						    clock::time_point deadline) override;
+	result<std::unique_ptr<listener>> listen(std::string_view address,
+						 std::optional<message_room> most) override;
+	result<std::unique_ptr<connection>> connect(std::string_view address, clock::time_point deadline,
+						    std::optional<message_room> room) override;
 
 	[[nodiscard]] adapter &own() const noexcept { return *reinterpret_cast<adapter *>(memory_.get()); }
 	[[nodiscard]] int fd() const noexcept { return fd_.get(); }
@@ -724,8 +739,8 @@ private:
 class shm_listener final : public listener
 {
 public:
-	shm_listener(shm_context &c, descriptor socket, std::string address)
-	    : context_(c), socket_(std::move(socket)), address_(std::move(address))
+	shm_listener(shm_context &c, descriptor socket, std::string address, const message_room &most)
+	    : context_(c), socket_(std::move(socket)), address_(std::move(address)), most_(most)
 	{
 	}
 
@@ -737,6 +752,7 @@ private:
 	shm_context &context_;
 	const descriptor socket_;
 	const std::string address_;
+	const message_room most_;
 };
 
 result<std::unique_ptr<region>> shm_context::register_memory(std::span<std::byte> memory,
@@ -777,12 +793,16 @@ void shm_context::deregister(std::size_t slot) noexcept
 			std::this_thread::yield();
 }
 
-result<std::unique_ptr<listener>> shm_context::listen(std::string_view address)
+result<std::unique_ptr<listener>> shm_context::listen(std::string_view address,
+						      std::optional<message_room> most)
 {
 	socklen_t bytes;
 	result<sockaddr_un> a = socket_address(address, bytes);
 	result<descriptor> fd = make_socket();
+	const result<message_room> room = room_of(most, how_);
 
+	if (!room)
+		return room.why();
 	if (!a)
 		return a.why();
 	if (!fd)
@@ -790,11 +810,13 @@ result<std::unique_ptr<listener>> shm_context::listen(std::string_view address)
 	if (::bind(fd->get(), reinterpret_cast<const sockaddr *>(&*a), bytes) || ::listen(fd->get(), 128))
 		return failure(errno, "listen at " + std::string(address));
 	return std::unique_ptr<listener>(
-	    std::make_unique<shm_listener>(*this, std::move(*fd), std::string(address)));
+	    std::make_unique<shm_listener>(*this, std::move(*fd), std::string(address), *room));
 }
 
-result<std::unique_ptr<connection>> shm_context::connect(std::string_view address, clock::time_point deadline)
+result<std::unique_ptr<connection>> shm_context::connect(std::string_view address, clock::time_point deadline,
+							 std::optional<message_room> said)
 {
+	const result<message_room> room = room_of(said, how_);
 	const std::string name = "connect to " + std::string(address);
 	socklen_t bytes;
 	result<sockaddr_un> a = socket_address(address, bytes);
@@ -804,6 +826,8 @@ result<std::unique_ptr<connection>> shm_context::connect(std::string_view addres
 		return a.why();
 	if (!socket)
 		return socket.why();
+	if (!room)
+		return room.why();
 	while (::connect(socket->get(), reinterpret_cast<const sockaddr *>(&*a), bytes)) {
 		if (errno != EAGAIN)
 			return failure(errno, name);
@@ -813,8 +837,8 @@ result<std::unique_ptr<connection>> shm_context::connect(std::string_view addres
 		std::this_thread::sleep_for(std::chrono::milliseconds(1));
 	}
 
-	const hello h = {hello_magic, static_cast<std::uint32_t>(how_.messages),
-			 static_cast<std::uint32_t>(how_.max_message)};
+	const hello h = {hello_magic, static_cast<std::uint32_t>(room->messages),
+			 static_cast<std::uint32_t>(room->max_message), 0, 0};
 	const std::size_t size = rings_bytes(h.messages, h.max_message);
 	result<descriptor> rings = shared_memory("nprdma-rings", size);
 	if (!rings)
@@ -866,13 +890,25 @@ result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadl
 			return error{ETIMEDOUT, address_ + ": nobody has connected before the deadline"};
 	}
 
+	/* Another user's process is not waited for. */
+	ucred who{};
+	socklen_t size = sizeof(who);
+	if (::getsockopt(e.socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &size))
+		return failure(errno, address_);
+	if (status s = check_user(who); !s)
+		return s.why();
 	result<greeting> g = receive_hello(e.socket.get(), 3, clock::now() + set_up_time);
 	if (!g)
 		return g.why();
 	const hello &h = g->head;
-	if (h.messages < 2 || h.messages > 1 << 16 || h.max_message < 8 || h.max_message > 1 << 20 ||
-	    std::size_t{h.messages} * h.max_message > most_message_bytes ||
-	    !is_sealed(g->fds[0].get(), sizeof(adapter)) ||
+	if (h.messages > most_.messages || h.max_message > most_.max_message) {
+		const hello no = {hello_magic, static_cast<std::uint32_t>(most_.messages),
+				  static_cast<std::uint32_t>(most_.max_message), 1, 0};
+		(void)send_hello(e.socket.get(), no, {});
+		const error why = too_much_room(most_);
+		return error{why.code, address_ + ": " + why.text};
+	}
+	if (!is_sane({h.messages, h.max_message}) || !is_sealed(g->fds[0].get(), sizeof(adapter)) ||
 	    !is_sealed(g->fds[1].get(), rings_bytes(h.messages, h.max_message)))
 		return error{EPROTO, address_ + ": the peer's memory is not as agreed"};
 	e.peer_adapter = mapping(g->fds[0].get(), sizeof(adapter));

@@ -16,9 +16,8 @@ void connection::advise(std::uint64_t, std::uint64_t, std::uint64_t, advice) noe
 result<std::unique_ptr<context>> open(std::string_view kind, const options &how)
 {
 	kind = kind.substr(0, kind.find(':'));
-	if (how.max_message < 8 || how.max_message > 1 << 20 || how.messages < 2 || how.messages > 1 << 16 ||
-	    how.max_operations < 1 || how.max_operations > 1 << 16 || how.max_segments < 1 ||
-	    how.max_segments > 1 << 10 || how.messages * how.max_message > most_message_bytes)
+	if (!is_sane({how.messages, how.max_message}) || how.max_operations < 1 ||
+	    how.max_operations > 1 << 16 || how.max_segments < 1 || how.max_segments > 1 << 10)
 		return error{EINVAL,
 			     "transport options: max_message is 8 to 1 MiB, messages 2 to 65536, both "
 			     "multiplied at most 64 MiB, max_operations 1 to 65536, max_segments 1 to 1024"};

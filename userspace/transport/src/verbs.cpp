@@ -32,7 +32,7 @@ namespace nprdma::transport
 namespace
 {
 
-constexpr std::uint32_t setup_magic = 0x3162766e;      /* and version */
+constexpr std::uint32_t setup_magic = 0x3262766e;      /* and version */
 constexpr auto set_up_time = std::chrono::seconds(20); /* of a peer that has connected: guests are slow */
 constexpr auto memory_time = std::chrono::seconds(10); /* for the kernel to find memory */
 constexpr auto memory_pause = std::chrono::milliseconds(50);
@@ -40,7 +40,8 @@ constexpr unsigned send_entries = 256; /* of a queue pair: the library queues wh
 
 struct setup {
 	std::uint32_t magic, messages, max_message;
-	std::uint32_t qpn, lid, mtu, reads, reserved;
+	std::uint32_t qpn, lid, mtu, reads;
+	std::uint32_t refused; /* more messages were asked for than these: there is no connection */
 	ibv_gid gid;
 };
 
@@ -163,12 +164,14 @@ public:
 
 	result<std::unique_ptr<region>> register_memory(std::span<std::byte> memory,
 							const region_options &how) override;
-	result<std::unique_ptr<listener>> listen(std::string_view address) override;
-	result<std::unique_ptr<connection>> connect(std::string_view address,
-						    clock::time_point deadline) override;
+	result<std::unique_ptr<listener>> listen(std::string_view address,
+						 std::optional<message_room> most) override;
+	result<std::unique_ptr<connection>> connect(std::string_view address, clock::time_point deadline,
+						    std::optional<message_room> room) override;
 
 	/* The rest of connect(), once @socket is connected. */
-	result<std::unique_ptr<connection>> meet(descriptor socket, clock::time_point deadline);
+	result<std::unique_ptr<connection>> meet(descriptor socket, clock::time_point deadline,
+						 const message_room &room);
 
 	[[nodiscard]] const options &how() const noexcept { return how_; }
 	[[nodiscard]] ibv_context *device() const noexcept { return device_.get(); }
@@ -696,10 +699,10 @@ result<setup> receive_setup(int socket, clock::time_point deadline)
 
 	if (const int code = receive_all(socket, &peer, sizeof(peer), deadline))
 		return failure(code, "greeting of the peer");
-	if (peer.magic != setup_magic || peer.messages < 2 || peer.messages > 1 << 16 ||
-	    peer.max_message < 8 || peer.max_message > 1 << 20 ||
-	    std::size_t{peer.messages} * peer.max_message > most_message_bytes)
+	if (peer.magic != setup_magic || !is_sane({peer.messages, peer.max_message}))
 		return error{EPROTO, "the peer is not this transport, or of another version"};
+	if (peer.refused)
+		return too_much_room({peer.messages, peer.max_message});
 	return peer;
 }
 
@@ -710,11 +713,13 @@ result<setup> receive_setup(int socket, clock::time_point deadline)
 class verbs_listener final : public listener
 {
 public:
-	verbs_listener(verbs_context &c, descriptor socket, descriptor events, std::string address)
+	verbs_listener(verbs_context &c, descriptor socket, descriptor events, std::string address,
+		       const message_room &most)
 	    : context_(c),
 	      socket_(std::move(socket)),
 	      events_(std::move(events)),
-	      address_(std::move(address))
+	      address_(std::move(address)),
+	      most_(most)
 	{
 	}
 
@@ -810,6 +815,17 @@ private:
 		const result<setup> peer = receive_setup(c.fd, clock::now());
 		if (!peer)
 			return error{peer.code(), address_ + ": " + peer.why().text};
+		if (peer->messages > most_.messages || peer->max_message > most_.max_message) {
+			setup no{};
+
+			no.magic = setup_magic;
+			no.messages = static_cast<std::uint32_t>(most_.messages);
+			no.max_message = static_cast<std::uint32_t>(most_.max_message);
+			no.refused = 1;
+			(void)send_all(c.fd, &no, sizeof(no), clock::now());
+			const error why = too_much_room(most_);
+			return error{why.code, address_ + ": " + why.text};
+		}
 		(void)::setsockopt(c.fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof(one));
 		c.line = std::make_unique<verbs_connection>(context_, std::move(c.socket));
 		if (status s = c.line->make(peer->messages, peer->max_message); !s)
@@ -826,6 +842,7 @@ private:
 	verbs_context &context_;
 	const descriptor socket_, events_;
 	const std::string address_;
+	const message_room most_;
 	std::vector<caller> callers_; /* oldest first */
 };
 
@@ -865,15 +882,16 @@ result<std::unique_ptr<region>> verbs_context::register_memory(std::span<std::by
 	return std::unique_ptr<region>(std::make_unique<verbs_region>(memory, mr, false));
 }
 
-result<std::unique_ptr<connection>> verbs_context::meet(descriptor socket, clock::time_point deadline)
+result<std::unique_ptr<connection>> verbs_context::meet(descriptor socket, clock::time_point deadline,
+							const message_room &room)
 {
 	const int fd = socket.get(), on = 1;
 	auto c = std::make_unique<verbs_connection>(*this, std::move(socket));
 	const char go = 1;
 
 	(void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	if (status s = c->make(static_cast<std::uint32_t>(how_.messages),
-			       static_cast<std::uint32_t>(how_.max_message));
+	if (status s = c->make(static_cast<std::uint32_t>(room.messages),
+			       static_cast<std::uint32_t>(room.max_message));
 	    !s)
 		return s.why();
 	const setup own = c->describe();
@@ -890,11 +908,15 @@ result<std::unique_ptr<connection>> verbs_context::meet(descriptor socket, clock
 	return std::unique_ptr<connection>(std::move(c));
 }
 
-result<std::unique_ptr<listener>> verbs_context::listen(std::string_view address)
+result<std::unique_ptr<listener>> verbs_context::listen(std::string_view address,
+							std::optional<message_room> most)
 {
 	auto to = resolve(address, true);
+	const result<message_room> room = room_of(most, how_);
 	const int on = 1;
 
+	if (!room)
+		return room.why();
 	if (!to)
 		return to.why();
 	const addrinfo &a = **to;
@@ -917,16 +939,19 @@ result<std::unique_ptr<listener>> verbs_context::listen(std::string_view address
 	if (!events || ::epoll_ctl(events.get(), EPOLL_CTL_ADD, fd.get(), &e))
 		return failure(errno, "listen at " + std::string(address));
 	return std::unique_ptr<listener>(
-	    std::make_unique<verbs_listener>(*this, std::move(fd), std::move(events), text));
+	    std::make_unique<verbs_listener>(*this, std::move(fd), std::move(events), text, *room));
 }
 
-result<std::unique_ptr<connection>> verbs_context::connect(std::string_view address,
-							   clock::time_point deadline)
+result<std::unique_ptr<connection>>
+verbs_context::connect(std::string_view address, clock::time_point deadline, std::optional<message_room> said)
 {
 	const std::string name = "connect to " + std::string(address);
+	const result<message_room> room = room_of(said, how_);
 	auto to = resolve(address, false);
 	int code = 0;
 
+	if (!room)
+		return room.why();
 	if (!to)
 		return to.why();
 	for (const addrinfo *a = to->get(); a; a = a->ai_next) {
@@ -945,7 +970,7 @@ result<std::unique_ptr<connection>> verbs_context::connect(std::string_view addr
 		}
 		if (code)
 			continue;
-		auto c = meet(std::move(fd), deadline);
+		auto c = meet(std::move(fd), deadline, *room);
 		if (!c)
 			return error{c.code(), name + ": " + c.why().text};
 		return c;

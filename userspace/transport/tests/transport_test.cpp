@@ -181,6 +181,31 @@ TYPED_TEST(Transport, ConnectToNobodyIsRefused)
 	EXPECT_EQ(this->here_->connect(nobody, soon()).code(), ECONNREFUSED);
 }
 
+/* Who listens says how much room peers may have, or its options do. */
+TYPED_TEST(Transport, MoreRoomThanTheListenerGivesIsRefusedAndTheNextIsServed)
+{
+	for (const message_room &wrong :
+	     {message_room{65, 4096}, message_room{64, 4097}, message_room{2, 1 << 20}}) {
+		auto refused =
+		    std::async(std::launch::async, [&] { return this->listener_->accept(soon()).code(); });
+		const auto c = this->here_->connect(this->listener_->address(), soon(), wrong);
+
+		EXPECT_EQ(c.code(), ENOBUFS);
+		EXPECT_NE(c.why().text.find("64 of 4096 bytes"), std::string::npos) << c.why().text;
+		EXPECT_EQ(refused.get(), ENOBUFS);
+	}
+	EXPECT_EQ(this->here_->connect(this->listener_->address(), soon(), message_room{1, 8}).code(),
+		  EINVAL);
+	auto accepted = std::async(std::launch::async, [&] { return must(this->listener_->accept(soon())); });
+	const auto small =
+	    must(this->here_->connect(this->listener_->address(), soon(), message_room{2, 100}));
+	const auto peer = accepted.get();
+	EXPECT_EQ(small->max_message(), 100u);
+	EXPECT_EQ(peer->max_message(), 100u);
+	auto both = this->pair();
+	EXPECT_EQ(both.first->max_message(), 4096u);
+}
+
 TYPED_TEST(Transport, SegmentsOutsideOfTheLocalRegionAreRefused)
 {
 	const segment good = this->at(0, 0, 64);

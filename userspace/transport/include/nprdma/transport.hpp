@@ -241,9 +241,19 @@ protected:
 	listener() = default;
 };
 
+/* Each end of a connection has memory for twice @messages of @max_message bytes: to send and to receive. */
+struct message_room {
+	std::size_t messages; /* not received yet */
+	std::size_t max_message;
+};
+
 struct options {
-	std::size_t max_message = 4096;   /* bytes; that of the side that connects counts */
-	std::size_t messages = 64;        /* not received yet; the same; times max_message at most 64 MiB */
+	/*
+	 * What a connection has if connect() does not say it. The side that connects chooses, and the one
+	 * that listens refuses more than it has said itself, of either.
+	 */
+	std::size_t max_message = 4096;   /* bytes */
+	std::size_t messages = 64;        /* not received yet; times max_message at most 64 MiB */
 	std::size_t max_operations = 256; /* READs and WRITEs of one connection under way */
 	std::size_t max_segments = 64;    /* of one operation */
 
@@ -271,10 +281,19 @@ public:
 	 */
 	virtual result<std::unique_ptr<region>> register_memory(std::span<std::byte> memory,
 								const region_options &how = {}) = 0;
-	virtual result<std::unique_ptr<listener>> listen(std::string_view address) = 0;
-	/* ECONNREFUSED: nobody listens there; ETIMEDOUT; EPROTO: something else does. */
+	/*
+	 * @most: that who connects may ask for, that of the options if it is not said. What peers cost is
+	 * that many times the connections that are accepted, and over verbs 128 that are not yet.
+	 */
+	virtual result<std::unique_ptr<listener>> listen(std::string_view address,
+							 std::optional<message_room> most = {}) = 0;
+	/*
+	 * ECONNREFUSED: nobody listens there; ETIMEDOUT; EPROTO: something else does; ENOBUFS: @room, or that
+	 * of the options, is more than the peer gives.
+	 */
 	virtual result<std::unique_ptr<connection>> connect(std::string_view address,
-							    clock::time_point deadline) = 0;
+							    clock::time_point deadline,
+							    std::optional<message_room> room = {}) = 0;
 
 protected:
 	context() = default;

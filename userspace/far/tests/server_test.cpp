@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* A server whose client does not keep to the rules: what it may cost. */
+#include "protocol.hpp"
+
+#include <cerrno>
+#include <gtest/gtest.h>
+#include <stdexcept>
+#include <string>
+#include <unistd.h>
+
+namespace
+{
+
+using namespace nprdma::far;
+using namespace std::chrono_literals;
+namespace transport = nprdma::transport;
+
+template <class T> T must(result<T> r)
+{
+	if (!r)
+		throw std::runtime_error(r.why().text);
+	return std::move(*r);
+}
+
+void must(status s)
+{
+	if (!s)
+		throw std::runtime_error(s.why().text);
+}
+
+transport::clock::time_point soon()
+{
+	return transport::clock::now() + 10s;
+}
+
+class Hostile : public testing::Test
+{
+protected:
+	void SetUp() override
+	{
+		static int number;
+		server_options how;
+
+		how.clients_may_make = 1 << 30;
+		there_ = must(transport::open("shm"));
+		here_ = must(transport::open("shm"));
+		server_ = must(server::make(
+		    *there_, "shm:far-hostile-" + std::to_string(::getpid()) + "-" + std::to_string(number++),
+		    how));
+		must(server_->lend("r", 1 << 20));
+	}
+
+	std::unique_ptr<transport::connection> connect()
+	{
+		return must(here_->connect(server_->address(), soon(), protocol_room));
+	}
+
+	static request of(op what, const std::string &name)
+	{
+		request r{};
+
+		r.magic = protocol_magic;
+		r.what = what;
+		r.client = 1;
+		r.flags = open_shared;
+		name.copy(r.name, sizeof(r.name) - 1);
+		return r;
+	}
+
+	static int ask(transport::connection &c, const request &r)
+	{
+		answer a{};
+
+		must(c.send(std::as_bytes(std::span(&r, 1))));
+		must(transport::next_message(c, std::as_writable_bytes(std::span(&a, 1)), soon()));
+		return a.code;
+	}
+
+	std::unique_ptr<transport::context> there_, here_;
+	std::unique_ptr<server> server_;
+};
+
+TEST_F(Hostile, MoreRoomForMessagesThanTheProtocolNeedsIsRefused)
+{
+	/* The usual options, and the most that a transport takes. */
+	EXPECT_EQ(here_->connect(server_->address(), soon()).code(), ENOBUFS);
+	EXPECT_EQ(here_->connect(server_->address(), soon(), transport::message_room{64, 1 << 20}).code(),
+		  ENOBUFS);
+	auto many = protocol_room;
+	many.messages++;
+	EXPECT_EQ(here_->connect(server_->address(), soon(), many).code(), ENOBUFS);
+	const auto c = connect();
+	EXPECT_EQ(ask(*c, of(op::open, "r")), 0);
+}
+
+TEST_F(Hostile, AConnectionOpensOneRegionOnce)
+{
+	const auto c = connect();
+
+	EXPECT_EQ(ask(*c, of(op::flush, "r")), EINVAL);
+	EXPECT_EQ(ask(*c, of(op::open, "r")), 0);
+	EXPECT_EQ(ask(*c, of(op::open, "r")), EALREADY);
+	EXPECT_EQ(ask(*c, of(op::flush, "r")), 0);
+	EXPECT_EQ(ask(*c, of(op::flush, "another")), EINVAL);
+}
+
+TEST_F(Hostile, RegionsThatClientsMakeAreCounted)
+{
+	int code = 0;
+	unsigned made = 0;
+
+	for (; !code && made < 2000; made += !code) {
+		const auto c = connect();
+		request r = of(op::open, "made-" + std::to_string(made));
+
+		r.flags |= open_make;
+		r.bytes = 1;
+		r.page_bytes = 4096;
+		code = ask(*c, r);
+	}
+	EXPECT_EQ(code, EDQUOT);
+	EXPECT_EQ(made, 1024u);
+	/* A page of it is the least. */
+	request r = of(op::open, "large");
+	r.flags |= open_make;
+	r.bytes = (1 << 30) - 1024 * 4096 + 1;
+	r.page_bytes = 4096;
+	EXPECT_EQ(ask(*connect(), r), EDQUOT);
+}
+
+} // namespace
