@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "world/lease_keeper.hpp"
 
+#include "world/own_thread.hpp"
 #include "world/signals_blocked.hpp"
 #include "world/uncancelled.hpp"
 
@@ -172,6 +173,7 @@ void lease_keeper::wake() noexcept
 
 void lease_keeper::run() noexcept
 {
+	become_own_thread("nprdma-keeper");
 	std::array<epoll_event, 8> events;
 	std::uint64_t due = 0, count; /* when a period is over; 0: there are no leases */
 	std::unique_lock lock(mutex_);
