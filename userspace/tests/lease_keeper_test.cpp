@@ -14,6 +14,7 @@
 #include <string>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 
@@ -573,6 +574,152 @@ TEST_F(LeaseKeeper, ChannelThatHasEndedIsNotListenedTo)
 	EXPECT_LE(gone.looks, 20U);
 	keeper.remove(gone);
 	close(ends[1]);
+}
+
+/* --- when it comes --- */
+
+struct turner final : npr::lease_keeper::client {
+	using clock = std::chrono::steady_clock;
+
+	void tend(bool) noexcept override {}
+	bool take_turn() noexcept override
+	{
+		const std::lock_guard lock(mutex);
+
+		last = clock::now();
+		++turns;
+		return busy;
+	}
+
+	std::mutex mutex;
+	clock::time_point last; /* that a turn came */
+	std::atomic<unsigned> turns{0};
+	std::atomic<bool> busy{false};
+};
+
+struct KeeperTurns : ::testing::Test {
+	KeeperTurns() { keeper.add(c, -1); }
+	~KeeperTurns() override { keeper.remove(c); }
+
+	static constexpr std::chrono::nanoseconds shortest{npr::lease_keeper::shortest}, longest{npr::lease_keeper::longest};
+
+	void attend(bool has)
+	{
+		const std::lock_guard lock(c.mutex);
+
+		ASSERT_TRUE(keeper.attend(c, has));
+	}
+
+	bool comes(unsigned turn)
+	{
+		return LeaseKeeper::comes_true([&] { return c.turns >= turn; });
+	}
+
+	/* From attend() to the first turn. */
+	std::chrono::nanoseconds first()
+	{
+		const unsigned before = c.turns;
+		const auto begun = turner::clock::now();
+
+		attend(true);
+		while (c.turns == before && turner::clock::now() - begun < 10s)
+			std::this_thread::sleep_for(50us);
+		const std::lock_guard lock(c.mutex);
+		return c.last - begun;
+	}
+
+	npr::lease_keeper keeper;
+	turner c;
+};
+
+/* The machine may be busy, so it is the best of some. */
+TEST_F(KeeperTurns, FirstOneComesAfterTheShortestPause)
+{
+	auto best = 10s + 0ns;
+
+	for (const auto begun = turner::clock::now(); best > 900us && turner::clock::now() - begun < 20s;) {
+		const auto t = first();
+		EXPECT_GE(t, shortest) << "who polls has to have the time to do so";
+		best = std::min(best, t);
+		attend(false);
+	}
+	EXPECT_LE(best, 900us);
+}
+
+TEST_F(KeeperTurns, FirstOneComesAsSoonAfterLongPauses)
+{
+	auto best = 10s + 0ns;
+
+	for (const auto begun = turner::clock::now(); best > longest / 4 && turner::clock::now() - begun < 20s;) {
+		attend(true);
+		ASSERT_TRUE(comes(c.turns + 7));
+		attend(false);
+		const auto t = first();
+		EXPECT_GE(t, shortest);
+		best = std::min(best, t);
+		attend(false);
+	}
+	EXPECT_LE(best, longest / 4);
+}
+
+/* While there is something to do they come much more often than while there is not. */
+TEST_F(KeeperTurns, PausesAreLongWhileThereIsNothingToDo)
+{
+	/* At most so many turns, if that is how long they took. */
+	const auto at_most = [](std::chrono::nanoseconds time) { return static_cast<unsigned>(time / longest) + 7; };
+
+	attend(true);
+	const auto begun = turner::clock::now();
+	ASSERT_TRUE(comes(12));
+	const unsigned turns = c.turns;
+	EXPECT_LE(turns, at_most(turner::clock::now() - begun));
+	/* From 16 ms they become 0.5 ms. */
+	c.busy = true;
+	EXPECT_TRUE(LeaseKeeper::comes_true([&] {
+		const auto from = turner::clock::now();
+		const unsigned before = c.turns;
+		std::this_thread::sleep_for(longest / 2);
+		return c.turns - before > 5 && turner::clock::now() - from < longest;
+	}));
+}
+
+/* --- when it cannot be started --- */
+
+/* No new descriptor: it is as if there were too many. */
+struct no_descriptors {
+	no_descriptors()
+	{
+		EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+		rlimit none = before;
+		none.rlim_cur = 0;
+		EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+	}
+	~no_descriptors() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0); }
+
+	rlimit before{};
+};
+
+TEST(KeeperStart, ThatHasFailedIsTriedAgainLater)
+{
+	constexpr std::chrono::nanoseconds period(npr::lease_keeper::period);
+	bool early = true;
+
+	/* The machine may take longer than that for two calls. */
+	for (int i = 0; i < 50 && early; ++i) {
+		npr::lease_keeper keeper;
+		turner c;
+		const auto begun = turner::clock::now();
+		{
+			const no_descriptors here;
+			EXPECT_FALSE(keeper.attend(c, true));
+		}
+		early = keeper.attend(c, true);
+		EXPECT_TRUE(!early || turner::clock::now() - begun >= period);
+		EXPECT_TRUE(LeaseKeeper::comes_true([&] { return keeper.attend(c, true); }));
+		EXPECT_TRUE(LeaseKeeper::comes_true([&] { return c.turns > 0; }));
+		keeper.remove(c);
+	}
+	EXPECT_FALSE(early);
 }
 
 /* --- and at the same time the application --- */

@@ -380,7 +380,7 @@ void npr_cq::take_ready(ibv_wc *&to, int &room) noexcept
 
 int npr_cq::lease_channel() noexcept
 {
-	return keeps_leases() || ctx.keeper.open(*this, leases_) ? leases_.get() : -1;
+	return keeps_leases() || !ctx.keeper.open(*this, leases_) ? leases_.get() : -1;
 }
 
 void npr_cq::read_events() noexcept
