@@ -5,7 +5,10 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -15,7 +18,7 @@ using namespace std::chrono_literals;
 namespace {
 
 struct Turns : Objects {
-	Turns() : Objects(0, true) {}
+	explicit Turns(bool turns = true) : Objects(0, turns) {}
 
 	/* @f() becomes true, with what the provider has under its lock. */
 	template <class F> bool soon(F &&f)
@@ -29,6 +32,47 @@ struct Turns : Objects {
 			std::this_thread::sleep_for(1ms);
 		}
 		return false;
+	}
+
+	/* How often the thread has slept. */
+	static std::uint64_t sleeps()
+	{
+		for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+			std::ifstream comm(task.path() / "comm"), status(task.path() / "status");
+			std::string word;
+			std::uint64_t n;
+			if (!(comm >> word) || word != "nprdma-keeper")
+				continue;
+			while (status >> word)
+				if (word == "voluntary_ctxt_switches:" && status >> n)
+					return n;
+		}
+		return 0;
+	}
+
+	/* There come no turns any more; false: for a long time there do. */
+	static bool end()
+	{
+		constexpr std::chrono::nanoseconds long_enough(20 * npr::lease_keeper::longest);
+		const auto begun = std::chrono::steady_clock::now();
+		std::uint64_t last = 0;
+
+		for (auto since = begun; std::chrono::steady_clock::now() - since < long_enough; std::this_thread::sleep_for(1ms)) {
+			const std::uint64_t n = sleeps();
+			if (std::exchange(last, n) != n)
+				since = std::chrono::steady_clock::now();
+			if (since - begun > 10s)
+				return false;
+		}
+		return last;
+	}
+
+	std::uint64_t faults(npr_qp *qp)
+	{
+		npr_stats s;
+
+		EXPECT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
+		return s.faults;
 	}
 
 	std::array<std::byte, 64> b{};
@@ -77,46 +121,14 @@ TEST_F(Turns, DoNotLookAtTheApplicationsBuffers)
 
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
 	dev.words.assign(pages, 4 | 3);
-	const auto faults = [&] {
-		npr_stats s;
-		EXPECT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
-		return s.faults;
-	};
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().wr_id, 1U);
-	const auto before = faults();
+	const auto before = faults(qp);
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 2), 0);
 	/* By what the READ has brought nothing more would have been asked for. */
-	for (const auto begun = std::chrono::steady_clock::now(); faults() == before;)
+	for (const auto begun = std::chrono::steady_clock::now(); faults(qp) == before;)
 		ASSERT_LT(std::chrono::steady_clock::now() - begun, 10s);
 	EXPECT_EQ(next().wr_id, 2U);
-}
-
-/* It sees what a READ has brought, and so asks for nothing that is there. */
-TEST_F(Turns, LeaveWhatCompletesToWhoPolls)
-{
-	npr_qp *const qp = attach(1);
-	npr_stats s;
-
-	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
-	for (int i = 0; i < 20; ++i) {
-		{
-			const std::lock_guard lock(dev.mutex);
-			dev.stall = true;
-		}
-		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
-		const auto begun = std::chrono::steady_clock::now();
-		ibv_wc wc;
-		int n;
-		while (!(n = npr_poll_cq(cq.get(), 1, &wc)))
-			if (dev.stall && std::chrono::steady_clock::now() - begun > 5ms)
-				dev.go_on();
-		ASSERT_EQ(n, 1);
-	}
-	ASSERT_EQ(npr_get_stats(qp, &s, sizeof(s)), 0);
-	/* The machine may let the application wait for longer than a turn does. */
-	EXPECT_LT(s.faults, 10U);
 }
 
 /* A completion queue without queue pairs may be destroyed at any time. */
@@ -140,21 +152,164 @@ TEST_F(Turns, EndWithTheLastQueuePair)
 	}
 }
 
-/* The thread sleeps when there is nothing more. */
+/* The thread sleeps when there is nothing more, and wakes when there is again. */
 TEST_F(Turns, EndWithWhatWaitsForThem)
 {
 	npr_qp *const qp = attach(1);
 
-	for (int i = 0; i < 2; ++i) {
-		ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 1), 0);
-		EXPECT_EQ(next().wr_id, 1U);
-		EXPECT_TRUE(soon([&, last = std::uint64_t{0}, same = 0]() mutable {
-			/* longer than any pause between two turns */
-			same = std::exchange(last, dev.polls) == dev.polls ? same + 1 : 0;
-			return same > 300;
-		}));
-		std::fill(dev.words.begin(), dev.words.end(), 4);
+	for (std::uint64_t i = 1; i <= 2; ++i) {
+		{
+			const std::lock_guard lock(dev.mutex);
+			std::fill(dev.words.begin(), dev.words.end(), 4);
+		}
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, i), 0);
+		EXPECT_TRUE(soon([&] { return dev.words[0] != 4 && dev.completions.empty(); }));
+		EXPECT_TRUE(end());
+		EXPECT_EQ(next().wr_id, i);
 	}
+}
+
+/* --- one turn --------------------------------------------------------------- */
+
+/* The test takes them, one by one. */
+struct OneTurn : Turns {
+	OneTurn() : Turns(false), qp(attach(1))
+	{
+		EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+		dev.words.assign(pages, 4 | 3);
+	}
+
+	/* A READ, which has not completed yet. */
+	void begin(std::uint64_t id)
+	{
+		dev.stall = true;
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, id), 0);
+		ASSERT_EQ(dev.stalled.size(), 1U);
+	}
+
+	void receive(std::uint64_t id)
+	{
+		ibv_wc wc{};
+
+		wc.wr_id = id;
+		wc.opcode = IBV_WC_RECV;
+		wc.qp_num = 1;
+		const std::lock_guard lock(dev.mutex);
+		dev.complete(wc);
+	}
+
+	bool nothing_to_poll()
+	{
+		ibv_wc wc;
+
+		return !npr_poll_cq(cq.get(), 1, &wc);
+	}
+
+	npr_qp *const qp;
+};
+
+/* It sees what a READ has brought, and so asks for nothing that is there. */
+TEST_F(OneTurn, LeavesWhatCompletesToWhoPolls)
+{
+	ASSERT_NO_FATAL_FAILURE(begin(1));
+	ASSERT_TRUE(nothing_to_poll());
+	dev.go_on();
+	EXPECT_FALSE(cq->take_turn()) << "then the next one is not soon";
+	EXPECT_EQ(dev.completions.size(), 1U);
+	const auto before = faults(qp);
+	EXPECT_EQ(next().wr_id, 1U);
+	EXPECT_EQ(faults(qp), before);
+
+	ASSERT_NO_FATAL_FAILURE(begin(2));
+	(void)cq->take_turn();
+	dev.go_on();
+	EXPECT_TRUE(cq->take_turn()) << "and not to who has polled long ago";
+	EXPECT_EQ(next().wr_id, 2U);
+}
+
+/* Whoever polled before. */
+TEST_F(OneTurn, IsTakenForWhoHasNotPolledSinceTheRequest)
+{
+	ASSERT_TRUE(nothing_to_poll());
+	ASSERT_NO_FATAL_FAILURE(begin(1));
+	dev.go_on();
+	EXPECT_TRUE(cq->take_turn());
+	EXPECT_TRUE(dev.completions.empty());
+	EXPECT_EQ(next().wr_id, 1U);
+}
+
+/* What the peer takes its time for is no reason to look again soon, nor is what comes for the application meanwhile. */
+TEST_F(OneTurn, IsNotSoonWhileNothingGoesOn)
+{
+	ASSERT_NO_FATAL_FAILURE(begin(1));
+	for (std::uint64_t i = 10; i < 15; ++i) {
+		EXPECT_FALSE(cq->take_turn());
+		receive(i);
+		EXPECT_FALSE(cq->take_turn());
+	}
+	dev.go_on();
+	EXPECT_TRUE(cq->take_turn());
+	for (std::uint64_t i = 10; i < 15; ++i)
+		EXPECT_EQ(next().wr_id, i) << "nothing is lost, nor overtaken";
+	EXPECT_EQ(next().wr_id, 1U);
+}
+
+/* What is posted next finds that turns are soon. */
+TEST_F(OneTurn, IsSoonWhenAllIsDone)
+{
+	ASSERT_NO_FATAL_FAILURE(begin(1));
+	dev.go_on();
+	while (!dev.completions.empty())
+		EXPECT_TRUE(cq->take_turn());
+	for (int i = 0; i < 3; ++i)
+		EXPECT_TRUE(cq->take_turn());
+	EXPECT_EQ(next().wr_id, 1U);
+}
+
+/* Who polls all the time is no reason for turns, nor is what it has seen to by itself. Then what is posted begins them anew. */
+TEST_F(OneTurn, IsTheLastOneThoughTheApplicationPolls)
+{
+	ASSERT_NO_FATAL_FAILURE(begin(1));
+	dev.go_on();
+	EXPECT_EQ(next().wr_id, 1U);
+	for (int i = 0; i < 8; ++i) {
+		ASSERT_TRUE(nothing_to_poll());
+		EXPECT_FALSE(cq->take_turn());
+	}
+	ASSERT_TRUE(nothing_to_poll());
+	ASSERT_NO_FATAL_FAILURE(begin(2));
+	dev.go_on();
+	EXPECT_TRUE(cq->take_turn()) << "nobody has polled since they have begun";
+	EXPECT_EQ(next().wr_id, 2U);
+}
+
+/* The others stay in the completion queue, where the application has counted on them. */
+TEST_F(OneTurn, PutsNoMoreAsideThanTheQueueHas)
+{
+	constexpr std::uint64_t n = 100;
+	ibv_cq small{};
+	small.context = &dev.context;
+	small.cqe = 48;
+	small.handle = 100;
+	ASSERT_EQ(npr_detach_qp(qp), 0);
+	auto other = std::make_unique<npr_cq>(ctx, &small, 16);
+	std::swap(cq, other);
+	npr_qp *const q = attach(1);
+	ASSERT_EQ(npr_resolve(q, rkey, nullptr), 0);
+
+	dev.stall = true;
+	ASSERT_EQ(post(q, IBV_WR_RDMA_READ, 0, b, 1), 0);
+	for (std::uint64_t i = 0; i < n; ++i)
+		receive(10 + i);
+	for (std::uint64_t i = 0; i < n; ++i)
+		(void)cq->take_turn();
+	EXPECT_EQ(dev.completions.size(), n - 48);
+	for (std::uint64_t i = 0; i < n; ++i)
+		EXPECT_EQ(next().wr_id, 10 + i);
+	dev.go_on();
+	EXPECT_EQ(next().wr_id, 1U);
+	EXPECT_EQ(npr_detach_qp(q), 0);
+	std::swap(cq, other);
 }
 
 } // namespace
