@@ -701,6 +701,9 @@ struct no_descriptors {
 
 TEST(KeeperStart, ThatHasFailedIsTriedAgainLater)
 {
+#ifdef __SANITIZE_ADDRESS__
+	GTEST_SKIP() << "UBSan looks at what is thrown through a pipe, for which there is no descriptor";
+#endif
 	constexpr std::chrono::nanoseconds period(npr::lease_keeper::period);
 	bool early = true;
 
