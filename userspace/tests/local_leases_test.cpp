@@ -11,6 +11,7 @@
 #include <map>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <vector>
 
 using namespace std::chrono_literals;
@@ -33,7 +34,8 @@ public:
 	{
 		/* Never readable, so that the thread comes by its clock only. */
 		fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		return no_leases ? -EINVAL : 0;
+		++channels;
+		return no_leases ? -EINVAL : fd < 0 ? -errno : 0;
 	}
 	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return &posted; }
 	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
@@ -138,7 +140,7 @@ public:
 	std::vector<rdma_np_event> queue;
 	std::map<std::uint32_t, lease> leases;
 	std::function<void(const lease &)> on_free;
-	std::uint32_t made = 0, asked = 0, queries = 0;
+	std::uint32_t made = 0, asked = 0, queries = 0, channels = 0;
 	int refuse = 0;
 	bool no_leases = false;
 };
@@ -421,6 +423,33 @@ TEST_F(LocalLeases, KernelWithoutLeasesIsAskedOnce)
 	EXPECT_EQ(kernel_.asked, 0U);
 }
 
+/* Descriptors were wanting, as the thread may be, or memory. */
+TEST_F(LocalLeases, WhatWasWantingIsLookedForAgain)
+{
+#ifdef __SANITIZE_ADDRESS__
+	GTEST_SKIP() << "UBSan looks at what is thrown through a pipe, for which there is no descriptor";
+#endif
+	rlimit before{};
+	ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+	rlimit none = before;
+	none.rlim_cur = 0;
+
+	touch(0, page);
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+	EXPECT_FALSE(take(0, 8));
+	const auto begun = std::chrono::steady_clock::now();
+	while (std::chrono::steady_clock::now() - begun < 20ms)
+		EXPECT_FALSE(take(0, 8));
+	ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+	EXPECT_LE(kernel_.channels, 1U) << "not for each request";
+
+	std::optional<local_leases::use> u;
+	while (!(u = take(0, 8)) && std::chrono::steady_clock::now() - begun < 20s)
+		std::this_thread::sleep_for(1ms);
+	ASSERT_TRUE(u);
+	leases_.give(u->token);
+}
+
 TEST_F(LocalLeases, RegionThatGoesGivesItsLeasesBack)
 {
 	const auto u = take_again(0, 8);
@@ -669,6 +698,8 @@ TEST_F(LocalLeases, ThreadsAndRecalls)
 		t.join();
 	EXPECT_GT(taken, 0U);
 	EXPECT_GT(by_ticket, 0U);
+	/* What is idle goes back meanwhile. */
+	const std::lock_guard lock(kernel_.mutex);
 	kernel_.on_free = nullptr;
 }
 

@@ -317,14 +317,30 @@ bool npr_cq::take_turn() noexcept
 	static constexpr unsigned enough = 8;
 	/* Completions, for the application may come meanwhile. */
 	static constexpr unsigned most = 16;
-
-	/* The application sees to it by itself. Relaxed: if it is seen late there is one turn more or less. */
-	if (polled_.exchange(false, std::memory_order_relaxed))
-		return false;
-	const blind_visit visit(*this);
 	const auto waits = [this] {
 		return std::any_of(qps.begin(), qps.end(), [](const auto &q) { return q->engine.waits_for_turns(); });
 	};
+	/* Are there to be more turns? True: nothing waits now. */
+	const auto calm = [&] {
+		if (waits()) {
+			calm_turns_ = 0;
+			return false;
+		}
+		if (qps.empty() || ++calm_turns_ == enough) {
+			has_turns_ = false;
+			ctx.keeper.attend(*this, false);
+		}
+		return true;
+	};
+
+	/* The application sees to it by itself. Relaxed: if it is seen late there is one turn more or less. */
+	if (polled_.exchange(false, std::memory_order_relaxed)) {
+		const visit_guard visit(mutex);
+
+		(void)calm();
+		return false;
+	}
+	const blind_visit visit(*this);
 
 	if (has_events())
 		read_events();
@@ -337,16 +353,17 @@ bool npr_cq::take_turn() noexcept
 				touch(*q);
 	advance_touched();
 	/* Without queue pairs the CQ may be destroyed, and while nothing waits what it has is for the application to take. */
-	for (unsigned n = 0; n < most && waits() && strays_.size() < strays_.capacity() && take_raw(); ++n)
-		some = true;
-	serve_line();
-	if (waits()) {
-		calm_turns_ = 0;
-	} else if (qps.empty() || ++calm_turns_ == enough) {
-		has_turns_ = false;
-		ctx.keeper.attend(*this, false);
+	for (unsigned n = 0; n < most && waits() && strays_.size() < strays_.capacity(); ++n) {
+		const std::size_t strays = strays_.size();
+
+		if (!take_raw())
+			break;
+		/* What is the application's comes as often as it likes, and brings nobody further. */
+		some |= strays_.size() == strays;
 	}
-	return some;
+	serve_line();
+	/* What is posted next, while there still are turns, waits for its first one no longer than otherwise. */
+	return calm() || some;
 }
 
 void npr_cq::step_touched() noexcept
@@ -380,7 +397,7 @@ void npr_cq::take_ready(ibv_wc *&to, int &room) noexcept
 
 int npr_cq::lease_channel() noexcept
 {
-	return keeps_leases() || ctx.keeper.open(*this, leases_) ? leases_.get() : -1;
+	return keeps_leases() || !ctx.keeper.open(*this, leases_) ? leases_.get() : -1;
 }
 
 void npr_cq::read_events() noexcept
@@ -499,6 +516,8 @@ int npr_cq::post_warm(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad, bool whole
 void npr_cq::have_turns() noexcept
 {
 	calm_turns_ = 0;
+	/* What was polled before this request says nothing about it. Relaxed: as in take_turn() */
+	polled_.store(false, std::memory_order_relaxed);
 	has_turns_ = ctx.keeper.attend(*this, true);
 }
 

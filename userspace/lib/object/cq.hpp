@@ -160,7 +160,7 @@ private:
 	} turns_;
 	std::atomic<bool> notify_{false}; /* somebody may sleep on the fd */
 	bool has_turns_ = false;  /* the lease_keeper takes turns */
-	std::atomic<bool> polled_{false}; /* since the last turn */
+	std::atomic<bool> polled_{false}; /* since the last turn, or since there have been turns */
 	unsigned calm_turns_ = 0; /* in a row */
 	bool solicited_ = false; /* until something is solicited, as nothing of ours was under way */
 	npr::nanoseconds timer_at_ = 0;

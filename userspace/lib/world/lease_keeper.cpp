@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "world/lease_keeper.hpp"
 
+#include "world/own_thread.hpp"
 #include "world/signals_blocked.hpp"
 #include "world/uncancelled.hpp"
 
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <ctime>
 #include <exception>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <system_error>
@@ -73,19 +75,34 @@ void lease_keeper::start()
 	thread_ = std::thread([this] { run(); });
 }
 
-bool lease_keeper::open(client &c, event_channel &channel) noexcept
+int lease_keeper::open(client &c, event_channel &channel) noexcept
 {
 	const uncancelled here;
+	int rc = channel.open();
 
-	if (!channel.open() && channel.is_mapped()) {
-		try {
-			add(c, channel.get());
-			return true;
-		} catch (const std::exception &) {
-		}
+	if (!rc && !channel.is_mapped())
+		rc = -EOPNOTSUPP;
+	if (!rc && !try_add(c, channel.get()))
+		rc = -EAGAIN;
+	if (rc)
+		channel.close();
+	return rc;
+}
+
+bool lease_keeper::try_add(client &c, int channel) noexcept
+{
+	/* relaxed: who sees it late tries once more */
+	const std::uint64_t not_before = not_before_.load(std::memory_order_relaxed);
+
+	if (not_before && now() < not_before)
+		return false;
+	try {
+		add(c, channel);
+		return true;
+	} catch (const std::exception &) {
+		not_before_.store(now() + period, std::memory_order_relaxed);
+		return false;
 	}
-	channel.close();
-	return false;
 }
 
 void lease_keeper::add(client &c, int channel)
@@ -130,15 +147,10 @@ bool lease_keeper::attend(client &c, bool has) noexcept
 {
 	const uncancelled here;
 
-	if (!c.known_) {
-		try {
-			add(c, -1);
-		} catch (const std::exception &) {
-			return false;
-		}
-	}
+	if (!c.known_ && !try_add(c, -1))
+		return false;
 	/* relaxed: as in watch() */
-	c.attended_.store(has, std::memory_order_relaxed);
+	c.attended_.store(has ? ++c.times_ : 0, std::memory_order_relaxed);
 	if (has)
 		wake();
 	return true;
@@ -149,15 +161,15 @@ std::uint64_t lease_keeper::next_turn(std::uint64_t time) noexcept
 	std::uint64_t at = 0;
 
 	for (client *const c : clients_) {
-		if (!gives_turns || !c->attended_.load(std::memory_order_relaxed)) {
-			c->pause_ = 0;
-			continue;
-		}
-		if (!c->pause_) {
+		const std::uint64_t serves = gives_turns ? c->attended_.load(std::memory_order_relaxed) : 0;
+
+		/* It begins anew, however long its pauses were before. */
+		if (c->serves_ != serves) {
+			c->serves_ = serves;
 			c->pause_ = shortest;
 			c->turn_at_ = time + shortest;
 		}
-		if (!at || c->turn_at_ < at)
+		if (serves && (!at || c->turn_at_ < at))
 			at = c->turn_at_;
 	}
 	return at;
@@ -170,10 +182,34 @@ void lease_keeper::wake() noexcept
 	(void)!write(event_, &one, sizeof(one));
 }
 
-void lease_keeper::run() noexcept
+/* Until then, or until there is an event; 0: until there is one. In ns, which epoll_wait() does not know. */
+void lease_keeper::sleep(std::uint64_t time, std::uint64_t until) const noexcept
+{
+	const std::uint64_t left = until > time ? until - time : 0;
+	const timespec t{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
+	pollfd p{epoll_, POLLIN, 0};
+
+	(void)ppoll(&p, 1, until ? &t : nullptr, nullptr);
+}
+
+/* Under the mutex: so a descriptor that has ended is still that of the client whose it was, and not a new one's. */
+void lease_keeper::read_events() noexcept
 {
 	std::array<epoll_event, 8> events;
-	std::uint64_t due = 0, count; /* when a period is over; 0: there are no leases */
+	std::uint64_t count;
+
+	const int n = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), 0);
+	(void)!read(event_, &count, sizeof(count));
+	/* The device has gone, and with it what would be said. */
+	for (int i = 0; i < n; ++i)
+		if (events[static_cast<std::size_t>(i)].events & EPOLLERR)
+			(void)control(epoll_, EPOLL_CTL_DEL, events[static_cast<std::size_t>(i)].data.fd, 0);
+}
+
+void lease_keeper::run() noexcept
+{
+	become_own_thread("nprdma-keeper");
+	std::uint64_t due = 0; /* when a period is over; 0: there are no leases */
 	std::unique_lock lock(mutex_);
 
 	while (!stop_) {
@@ -187,27 +223,23 @@ void lease_keeper::run() noexcept
 			due = time + period;
 		const std::uint64_t turn = next_turn(time);
 		const std::uint64_t until = !turn ? due : !due ? turn : std::min(due, turn);
-		/* in ms, rounded up: not before it is over */
-		const int timeout = !until ? -1 : until > time ? static_cast<int>((until - time) / 1'000'000 + 1) : 0;
 
 		lock.unlock();
-		const int n = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout);
-		(void)!read(event_, &count, sizeof(count));
-		/* The device has gone, and with it what would be said. */
-		for (int i = 0; i < n; ++i)
-			if (events[static_cast<std::size_t>(i)].events & EPOLLERR)
-				(void)control(epoll_, EPOLL_CTL_DEL, events[static_cast<std::size_t>(i)].data.fd, 0);
+		sleep(time, until);
+		lock.lock();
+		read_events();
 		const std::uint64_t woken = now();
 		const bool age = due && woken >= due;
 		if (age)
 			due = woken + period;
-		lock.lock();
 
 		/* Who is passed over because another one leaves meanwhile has his turn later. */
 		for (std::size_t i = 0; !stop_ && i < clients_.size(); ++i) {
 			client &c = *clients_[i];
 			const bool watched = c.watched_.load(std::memory_order_relaxed);
-			const bool turns = c.pause_ && woken >= c.turn_at_ && c.attended_.load(std::memory_order_relaxed);
+			/* Not if it has begun anew meanwhile. */
+			const bool turns = c.serves_ && woken >= c.turn_at_ &&
+					   c.serves_ == c.attended_.load(std::memory_order_relaxed);
 
 			if (!watched && !turns)
 				continue;

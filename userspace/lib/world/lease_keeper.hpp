@@ -31,8 +31,9 @@ public:
 	/* In ns. What is not used between two looks goes back at the second one. */
 	static constexpr std::uint64_t period = 100'000'000;
 	/*
-	 * In ns, between two turns of a client: half as long as the last one if there was something to do, twice as
-	 * long if not. So an application that polls is hardly disturbed, and one that does not waits for a few of the first.
+	 * In ns, until the first turn of a client, and then between two: half as long as the last one if there was something to
+	 * do, twice as long if not. So an application that polls is hardly disturbed, nor is one that waits for its
+	 * peer, and one that does not poll waits for a few of the first.
 	 */
 	static constexpr std::uint64_t shortest = 500'000, longest = 16'000'000;
 	/* False: nobody has turns. For tests that look at a queue while something waits there; before the first request. */
@@ -45,7 +46,7 @@ public:
 		client &operator=(const client &) = delete;
 		/* The thread calls it, but not before watch(). @age: a period is over. */
 		virtual void tend(bool age) noexcept = 0;
-		/* The same, but not before attend(). True: there was something to do. */
+		/* The same, but not before attend(). True: there was something to do, or there may be soon. */
 		virtual bool take_turn() noexcept { return false; }
 
 	protected:
@@ -53,11 +54,14 @@ public:
 
 	private:
 		friend lease_keeper;
-		std::atomic<bool> watched_{false}, attended_{false};
-		bool known_ = false; /* the client's: there was an add() */
+		std::atomic<bool> watched_{false};
+		std::atomic<std::uint64_t> attended_{0}; /* 0: it needs no turns; or for which time it does */
+		/* The client's: */
+		bool known_ = false; /* there was an add() */
 		int channel_ = -1;
-		/* The thread's, in ns. 0: it has not been there since attend(). */
-		std::uint64_t pause_ = 0, turn_at_ = 0;
+		std::uint64_t times_ = 0; /* of attended_, the last one */
+		/* The thread's: attended_ as it was when the first of these turns was due, and times in ns */
+		std::uint64_t serves_ = 0, pause_ = 0, turn_at_ = 0;
 	};
 
 	lease_keeper() = default;
@@ -66,10 +70,11 @@ public:
 	~lease_keeper();
 
 	/*
-	 * Opens @channel, where events of the client @c will come. With the first one the thread is started.
-	 * False: it is closed, and @c can have no leases, for it would not hear of recalls. Under a lock of the client's.
+	 * Opens @channel, where events of the client @c will come. With the first one the thread is started. 0; or a negative errno,
+	 * and @channel is closed, and @c can have no leases, for it would not hear of recalls: -EAGAIN, if the thread
+	 * could not be started, or no memory was found, now or within the last period. Under a lock of the client's.
 	 */
-	[[nodiscard]] bool open(client &c, event_channel &channel) noexcept;
+	[[nodiscard]] int open(client &c, event_channel &channel) noexcept;
 	/* The same with one that is open; none: -1. Throws. */
 	void add(client &c, int channel);
 	/* The thread is not at @c any more, nor will be; if it ever was. Under no lock that tend() takes. */
@@ -83,18 +88,25 @@ public:
 	}
 	/*
 	 * @c has something that waits for turns, and the thread is started with the first one; or has nothing any more. Under
-	 * a lock of its own. False: there is no thread.
+	 * a lock of its own. False: there is no thread, because it could not be started, now or within the last
+	 * period: it is not tried more often, as each try costs system calls. @c has no turns then, but what its application
+	 * does for it, and says it again when something new waits.
 	 */
 	bool attend(client &c, bool has) noexcept;
 
 private:
+	/* add(), but for a period after it has failed. */
+	[[nodiscard]] bool try_add(client &c, int channel) noexcept;
 	void start();
 	void change(client &c, bool has) noexcept;
 	void wake() noexcept;
 	/* When the next turn is due; 0: none is waited for. */
 	[[nodiscard]] std::uint64_t next_turn(std::uint64_t time) noexcept;
+	void sleep(std::uint64_t time, std::uint64_t until) const noexcept;
+	void read_events() noexcept;
 	void run() noexcept;
 
+	std::atomic<std::uint64_t> not_before_{0}; /* in ns: try_add() has failed */
 	int epoll_ = -1, event_ = -1;
 	std::mutex mutex_; /* of what follows */
 	std::condition_variable left_;

@@ -4,6 +4,7 @@
 #include "world/uncancelled.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 #include <limits>
 #include <new>
@@ -288,7 +289,11 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 
 	const std::lock_guard lock(mutex_);
 	const uncancelled here;
-	lease *const l = start() ? spare() : nullptr;
+	if (!start()) {
+		r.not_before.store(time + pause, std::memory_order_relaxed);
+		return false;
+	}
+	lease *const l = spare();
 	if (!l)
 		return false;
 
@@ -325,8 +330,12 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 
 bool local_leases::start() noexcept
 {
-	if (!channel_.is_open() && !refused_)
-		refused_ = !keeper_.open(*this, channel_);
+	if (!channel_.is_open() && !refused_) {
+		const int rc = keeper_.open(*this, channel_);
+
+		/* For want of memory, descriptors or a thread there may be some later. */
+		refused_ = rc && rc != -EAGAIN && rc != -EMFILE && rc != -ENFILE && rc != -ENOMEM;
+	}
 	return channel_.is_open();
 }
 

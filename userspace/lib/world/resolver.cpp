@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "world/resolver.hpp"
 #include "world/clock.hpp"
+#include "world/own_thread.hpp"
 #include "world/signals_blocked.hpp"
 
 #include <algorithm>
@@ -133,6 +134,7 @@ void resolver::start_spare(std::unique_lock<std::mutex> &lock) noexcept
 
 void resolver::run(std::size_t self) noexcept
 {
+	become_own_thread("nprdma-resolver");
 	std::unique_lock lock(mutex_);
 
 	while (!stop_) {
