@@ -37,8 +37,11 @@ public:
 
 /* Before the library is first called, which is when it looks. */
 [[maybe_unused]] const bool has_environment = [] {
-	for (const auto &[name, value] : {std::pair{"UMAP_PAGESIZE", "16384"}, {"UMAP_BUFSIZE", "32"}, {"UMAP_PAGE_FILLERS", "3"},
-					 {"UMAP_PAGE_EVICTORS", "2"}, {"UMAP_EVICT_HIGH_WATER_THRESHOLD", "80"}})
+	for (const auto &[name, value] : {std::pair{"UMAP_PAGESIZE", "16384"},
+					  {"UMAP_BUFSIZE", "32"},
+					  {"UMAP_PAGE_FILLERS", "3"},
+					  {"UMAP_PAGE_EVICTORS", "2"},
+					  {"UMAP_EVICT_HIGH_WATER_THRESHOLD", "80"}})
 		setenv(name, value, 1);
 	return true;
 }();
