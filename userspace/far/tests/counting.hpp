@@ -4,6 +4,7 @@
 #define NPRDMA_FAR_TESTS_COUNTING_HPP
 
 #include "guarded.hpp"
+#include "must.hpp"
 
 #include <nprdma/far.hpp>
 
@@ -12,26 +13,12 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
-#include <stdexcept>
 #include <vector>
 
 namespace far_tests
 {
 
 using namespace nprdma::far;
-
-template <class T> T must(result<T> r)
-{
-	if (!r)
-		throw std::runtime_error(r.why().text);
-	return std::move(*r);
-}
-
-inline void must(status s)
-{
-	if (!s)
-		throw std::runtime_error(s.why().text);
-}
 
 inline std::uint64_t word_of(std::uint64_t index, std::uint64_t seed = 1)
 {

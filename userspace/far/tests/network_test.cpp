@@ -3,6 +3,7 @@
  * Regions of a server: by shared memory, or by verbs between NPRDMA_TEST_VERBS=SERVER_DEVICE,CLIENT_DEVICE.
  */
 #include "guarded.hpp"
+#include "must.hpp"
 
 #include <nprdma/far_network.hpp>
 
@@ -28,19 +29,6 @@ namespace
 using namespace nprdma::far;
 using namespace std::chrono_literals;
 namespace transport = nprdma::transport;
-
-template <class T> T must(result<T> r)
-{
-	if (!r)
-		throw std::runtime_error(r.why().text);
-	return std::move(*r);
-}
-
-void must(status s)
-{
-	if (!s)
-		throw std::runtime_error(s.why().text);
-}
 
 const char *devices()
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* A server whose client does not keep to the rules: what it may cost. */
+#include "must.hpp"
 #include "protocol.hpp"
 
 #include <cerrno>
 #include <gtest/gtest.h>
-#include <stdexcept>
 #include <string>
 #include <unistd.h>
 
@@ -14,19 +14,6 @@ namespace
 using namespace nprdma::far;
 using namespace std::chrono_literals;
 namespace transport = nprdma::transport;
-
-template <class T> T must(result<T> r)
-{
-	if (!r)
-		throw std::runtime_error(r.why().text);
-	return std::move(*r);
-}
-
-void must(status s)
-{
-	if (!s)
-		throw std::runtime_error(s.why().text);
-}
 
 transport::clock::time_point soon()
 {

@@ -3,6 +3,8 @@
  * What a transport promises, for each of them. Shared memory is always there; verbs needs the environment
  * variable NPRDMA_TEST_VERBS=DEVICE[,DEVICE], which guests set.
  */
+#include "must.hpp"
+
 #include <nprdma/transport.hpp>
 
 #include <algorithm>
@@ -50,19 +52,6 @@ struct verbs {
 	}
 	static std::string address() { return "verbs:127.0.0.1:0"; }
 };
-
-template <class T> T must(result<T> r)
-{
-	if (!r)
-		throw std::runtime_error(r.why().text);
-	return std::move(*r);
-}
-
-void must(status s)
-{
-	if (!s)
-		throw std::runtime_error(s.why().text);
-}
 
 std::span<const std::byte> bytes_of(std::string_view text)
 {

@@ -452,17 +452,10 @@ TEST_F(remove, device_can_come_and_go)
 /* Doorbells without end: the mapping stays, whether there is an HCA behind it or not. */
 static void ring_doorbells(const char *function, atomic_int *ringing)
 {
-	volatile uint64_t *uar;
-	char path[128];
-	int fd;
+	volatile uint64_t *uar = np_device_registers(function, PAGE * 256);
 
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource0", function);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0)
+	if (!uar)
 		_exit(1);
-	uar = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, PAGE * 256);
-	if (uar == MAP_FAILED)
-		_exit(2);
 	for (unsigned long n = 0;; n++) {
 		uar[0x800 / 8] = 0;
 		if (n == 1000)

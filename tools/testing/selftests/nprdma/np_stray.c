@@ -38,17 +38,9 @@ static int make_master(const char *function)
 /* The HCA reads the first entry of its queue of commands. */
 static int read_from(const char *function, uint64_t address)
 {
-	volatile uint32_t *registers;
-	char path[100];
-	int fd;
+	volatile uint32_t *registers = np_device_registers(function, 0);
 
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource0", function);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	registers = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (registers == MAP_FAILED)
+	if (!registers)
 		return -errno;
 	registers[QUEUE_HIGH] = htobe32(address >> 32);
 	registers[QUEUE_LOW] = htobe32((uint32_t)address);

@@ -1234,6 +1234,21 @@ int np_device_enable(const char *function)
 	return np_write_file(path, "enable", "1");
 }
 
+volatile void *np_device_registers(const char *function, size_t offset)
+{
+	char path[128];
+	void *page;
+	int fd;
+
+	snprintf(path, sizeof(path), NP_PCI "/devices/%s/resource0", function);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return NULL;
+	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+	close(fd);
+	return page == MAP_FAILED ? NULL : page;
+}
+
 int np_device_remove(const char *dev, enum np_removal how, char function[NP_FUNCTION_LEN])
 {
 	char path[128], target[PATH_MAX] = {};

@@ -261,8 +261,9 @@ enum np_removal {
 #define NP_FUNCTION_LEN 32
 int np_device_remove(const char *dev, enum np_removal how, char function[NP_FUNCTION_LEN]);
 int np_device_return(const char *dev, enum np_removal how, const char *function);
-/* Registers of a function without a driver. */
+/* Registers of a function without a driver: they are there, and a page of them, or NULL and errno. */
 int np_device_enable(const char *function);
+volatile void *np_device_registers(const char *function, size_t offset);
 /* The HCA is gone before the kernel hears of it; waits until the kernel has. */
 int np_slot_tear_out(const char *function);
 
