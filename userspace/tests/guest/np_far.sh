@@ -23,21 +23,23 @@ of_gtest() {
 
 	timeout 400 "$2" --gtest_filter="$3" >"$log" 2>&1 || status=$?
 	grep '^# ' "$log"
+	# What failed, before the tests that say so.
+	[ "$status" -eq 0 ] || grep -A 8 ': Failure$' "$log" | head -n 60 | sed 's/^/# /'
 	while read -r line; do
 		number=$((number + 1))
 		case $line in
-		*OK*) echo "ok $number $prefix${line#*] }" ;;
+		*" OK ]"*) echo "ok $number $prefix${line#*] }" ;;
 		*)
 			echo "not ok $number $prefix${line#*] }"
 			failed=1
 			;;
 		esac
-	done < <(sed -nE 's/^(\[ +(OK|FAILED|SKIPPED) \] [^ ,]+).*\(.*ms\)$/\1/p' "$log")
+	done < <(sed -nE 's/^(\[ +(OK|FAILED|SKIPPED) +\] [^ ,]+).*\(.*ms\)$/\1/p' "$log")
 	if [ "$status" -ne 0 ] || ! grep -q '^\[  PASSED  \]' "$log"; then
 		number=$((number + 1))
 		failed=1
 		echo "not ok $number $prefix${2##*/} came to its end (status $status)"
-		sed 's/^/# /' "$log" | tail -n 60
+		tail -n 20 "$log" | sed 's/^/# /'
 	fi
 }
 
