@@ -381,11 +381,10 @@ std::vector<std::byte> datagram(std::uint16_t type, std::uint32_t sequence, byte
 	    .nlmsg_flags = NLM_F_MULTI,
 	    .nlmsg_seq = sequence,
 	    .nlmsg_pid = 0};
-	std::vector<std::byte> all(NLMSG_HDRLEN);
+	std::vector<std::byte> all(NLMSG_ALIGN(NLMSG_HDRLEN + content.size()));
 
 	std::memcpy(all.data(), &head, sizeof(head));
-	all.insert(all.end(), content.begin(), content.end());
-	all.resize(NLMSG_ALIGN(all.size()));
+	std::copy(content.begin(), content.end(), all.begin() + NLMSG_HDRLEN);
 	return all;
 }
 
