@@ -5,7 +5,7 @@
  * A region registered with IB_UVERBS_ACCESS_UNPINNED is reached by a peer
  * through keys that RESOLVE hands out, and is made resident by FAULT. All
  * methods are ioctl methods (RDMA_VERBS_IOCTL) of the device context that the
- * QP or MR belongs to and need no privilege. Attributes of at most 8 bytes
+ * QP or MR belongs to and need no privilege, but for QUERY_QP. Attributes of at most 8 bytes
  * that go to the kernel are passed by value, as for every uverbs method.
  *
  * Addresses of a region are in "base space": the address space the region was
@@ -41,6 +41,10 @@
 #define RDMA_NP_PINNED_MS			10000
 /* Residency words that one event carries. */
 #define RDMA_NP_EVENT_WORDS			16
+/* Bytes of what a refusal says, with the 0 behind it, and of the names in it. */
+#define RDMA_NP_REFUSAL_TEXT			128
+#define RDMA_NP_REFUSAL_COMMAND			16
+#define RDMA_NP_REFUSAL_DEVICE			64
 /* The first struct rdma_np_event: no record is smaller. */
 #define RDMA_NP_EVENT_SIZE_VER0			192
 
@@ -60,6 +64,8 @@ enum rdma_np_methods {
 	RDMA_NP_METHOD_RELEASE,
 	RDMA_NP_METHOD_FORGET,
 	RDMA_NP_METHOD_QUERY_MR,
+	RDMA_NP_METHOD_REFUSAL,
+	RDMA_NP_METHOD_QUERY_QP,
 };
 
 /* Methods of UVERBS_OBJECT_NP_CHANNEL. */
@@ -75,7 +81,7 @@ enum rdma_np_hold_methods {
 
 /*
  * QUERY: what the device can do. Without RDMA_NP_QUERY_OWNER unpinned regions cannot be
- * registered on it, and a line in the kernel log says why; regions of peers may be
+ * registered on it, and REFUSAL says why; regions of peers may be
  * reached by it nevertheless. EOPNOTSUPP: these neither, as no port has MADs (iWARP).
  */
 enum rdma_np_query_attrs {
@@ -180,6 +186,28 @@ enum rdma_np_forget_attrs {
 enum rdma_np_query_mr_attrs {
 	RDMA_NP_ATTR_QUERY_MR_HANDLE,	/* handle of an MR */
 	RDMA_NP_ATTR_QUERY_MR_RESP,		/* out, struct rdma_np_mr_info */
+};
+
+/*
+ * REFUSAL: why something was refused, or a QP ended. The kernel keeps the last refusals of
+ * the host, numbered from 1, and overwrites the oldest one. This tells the first one with a
+ * number above the given one that is of the device and that the caller may see: those of
+ * his process, and with CAP_NET_ADMIN in the user namespace of the device's network
+ * namespace also those of other processes of his PID namespace, and of the kernel.
+ */
+enum rdma_np_refusal_attrs {
+	RDMA_NP_ATTR_REFUSAL_AFTER,		/* in, __u64, a number; 0: from the oldest one */
+	RDMA_NP_ATTR_REFUSAL_RESP,		/* out, struct rdma_np_refusal */
+};
+
+/*
+ * QUERY_QP: what is done for a QP of the device, of whichever process. Takes CAP_NET_ADMIN
+ * in the user namespace of the device's network namespace (EPERM). ENOENT: nothing, or
+ * there is no such QP.
+ */
+enum rdma_np_query_qp_attrs {
+	RDMA_NP_ATTR_QUERY_QP_NUMBER,		/* in, __u32 */
+	RDMA_NP_ATTR_QUERY_QP_RESP,		/* out, struct rdma_np_qp_info */
 };
 
 /*
@@ -382,6 +410,41 @@ struct rdma_np_mr_info {
 	__aligned_u64 table_pages;	/* of the residency table, with memory */
 	__aligned_u64 huge_leaves;	/* 2 MiB that peers reach through one leaf now */
 	__aligned_u64 reserved[3];
+};
+
+/* rdma_np_refusal.flags */
+#define RDMA_NP_REFUSAL_ALL			(1U << 0)	/* also those of other processes */
+
+/* Strings end with a 0, and so does what was too long. */
+struct rdma_np_refusal {
+	__aligned_u64 seq;		/* 0: there is none, and what follows flags is 0 */
+	__aligned_u64 oldest;		/* number of the oldest one that is kept, whosever it is */
+	__u32 flags;			/* RDMA_NP_REFUSAL_ALL */
+	__u32 pid;			/* of the process; 0: the kernel, or it ended before */
+	__aligned_u64 time;		/* ns of CLOCK_BOOTTIME */
+	char command[RDMA_NP_REFUSAL_COMMAND];
+	char device[RDMA_NP_REFUSAL_DEVICE];
+	char text[RDMA_NP_REFUSAL_TEXT];
+	__aligned_u64 reserved;
+};
+
+/* rdma_np_qp_info.flags */
+#define RDMA_NP_QP_HEARD	(1U << 0)	/* the peer's kernel answered, or has keys */
+#define RDMA_NP_QP_QUICK	(1U << 1)	/* requests go by the quick transport, not by MADs */
+#define RDMA_NP_QP_ASKING	(1U << 2)	/* a RESOLVE of this QP is under way */
+
+struct rdma_np_qp_info {
+	__u32 qpn;
+	__u32 remote_qpn;
+	__u32 flags;		/* RDMA_NP_QP_* */
+	__u32 faults;		/* FAULTs of this QP that the peer's kernel has not answered */
+	__u32 holds;		/* of the peer's memory, leases included */
+	__u32 leases;		/* of these */
+	__u32 faults_served;	/* FAULTs of the peer under way here */
+	__u32 leases_granted;	/* to the peer */
+	__aligned_u64 held_pages;	/* for the peer, without leases */
+	__aligned_u64 leased_pages;	/* to the peer */
+	__aligned_u64 reserved[2];
 };
 
 #endif /* _UAPI_RDMA_NPRDMA_H */

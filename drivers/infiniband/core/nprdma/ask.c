@@ -557,9 +557,8 @@ static void np_resolve_done(struct np_trans *trans, u32 status,
 		res->info = answer->region;
 		reason = np_resolve_accept(&res->info);
 		if (reason) {
-			dev_warn_ratelimited(&peer->hca->ibdev->dev,
-					     "unpinned region of the peer of QP %u refused: %s\n",
-					     peer->qpn, reason);
+			np_peer_refuse(peer, "unpinned region of the peer of QP %u refused: %s",
+				       peer->qpn, reason);
 			status = RDMA_NP_PROTO;
 		}
 	}

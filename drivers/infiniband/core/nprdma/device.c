@@ -67,7 +67,7 @@ struct iommu_domain *np_find_domain(struct ib_device *ibdev, const char **reason
  * np_device_domain() - the domain in which the device's windows would be
  * @ibdev: device of a live registration, or held by a client
  *
- * Logs the reason of a refusal, with what to do about it, at a limited rate.
+ * Tells the reason of a refusal, with what to do about it: see np_refuse().
  *
  * Context: process context.
  * Return: the domain, or -EOPNOTSUPP.
@@ -78,9 +78,7 @@ struct iommu_domain *np_device_domain(struct ib_device *ibdev)
 	struct iommu_domain *domain = np_find_domain(ibdev, &reason);
 
 	if (IS_ERR(domain))
-		dev_warn_ratelimited(&ibdev->dev,
-				     "unpinned memory regions refused: %s\n",
-				     reason);
+		np_refuse(ibdev, "unpinned memory regions refused: %s", reason);
 	return domain;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_device_domain);
@@ -206,8 +204,8 @@ void np_device_put(struct np_device *npdev)
  * Asks all that np_reg_user_mr() asks of the device.
  *
  * Context: process context.
- * Return: 0, -EOPNOTSUPP with the reason in the kernel's log, or -ENODEV if the
- * device is going away.
+ * Return: 0, -EOPNOTSUPP with a refusal that says why, or -ENODEV if the device is
+ * going away.
  */
 int np_device_check(struct ib_device *ibdev)
 {
@@ -280,9 +278,9 @@ int np_device_take_iova(struct ib_device *ibdev, struct iommu_domain *domain,
 	guard(mutex)(&np_spaces_lock);
 	space = np_space_find(domain);
 	if (size > most || (space && space->taken > most - size)) {
-		dev_warn_ratelimited(&ibdev->dev,
-				     "unpinned memory region refused: %zu MiB of DMA addresses are more than others leave; deregister something\n",
-				     size >> 20);
+		np_refuse(ibdev,
+			  "unpinned memory region refused: %zu MiB of DMA addresses are more than others leave; deregister something",
+			  size >> 20);
 		return -ENOSPC;
 	}
 	if (!space) {

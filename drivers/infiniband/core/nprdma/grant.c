@@ -205,9 +205,8 @@ static void np_grant_too_many(struct work_struct *work)
 {
 	struct np_peer *peer = container_of(work, struct np_peer, too_many_gone);
 
-	ibdev_warn_ratelimited(peer->hca->ibdev,
-			       "nprdma: QP %u kept the keys of more than %u dead regions: ending it\n",
-			       peer->qpn, NP_MAX_GONE);
+	np_peer_refuse(peer, "nprdma: QP %u kept the keys of more than %u dead regions: ending it",
+		       peer->qpn, NP_MAX_GONE);
 	np_peer_fail(peer);
 	np_peer_put(peer);
 }

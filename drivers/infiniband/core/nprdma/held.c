@@ -454,9 +454,8 @@ static void np_held_expire(struct work_struct *work)
 	} while (held);
 
 	if (fail) {
-		ibdev_warn_ratelimited(peer->hca->ibdev,
-				       "nprdma: QP %u kept a hold for too long: ending it\n",
-				       peer->qpn);
+		np_peer_refuse(peer, "nprdma: QP %u kept a hold for too long: ending it",
+			       peer->qpn);
 		np_peer_fail(peer);
 	}
 	np_peer_put(peer);

@@ -63,6 +63,7 @@
  *   np_port.lock		interrupts are off
  *   np_ud.lock
  *   np_budgets_lock		also taken in reclaim
+ *   np_refusals_lock		taken under any of the mutexes
  */
 #ifndef NP_H
 #define NP_H
@@ -70,6 +71,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/ratelimit.h>
 #include <linux/types.h>
 #include <linux/workqueue.h>
 #include <rdma/ib_verbs.h>
@@ -221,10 +223,37 @@ static inline bool np_port_may_ask(struct ib_device *ibdev, u32 port_num)
 	return rdma_cap_ib_mad(ibdev, port_num) && rdma_cap_ib_cm(ibdev, port_num);
 }
 
+/* Refusals (refuse.c) */
+
+/* So many are kept */
+#define NP_REFUSALS		64
+
+/* Some process's; NULL: nobody's. Logged at a limited rate for each place that refuses. */
+#define np_refuse_task(task, ibdev, fmt, ...)					\
+do {										\
+	static DEFINE_RATELIMIT_STATE(_rs, DEFAULT_RATELIMIT_INTERVAL,		\
+				      DEFAULT_RATELIMIT_BURST);			\
+										\
+	np_refusal_add(task, ibdev, &_rs, fmt, ##__VA_ARGS__);			\
+} while (0)
+
+/* The caller's */
+#define np_refuse(ibdev, fmt, ...)						\
+	np_refuse_task(current, ibdev, fmt, ##__VA_ARGS__)
+
+__printf(4, 5)
+void np_refusal_add(struct task_struct *task, struct ib_device *ibdev,
+		    struct ratelimit_state *rs, const char *fmt, ...);
+void np_refusal_next(struct ib_device *ibdev, u64 after, struct rdma_np_refusal *out);
+bool np_may_see_all(struct ib_device *ibdev);
+#if IS_ENABLED(CONFIG_KUNIT)
+bool np_refusal_is_visible(struct pid *tgid, bool all);
+#endif
+
 /* Regions, for the protocol */
 
 #ifdef CONFIG_INFINIBAND_NPRDMA_REGIONS
-/* 0, or -EOPNOTSUPP with the reason in the log: can the device have regions? */
+/* 0, or -EOPNOTSUPP with a refusal that says why: can the device have regions? */
 int np_device_check(struct ib_device *ibdev);
 /* Without a reference; NULL: the MR is a pinned one */
 struct np_region *np_mr_region(struct ib_mr *mr);

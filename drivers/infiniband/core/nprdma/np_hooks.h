@@ -15,6 +15,14 @@
 
 struct np_region;
 
+#ifdef CONFIG_INFINIBAND_NPRDMA
+void np_refusals_free(void);
+#else
+static inline void np_refusals_free(void)
+{
+}
+#endif
+
 #ifdef CONFIG_INFINIBAND_NPRDMA_REGIONS
 
 int np_init(void);
@@ -47,6 +55,7 @@ static inline int np_init(void)
 
 static inline void np_exit(void)
 {
+	np_refusals_free();
 }
 
 static inline void np_pd_dealloc(struct ib_pd *pd)

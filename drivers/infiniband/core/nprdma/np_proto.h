@@ -55,6 +55,7 @@
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/rbtree.h>
+#include <linux/sched/task.h>
 #include <linux/spinlock.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
@@ -350,15 +351,34 @@ void np_answer_init(struct np_msg *answer, const struct np_msg *msg, u32 status)
 void np_answer_peer(struct np_peer *peer, const struct np_msg *answer);
 void np_answer_status(struct np_peer *peer, const struct np_msg *msg, u32 status);
 void np_peer_fail(struct np_peer *peer);
+struct task_struct *np_peer_task(struct np_peer *peer);
+int np_peer_tell(struct ib_device *ibdev, u32 qpn, struct rdma_np_qp_info *out);
 bool np_peer_queue_kill(struct work_struct *work);
 void np_peer_kill_device(struct np_hca *hca);
 bool np_qp_may_be_connected(struct ib_qp *qp, u32 qpn, const struct np_addr *from);
+/* Something is refused to who has the QP, or it is about to be ended; without locks */
+#define np_peer_refuse(peer, fmt, ...)						\
+do {										\
+	struct np_peer *_peer = (peer);						\
+	struct task_struct *_task = np_peer_task(_peer);			\
+										\
+	np_refuse_task(_task, _peer->hca->ibdev, fmt, ##__VA_ARGS__);		\
+	if (_task)								\
+		put_task_struct(_task);						\
+} while (0)
+
 void np_peer_init(const struct np_peer_ops *ops);
 void np_peer_listen(void);
 void np_peer_deafen(void);
 #if IS_ENABLED(CONFIG_KUNIT)
 void np_peer_prepare(struct np_peer *peer);
 #endif
+
+/* A message of ours may go by the quick transport. */
+static inline bool np_quick_is_used(const struct np_peer *peer)
+{
+	return !time_before(jiffies, READ_ONCE(peer->quick_after));
+}
 
 /* Transactions (trans.c) */
 

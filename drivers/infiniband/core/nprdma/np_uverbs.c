@@ -514,6 +514,45 @@ static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY_MR)(struct uverbs_attr_bundle *at
 					     &info, sizeof(info));
 }
 
+static int UVERBS_HANDLER(RDMA_NP_METHOD_REFUSAL)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_ucontext *ucontext = ib_uverbs_get_ucontext(attrs);
+	struct rdma_np_refusal refusal;
+	u64 after;
+	int err;
+
+	if (IS_ERR(ucontext))
+		return PTR_ERR(ucontext);
+	err = uverbs_copy_from(&after, attrs, RDMA_NP_ATTR_REFUSAL_AFTER);
+	if (err)
+		return err;
+	np_refusal_next(ucontext->device, after, &refusal);
+	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_REFUSAL_RESP,
+					     &refusal, sizeof(refusal));
+}
+
+static int UVERBS_HANDLER(RDMA_NP_METHOD_QUERY_QP)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_ucontext *ucontext = ib_uverbs_get_ucontext(attrs);
+	struct rdma_np_qp_info info;
+	u32 qpn;
+	int err;
+
+	if (IS_ERR(ucontext))
+		return PTR_ERR(ucontext);
+	err = uverbs_copy_from(&qpn, attrs, RDMA_NP_ATTR_QUERY_QP_NUMBER);
+	if (err)
+		return err;
+	/* It may be another process's, as those that rdma netlink shows */
+	if (!np_may_see_all(ucontext->device))
+		return -EPERM;
+	err = np_peer_tell(ucontext->device, qpn, &info);
+	if (err)
+		return err;
+	return uverbs_copy_to_struct_or_zero(attrs, RDMA_NP_ATTR_QUERY_QP_RESP,
+					     &info, sizeof(info));
+}
+
 DECLARE_UVERBS_NAMED_METHOD(
 	RDMA_NP_METHOD_QUERY,
 	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_QUERY_RESP,
@@ -572,6 +611,22 @@ DECLARE_UVERBS_NAMED_METHOD(
 			    UVERBS_ATTR_STRUCT(struct rdma_np_mr_info, reserved),
 			    UA_MANDATORY));
 
+DECLARE_UVERBS_NAMED_METHOD(
+	RDMA_NP_METHOD_REFUSAL,
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_REFUSAL_AFTER, UVERBS_ATTR_TYPE(u64),
+			   UA_MANDATORY),
+	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_REFUSAL_RESP,
+			    UVERBS_ATTR_STRUCT(struct rdma_np_refusal, reserved),
+			    UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	RDMA_NP_METHOD_QUERY_QP,
+	UVERBS_ATTR_PTR_IN(RDMA_NP_ATTR_QUERY_QP_NUMBER, UVERBS_ATTR_TYPE(u32),
+			   UA_MANDATORY),
+	UVERBS_ATTR_PTR_OUT(RDMA_NP_ATTR_QUERY_QP_RESP,
+			    UVERBS_ATTR_STRUCT(struct rdma_np_qp_info, reserved),
+			    UA_MANDATORY));
+
 DECLARE_UVERBS_GLOBAL_METHODS(
 	UVERBS_OBJECT_NPRDMA,
 	&UVERBS_METHOD(RDMA_NP_METHOD_QUERY),
@@ -579,7 +634,9 @@ DECLARE_UVERBS_GLOBAL_METHODS(
 	&UVERBS_METHOD(RDMA_NP_METHOD_FAULT),
 	&UVERBS_METHOD(RDMA_NP_METHOD_RELEASE),
 	&UVERBS_METHOD(RDMA_NP_METHOD_FORGET),
-	&UVERBS_METHOD(RDMA_NP_METHOD_QUERY_MR));
+	&UVERBS_METHOD(RDMA_NP_METHOD_QUERY_MR),
+	&UVERBS_METHOD(RDMA_NP_METHOD_REFUSAL),
+	&UVERBS_METHOD(RDMA_NP_METHOD_QUERY_QP));
 
 DECLARE_UVERBS_NAMED_METHOD(
 	RDMA_NP_METHOD_CHANNEL_ALLOC,

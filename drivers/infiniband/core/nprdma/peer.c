@@ -370,6 +370,26 @@ static struct ib_qp *np_peer_qp(struct np_peer *peer)
 	return NULL;
 }
 
+/**
+ * np_peer_task - Whose process a peer's QP is
+ * @peer: the peer
+ *
+ * Context: any but interrupts
+ * Return: with a reference; NULL: the QP is the kernel's, or is being destroyed
+ */
+struct task_struct *np_peer_task(struct np_peer *peer)
+{
+	struct ib_qp *qp = np_peer_qp(peer);
+	struct task_struct *task = NULL;
+
+	if (!qp)
+		return NULL;
+	if (!rdma_is_kernel_res(&qp->res))
+		task = get_task_struct(qp->res.task);
+	rdma_restrack_put(&qp->res);
+	return task;
+}
+
 /*
  * The device said that the QP had failed.  By now it may have been connected
  * anew: a peer made after that must live, for its other end has the keys.
@@ -445,6 +465,53 @@ static void np_peer_fail_again(struct work_struct *work)
 	np_peer_fail(peer);
 	np_peer_put(peer);
 }
+
+/**
+ * np_peer_tell - What is done for a QP, for user space
+ * @ibdev: the device
+ * @qpn: number of the QP, maybe of none
+ * @out: set
+ *
+ * Context: process context
+ * Return: 0; -ENOENT: nothing is done for it
+ */
+int np_peer_tell(struct ib_device *ibdev, u32 qpn, struct rdma_np_qp_info *out)
+{
+	struct np_hca *hca = np_hca_get(ibdev);
+	struct np_peer *peer = NULL;
+	int err = -ENOENT;
+
+	if (hca) {
+		peer = np_peer_find(hca, qpn);
+		np_hca_put(hca);
+	}
+	if (!peer)
+		return err;
+	memset(out, 0, sizeof(*out));
+	spin_lock(&peer->lock);
+	if (!peer->dead) {
+		err = 0;
+		out->qpn = peer->qpn;
+		out->remote_qpn = peer->remote_qpn;
+		if (peer->heard || peer->serve)
+			out->flags |= RDMA_NP_QP_HEARD;
+		if (np_quick_is_used(peer) && np_ud_reaches(peer->path))
+			out->flags |= RDMA_NP_QP_QUICK;
+		if (peer->resolving)
+			out->flags |= RDMA_NP_QP_ASKING;
+		out->faults = bitmap_weight(peer->lanes, NP_LANES);
+		out->holds = peer->nr_kept;
+		out->leases = peer->nr_kept_leases;
+		out->faults_served = peer->faulting;
+		out->leases_granted = peer->nr_leases;
+		out->held_pages = peer->held_pages;
+		out->leased_pages = peer->leased_pages;
+	}
+	spin_unlock(&peer->lock);
+	np_peer_put(peer);
+	return err;
+}
+EXPORT_SYMBOL_GPL(np_peer_tell);
 
 static bool np_hca_is_idle(struct np_hca *hca)
 {

@@ -39,9 +39,7 @@ static int np_refuse_access(struct ib_device *ibdev, u32 access)
 	for (i = 0; i < ARRAY_SIZE(refused); i++) {
 		if (!(access & refused[i].flag))
 			continue;
-		dev_warn_ratelimited(&ibdev->dev,
-				     "unpinned memory region refused: %s\n",
-				     refused[i].why);
+		np_refuse(ibdev, "unpinned memory region refused: %s", refused[i].why);
 		return -EOPNOTSUPP;
 	}
 	return access & ~(NP_ACCESS_RIGHTS | IB_ACCESS_UNPINNED) ? -EINVAL : 0;
@@ -262,8 +260,8 @@ int np_rereg_check(struct ib_mr *mr, int flags, u32 access)
 	if (!mr->np &&
 	    !(flags & IB_MR_REREG_ACCESS && access & IB_ACCESS_UNPINNED))
 		return 0;
-	dev_warn_ratelimited(&mr->device->dev,
-			     "re-registration refused: an unpinned memory region cannot change, and none can become one; deregister and register\n");
+	np_refuse(mr->device,
+		  "re-registration refused: an unpinned memory region cannot change, and none can become one; deregister and register");
 	return -EOPNOTSUPP;
 }
 EXPORT_SYMBOL_GPL(np_rereg_check);
@@ -487,4 +485,5 @@ void np_exit(void)
 	np_aging_exit();
 	np_lease_exit();
 	np_host_free();
+	np_refusals_free();
 }

@@ -241,12 +241,6 @@ void np_trans_init(struct np_trans *trans, struct np_peer *peer, u8 type,
 }
 EXPORT_SYMBOL_IF_KUNIT(np_trans_init);
 
-/* A message of ours may go by the quick transport. */
-static bool np_quick_is_used(const struct np_peer *peer)
-{
-	return !time_before(jiffies, READ_ONCE(peer->quick_after));
-}
-
 /*
  * Under the peer's lock, when something is heard of what went by the quick transport
  * first. An answer by MAD says that it was lost there, or its answer was: partitions, a

@@ -57,7 +57,8 @@ struct method {
 };
 
 enum {
-	QUERY, RESOLVE, FAULT, RELEASE, FORGET, QUERY_MR, CHANNEL, HOLD, HOLD_FREE, ADVISE, NR_METHODS,
+	QUERY, RESOLVE, FAULT, RELEASE, FORGET, QUERY_MR, REFUSAL, QUERY_QP, CHANNEL, HOLD, HOLD_FREE,
+	ADVISE, NR_METHODS,
 };
 
 static const struct method methods[NR_METHODS] = {
@@ -82,6 +83,12 @@ static const struct method methods[NR_METHODS] = {
 	[QUERY_MR] = { "QUERY_MR", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_MR, 2, {
 		{ RDMA_NP_ATTR_QUERY_MR_HANDLE, HANDLE },
 		{ RDMA_NP_ATTR_QUERY_MR_RESP, OUT, sizeof(struct rdma_np_mr_info) } } },
+	[REFUSAL] = { "REFUSAL", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_REFUSAL, 2, {
+		{ RDMA_NP_ATTR_REFUSAL_AFTER, IN, sizeof(uint64_t) },
+		{ RDMA_NP_ATTR_REFUSAL_RESP, OUT, sizeof(struct rdma_np_refusal) } } },
+	[QUERY_QP] = { "QUERY_QP", UVERBS_OBJECT_NPRDMA, RDMA_NP_METHOD_QUERY_QP, 2, {
+		{ RDMA_NP_ATTR_QUERY_QP_NUMBER, IN, sizeof(uint32_t) },
+		{ RDMA_NP_ATTR_QUERY_QP_RESP, OUT, sizeof(struct rdma_np_qp_info) } } },
 	[CHANNEL] = { "CHANNEL_ALLOC", UVERBS_OBJECT_NP_CHANNEL, RDMA_NP_METHOD_CHANNEL_ALLOC, 2, {
 		{ RDMA_NP_ATTR_CHANNEL_FD, NEW },
 		{ RDMA_NP_ATTR_CHANNEL_EVENT_SIZE, IN, sizeof(uint32_t) } } },
@@ -120,6 +127,7 @@ struct hostile {
 	uint32_t mr_handle;
 	uint32_t mr_key;
 	uint32_t qp_handle;
+	uint32_t qp_number;
 	uint32_t pd_handle;
 	int channel;
 	uint64_t base;
@@ -152,6 +160,7 @@ static void hostile_look(struct hostile *h)
 	h->mr_handle = pair->mr->handle;
 	h->mr_key = pair->mr->rkey;
 	h->qp_handle = pair->peer.qp->handle;
+	h->qp_number = pair->peer.qp->qp_num;
 	h->pd_handle = pair->owner.pd->handle;
 	h->channel = pair->peer.channel;
 	h->base = (uintptr_t)pair->data;
@@ -160,7 +169,8 @@ static void hostile_look(struct hostile *h)
 
 static struct ibv_context *context_of(const struct hostile *h, unsigned int m)
 {
-	bool peer = m == RESOLVE || m == FAULT || m == RELEASE || m == FORGET || m == CHANNEL;
+	bool peer = m == RESOLVE || m == FAULT || m == RELEASE || m == FORGET || m == QUERY_QP ||
+		    m == CHANNEL;
 
 	return peer ? h->pair->peer.ctx : h->pair->owner.ctx;
 }
@@ -233,6 +243,7 @@ static size_t good_data(const struct hostile *h, unsigned int m, unsigned int i,
 		{ &sge, sizeof(sge) }, { (uint32_t[]){ IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, 0 }, 8 },
 		{ (uint32_t[]){ IB_UVERBS_ADVISE_MR_FLAG_FLUSH }, 4 },
 		{ (uint32_t[]){ sizeof(struct rdma_np_event) }, 4 },
+		{ (uint64_t[]){ 0 }, 8 }, { &h->qp_number, 4 },
 	};
 	unsigned int which;
 
@@ -254,6 +265,12 @@ static size_t good_data(const struct hostile *h, unsigned int m, unsigned int i,
 		break;
 	case CHANNEL:
 		which = 9;
+		break;
+	case REFUSAL:
+		which = 10;
+		break;
+	case QUERY_QP:
+		which = 11;
 		break;
 	default:
 		which = i == 3 ? 6 : i == 1 ? 7 : 8;
@@ -364,6 +381,8 @@ METHOD(FAULT);
 METHOD(RELEASE);
 METHOD(FORGET);
 METHOD(QUERY_MR);
+METHOD(REFUSAL);
+METHOD(QUERY_QP);
 METHOD(CHANNEL);
 METHOD(HOLD);
 METHOD(HOLD_FREE);

@@ -169,6 +169,44 @@ static void np_stranger_costs_no_query_of_the_device(struct kunit *test)
 	t->fake.ibdev->ops.modify_qp = np_fake_modify_qp;
 }
 
+/* Of a QP for which nothing is done, nothing is told */
+static void np_qp_is_told_with_what_is_done_for_it(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct ib_device *ibdev = t->fake.ibdev;
+	struct rdma_np_qp_info info;
+	struct rdma_np_event ev;
+
+	KUNIT_EXPECT_EQ(test, np_peer_tell(ibdev, 0, &info), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_tell(ibdev, 2, &info), -ENOENT);
+	KUNIT_EXPECT_EQ(test, np_peer_tell(ibdev, U32_MAX, &info), -ENOENT);
+	memset(&info, 0xff, sizeof(info));
+	KUNIT_ASSERT_EQ(test, np_peer_tell(ibdev, 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, info.qpn, 1);
+	KUNIT_EXPECT_EQ(test, info.remote_qpn, 2);
+	KUNIT_EXPECT_TRUE(test, mem_is_zero(&info.flags, sizeof(info) -
+					    offsetof(struct rdma_np_qp_info, flags)));
+
+	np_bind(test, 7);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 1, RDMA_NP_FAULT_HOLD), 0);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 2, 0), 0);
+	KUNIT_ASSERT_EQ(test, np_peer_tell(ibdev, 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, info.faults, 2);
+	KUNIT_EXPECT_EQ(test, info.holds, 0);
+	KUNIT_EXPECT_EQ(test, info.flags, 0);
+	np_answer_to(test, 0, RDMA_NP_OK, 5);
+	KUNIT_ASSERT_EQ(test, np_peer_tell(ibdev, 1, &info), 0);
+	KUNIT_EXPECT_EQ(test, info.faults, 1);
+	KUNIT_EXPECT_EQ(test, info.holds, 1);
+	KUNIT_EXPECT_EQ(test, info.leases, 0);
+	/* There is no quick transport here */
+	KUNIT_EXPECT_EQ(test, info.flags, RDMA_NP_QP_HEARD);
+	KUNIT_EXPECT_TRUE(test, np_channel_pop(&t->channel, &ev));
+
+	np_peer_fail(&t->fake.peer);
+	KUNIT_EXPECT_EQ(test, np_peer_tell(ibdev, 1, &info), -ENOENT);
+}
+
 /* More than may be at work at once */
 #define NP_TEST_KILLS	(WQ_DFL_ACTIVE + 1)
 
@@ -229,6 +267,7 @@ static struct kunit_case np_peer_cases[] = {
 	KUNIT_CASE(np_stranger_costs_no_query_of_the_device),
 	KUNIT_CASE(np_peer_is_not_that_of_a_former_qp),
 	KUNIT_CASE(np_peer_made_after_a_modification_outlives_it),
+	KUNIT_CASE(np_qp_is_told_with_what_is_done_for_it),
 	{}
 };
 
