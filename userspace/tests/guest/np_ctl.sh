@@ -3,7 +3,7 @@
 #
 # npctl beside a process that has unpinned regions: its figures have to be those of the
 # kernel, as "rdma" shows them, and agree with each other. With the argument "refused", in a
-# guest whose devices are in a passthrough domain: it has to say so. Prints TAP.
+# guest whose devices are in a passthrough domain: it has to say so, to each process what it may see. Prints TAP.
 set -uo pipefail
 
 npctl=@LIBNPRDMA@/npctl
@@ -63,6 +63,25 @@ if not a or a != b:
 PYTHON
 }
 
+# leases_agree: what is pinned by leases of our region is leased to its peer, as his queue pair counts it: there a
+# lease counts from when it is asked for until it has ended.
+# shellcheck disable=SC2317 # check calls it
+leases_agree() {
+	"$npctl" mr --interval 0 --json >"$scratch/mr_leases" && "$npctl" qp --json >"$scratch/qp_leases" || return
+	python3 - "$scratch/mr_leases" "$scratch/qp_leases" "$OWNER" <<'PYTHON'
+import json, sys
+leased = sum(r["leased_bytes"] for r in json.load(open(sys.argv[1]))["regions"] if r["pid"] == int(sys.argv[3]))
+ends = [q for q in json.load(open(sys.argv[2]))["queue_pairs"] if q["protocol"]]
+owner = [q["protocol"] for q in ends if q["pid"] == int(sys.argv[3])]
+peer = [q["protocol"] for q in ends if q["pid"] != int(sys.argv[3])]
+if len(owner) != 1 or len(peer) != 1 or owner[0]["leased_bytes"] < leased or \
+   bool(owner[0]["leased_bytes"]) != bool(owner[0]["leases_granted"]) or peer[0]["leased_bytes"] or \
+   peer[0]["leases"] > peer[0]["holds"]:
+    print("leased:", leased, "owner:", owner, "peer:", peer)
+    sys.exit(1)
+PYTHON
+}
+
 # fails_with STATUS COMMAND...: it ends with this status, and says why.
 # shellcheck disable=SC2317 # check calls it
 fails_with() {
@@ -73,20 +92,48 @@ fails_with() {
 	[ $? -eq "$status" ] && [ -s "$scratch/error" ]
 }
 
+# What somebody is told who has no rights and may open the devices: @1 has refusals of others.
+others_are_not_shown() {
+	check "there are refusals of others" is "$1" 'len(j["records"]) > 0'
+	"${poor[@]}" "$npctl" device --json mlx5_0 >"$scratch/poor"
+	check "who has no rights is told his own refusal" is "$scratch/poor" \
+		'[d["reason"] for d in j["devices"]] == [d["reason"] for d in json.load(open(os.environ["scratch"] + "/device"))["devices"] if d["device"] == "mlx5_0"]'
+	"${poor[@]}" "$npctl" why --json mlx5_0 >"$scratch/poor"
+	check "who has no rights is told no others" is "$scratch/poor" \
+		'j["source"] == "kernel" and j["of_all"] is False and j["records"] == []'
+}
+
+poor=(setpriv --reuid 65534 --clear-groups --bounding-set=-all --inh-caps=-all)
+export scratch
+
 echo TAP version 13
 if [ "${1-}" = refused ]; then
-	echo 1..3
+	echo 1..9
+	# Whoever may not read the log is told by the kernel all the same.
+	echo 1 >/proc/sys/kernel/dmesg_restrict
 	"$npctl" device --json >"$scratch/device"
 	check "a device that serves none says why" is "$scratch/device" \
 		'all(d["serves_unpinned_regions"] is False and "passthrough" in d["reason"] and d["bounds"] is None and d["iommu_domain"] == "identity" for d in j["devices"]) and len(j["devices"]) == 2'
 	"$npctl" why --json mlx5_0 >"$scratch/refusals"
 	check "the refusal is listed" is "$scratch/refusals" \
-		'j["records"] and all(r["device"] == "mlx5_0" and "passthrough" in r["text"] for r in j["records"])'
+		'j["source"] == "kernel" and j["records"] and all(r["device"] == "mlx5_0" and "passthrough" in r["text"] for r in j["records"])'
+	check "it is that of its process, and of a little while ago" is "$scratch/refusals" \
+		'j["of_all"] is True and all(r["command"] == "npctl" and r["pid"] > 1 for r in j["records"]) and 0 <= float(open("/proc/uptime").read().split()[0]) - j["records"][-1]["seconds_since_boot"] < 60'
+	others_are_not_shown "$scratch/refusals"
+	# More than are kept. Numbers go on, and say what was lost.
+	for ((n = 0; n < 70; n++)); do
+		"$npctl" device mlx5_0 >/dev/null
+	done
+	"$npctl" why --json mlx5_0 >"$scratch/many"
+	check "the oldest ones are overwritten" is "$scratch/many" \
+		'len(j["records"]) == 64 and [r["sequence"] - j["overwritten"] for r in j["records"]] == list(range(1, 65))'
+	"$npctl" why --json mlx5_1 >"$scratch/other"
+	check "those of another device are not shown" is "$scratch/other" 'j["records"] == []'
 	"$npctl" mr --json >"$scratch/mr"
 	check "there are no regions" is "$scratch/mr" 'j["regions"] == []'
 	exit $failed
 fi
-echo 1..18
+echo 1..22
 
 echo auto >/sys/module/ib_core/parameters/nprdma_read_order
 "$npctl" device --json >"$scratch/device"
@@ -127,11 +174,20 @@ check "resident and absent are all of it" is "$scratch/mr" \
 	'ours[0]["resident_bytes"] + ours[0]["absent_bytes"] == ours[0]["length"] and ours[0]["writable_bytes"] <= ours[0]["resident_bytes"]'
 check "leases are counted together" is "$scratch/mr" \
 	'j["leased_bytes"] == sum(r["leased_bytes"] for r in j["regions"])'
+"$npctl" qp --json >"$scratch/all_qps"
+check "each end of a connection has a kernel at the other end" is "$scratch/all_qps" \
+	'j["not_told"] == {} and sorted((q["device"], q["protocol"]["kernel"] in ("quick", "MAD")) for q in j["queue_pairs"] if q["command"] == "nprping" and q["protocol"]) == [("mlx5_0", True), ("mlx5_1", True)]'
+check "queue pairs of other types have none" is "$scratch/all_qps" \
+	'any(q["type"] != "RC" for q in j["queue_pairs"]) and all(q["protocol"] is None for q in j["queue_pairs"] if q["type"] != "RC")'
+"${poor[@]}" "$npctl" qp --json mlx5_0 >"$scratch/poor"
+check "who has no rights is told nothing of queue pairs" is "$scratch/poor" \
+	'"CAP_NET_ADMIN" in j["not_told"]["mlx5_0"] and all(q["protocol"] is None for q in j["queue_pairs"])'
 # Nobody moves while the two are compared.
 kill -STOP "${all[@]}"
 check "figures are those of rdma" same_as_rdma
 "$npctl" mr --json --interval 0.5 >"$scratch/mr"
 check "what stands still has no faults" is "$scratch/mr" 'ours[0]["faults_per_second"] == 0'
+check "what is leased of the region is leased to its peer" leases_agree
 "$npctl" qp --json mlx5_0 >"$scratch/qp"
 check "the owner's queue pair reaches the region" is "$scratch/qp" \
 	'[(q["type"], q["state"], q["regions_in_pd"], q["region_bytes_in_pd"], q["command"]) for q in j["queue_pairs"] if q["pid"] == pid] == [("RC", "RTS", 1, 8388608, "nprping")]'

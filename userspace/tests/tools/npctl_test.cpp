@@ -2,6 +2,7 @@
 /* npctl: what the kernel, PCI and the log say, also if they lie. */
 #include "host.hpp"
 #include "json.hpp"
+#include "methods.hpp"
 #include "nldev.hpp"
 
 #include <gtest/gtest.h>
@@ -636,6 +637,119 @@ TEST(KernelLog, WhatIsNoRecordIsNone)
 	EXPECT_TRUE(read_record("4,295,1,-;"));
 	EXPECT_EQ(read_record("4,295,1,-;a\n DEVICE=+infiniband:")->device, "");
 	EXPECT_EQ(read_record("4,295,1,-;a\n DEVICE=+pci:0")->device, "");
+}
+
+/* A kernel that keeps these numbers of refusals. */
+struct ring {
+	std::vector<std::uint64_t> numbers;
+	std::uint64_t oldest = 1;
+	int asked = 0;
+
+	int operator()(std::uint64_t after, rdma_np_refusal &to)
+	{
+		asked++;
+		to.oldest = oldest;
+		to.flags = RDMA_NP_REFUSAL_ALL;
+		for (const std::uint64_t n : numbers)
+			if (n > after) {
+				to.seq = n;
+				to.pid = static_cast<std::uint32_t>(n + 100);
+				to.time = n * 1000;
+				std::strcpy(to.command, "c");
+				std::strcpy(to.device, "mlx5_0");
+				std::strcpy(to.text, ("text " + std::to_string(n)).c_str());
+				break;
+			}
+		return 0;
+	}
+};
+
+TEST(Refusals, AreReadInTheirOrder)
+{
+	ring r{.numbers = {5, 6, 9}, .oldest = 4};
+	const auto all = read_refusals(std::ref(r));
+
+	ASSERT_TRUE(all);
+	ASSERT_EQ(all->records.size(), 3u);
+	EXPECT_EQ(r.asked, 4);
+	EXPECT_TRUE(all->of_all);
+	EXPECT_EQ(all->overwritten, 3u);
+	EXPECT_EQ(all->records[2].sequence, 9u);
+	EXPECT_EQ(all->records[2].pid, 109u);
+	EXPECT_EQ(all->records[2].since_boot, std::chrono::nanoseconds(9000));
+	EXPECT_EQ(all->records[2].command, "c");
+	EXPECT_EQ(all->records[2].device, "mlx5_0");
+	EXPECT_EQ(all->records[2].text, "text 9");
+}
+
+TEST(Refusals, OfNobodyAreNone)
+{
+	ring r;
+	const auto all = read_refusals(std::ref(r));
+
+	ASSERT_TRUE(all);
+	EXPECT_TRUE(all->records.empty());
+	EXPECT_EQ(all->overwritten, 0u);
+}
+
+TEST(Refusals, AKernelThatDoesNotKnowTheMethodIsKnown)
+{
+	for (const int error : {EPROTONOSUPPORT, ENOTTY, EINVAL})
+		EXPECT_FALSE(read_refusals([error](std::uint64_t, rdma_np_refusal &) { return -error; }));
+	EXPECT_THROW((void)read_refusals([](std::uint64_t, rdma_np_refusal &) { return -ENODEV; }),
+		     std::system_error);
+}
+
+TEST(Refusals, WhoeverGoesOnRefusingKeepsNobodyHere)
+{
+	std::uint64_t last = 0;
+	const auto all = read_refusals([&last](std::uint64_t after, rdma_np_refusal &to) {
+		EXPECT_EQ(after, last);
+		to.seq = ++last;
+		return 0;
+	});
+
+	ASSERT_TRUE(all);
+	EXPECT_LT(all->records.size(), 1000u);
+}
+
+TEST(Refusals, WhatMakesNoSenseEnds)
+{
+	/* The same one for ever; no string has an end, and no time is that long. */
+	const auto all = read_refusals([](std::uint64_t, rdma_np_refusal &to) {
+		std::memset(&to, 0xff, sizeof(to));
+		to.seq = 7;
+		return 0;
+	});
+
+	ASSERT_TRUE(all);
+	ASSERT_EQ(all->records.size(), 1u);
+	EXPECT_EQ(all->records[0].text.size(), std::size_t{RDMA_NP_REFUSAL_TEXT});
+	EXPECT_EQ(all->records[0].command.size(), std::size_t{RDMA_NP_REFUSAL_COMMAND});
+	EXPECT_EQ(all->records[0].device.size(), std::size_t{RDMA_NP_REFUSAL_DEVICE});
+	EXPECT_GE(all->records[0].since_boot.count(), 0);
+}
+
+TEST(QueuePairs, HowThePeersKernelIsReachedIsSaid)
+{
+	auto text = [](std::uint32_t flags) {
+		rdma_np_qp_info info{};
+
+		info.flags = flags;
+		return std::string(kernel_text(info));
+	};
+
+	EXPECT_EQ(text(0), "silent");
+	EXPECT_EQ(text(RDMA_NP_QP_ASKING), "asked");
+	EXPECT_EQ(text(RDMA_NP_QP_HEARD), "MAD");
+	EXPECT_EQ(text(RDMA_NP_QP_HEARD | RDMA_NP_QP_ASKING), "MAD");
+	EXPECT_EQ(text(RDMA_NP_QP_HEARD | RDMA_NP_QP_QUICK), "quick");
+	EXPECT_EQ(text(RDMA_NP_QP_QUICK), "silent") << "nothing was heard there";
+}
+
+TEST(QueuePairs, ADeviceThatIsNotThereCannotBeOpened)
+{
+	EXPECT_THROW(opened_device("no_such_device"), std::system_error);
 }
 
 TEST(Json, IsWrittenOnOneLine)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "host.hpp"
 
+#include "methods.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <infiniband/verbs.h>
 #include <linux/pci_regs.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,7 +14,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <memory>
 #include <system_error>
 
 namespace npr::ctl
@@ -64,52 +64,47 @@ bool exists(const std::string &path)
 	return !access(path.c_str(), F_OK);
 }
 
-struct context_closer {
-	void operator()(ibv_context *c) const noexcept { ibv_close_device(c); }
-};
-
-/* Throws why not. */
-std::unique_ptr<ibv_context, context_closer> open_device(const std::string &name)
-{
-	int n = 0;
-	const std::unique_ptr<ibv_device *[], void (*)(ibv_device **)> list(ibv_get_device_list(&n),
-									    ibv_free_device_list);
-
-	for (int i = 0; list && i < n; i++) {
-		if (name != ibv_get_device_name(list[static_cast<std::size_t>(i)]))
-			continue;
-		errno = 0;
-		std::unique_ptr<ibv_context, context_closer> context(
-		    ibv_open_device(list[static_cast<std::size_t>(i)]));
-		if (!context)
-			throw std::system_error(errno ? errno : EIO, std::generic_category(),
-						"it cannot be opened");
-		return context;
-	}
-	throw std::system_error(ENODEV, std::generic_category(), "libibverbs does not know it");
-}
+constexpr std::string_view refused = "unpinned memory regions refused: ";
 
 /* What the kernel wrote about it meanwhile; it does so at a limited rate. */
 std::string reason_in(const std::vector<log_record> &log, const std::string &device)
 {
-	static constexpr std::string_view begin = "unpinned memory regions refused: ";
 	std::string reason;
 
 	for (const log_record &r : log) {
 		const auto text = what_nprdma_says(r);
 
-		if (r.device == device && text && text->starts_with(begin))
-			reason = text->substr(begin.size());
+		if (r.device == device && text && text->starts_with(refused))
+			reason = text->substr(refused.size());
 	}
 	return reason;
 }
 
-std::string why_refused(std::optional<kernel_log> &log, const std::string &device, const std::string &domain)
+/* What the kernel told this process. */
+std::string reason_in(const refusals &all)
+{
+	std::string reason;
+
+	for (const refusal &r : all.records)
+		if (r.pid == static_cast<std::uint32_t>(getpid()) && r.text.starts_with(refused))
+			reason = r.text.substr(refused.size());
+	return reason;
+}
+
+std::string why_refused(opened_device &opened, std::optional<kernel_log> &log, const std::string &device,
+			const std::string &domain)
 {
 	if (!exists("/sys/module/ib_core/parameters/nprdma_read_order"))
 		return "this kernel is built without unpinned regions (CONFIG_INFINIBAND_NPRDMA_REGIONS)";
 	if (!exists("/sys/module/ib_nprdma"))
 		return "the module ib_nprdma is not loaded";
+	if (const auto told = opened.refused()) {
+		std::string reason = reason_in(*told);
+
+		return reason.empty()
+			   ? "so much else was refused meanwhile that the reason is lost; ask again"
+			   : reason;
+	}
 	if (log)
 		if (std::string reason = reason_in(log->read(), device); !reason.empty())
 			return reason;
@@ -271,19 +266,19 @@ device_report look_at(const device &d)
 	try {
 		log.emplace(kernel_log::from::now);
 	} catch (const std::system_error &) {
-		/* Then the reason is told by the log only. */
+		/* Then only the kernel itself can tell the reason. */
 	}
 	try {
-		const auto context = open_device(d.name);
+		opened_device opened(d.name);
 		npr_device_attr bounds{};
-		const int rc = npr_query_device(context.get(), &bounds);
+		const int rc = npr_query_device(opened.get(), &bounds);
 
 		if (!rc) {
 			report.serves = verdict::yes;
 			report.bounds = bounds;
 		} else if (rc == -EOPNOTSUPP) {
 			report.serves = verdict::no;
-			report.reason = why_refused(log, d.name, report.domain);
+			report.reason = why_refused(opened, log, d.name, report.domain);
 		} else {
 			report.reason = fmt::format("the kernel cannot say: {}", std::strerror(-rc));
 		}

@@ -3,6 +3,7 @@
  */
 #include "host.hpp"
 #include "json.hpp"
+#include "methods.hpp"
 #include "nldev.hpp"
 
 #include <CLI/CLI.hpp>
@@ -400,19 +401,78 @@ const char *state_text(std::optional<std::uint8_t> state)
 	return state && *state < std::size(names) ? names[*state] : "?";
 }
 
+/* Opens it when the first is asked about; what it says why it cannot holds for all. */
+class told_of_qps
+{
+public:
+	explicit told_of_qps(const device &d)
+	{
+		try {
+			opened_.emplace(d.name);
+		} catch (const std::system_error &e) {
+			why_not_ = e.what();
+		}
+	}
+
+	/* Only an RC queue pair of a process has a peer that the kernel does something for. */
+	std::optional<rdma_np_qp_info> of(const queue_pair &q)
+	{
+		if (!opened_ || q.type != std::uint8_t{IBV_QPT_RC} || !q.whose.kernel.empty())
+			return std::nullopt;
+		told_of_qp told = opened_->queue_pair(q.number);
+
+		if (!told.why_not.empty())
+			why_not_ = std::move(told.why_not);
+		return told.info;
+	}
+	[[nodiscard]] const std::string &why_not() const noexcept { return why_not_; }
+
+private:
+	std::optional<opened_device> opened_;
+	std::string why_not_;
+};
+
+/* By device */
+json reasons_json(const std::map<std::string, std::string> &reasons)
+{
+	json::object all;
+
+	for (const auto &[name, why] : reasons)
+		all.emplace_back(name, why);
+	return all;
+}
+
+json protocol_json(const std::optional<rdma_np_qp_info> &info)
+{
+	if (!info)
+		return {};
+	return json::object{{"kernel", kernel_text(*info)},
+			    {"faults", info->faults},
+			    {"faults_served", info->faults_served},
+			    {"holds", info->holds},
+			    {"leases", info->leases},
+			    {"leases_granted", info->leases_granted},
+			    {"leased_bytes", page_bytes(info->leased_pages)},
+			    {"held_bytes", page_bytes(info->held_pages)}};
+}
+
 void show_queue_pairs(const arguments &a)
 {
 	nldev kernel;
-	table rows{{"DEVICE", "QP", "TYPE", "STATE", "PID", "COMMAND", "REMOTE QP", "REGIONS", "BYTES"}};
+	table rows{{"DEVICE", "QP", "TYPE", "STATE", "PID", "COMMAND", "KERNEL", "REMOTE QP", "REGIONS",
+		    "BYTES", "FAULTS", "SERVED", "HOLDS", "LEASED", "HELD"}};
 	json::list list;
+	std::map<std::string, std::string> untold;
 
 	for (const device &d : chosen(kernel, a)) {
 		const auto queue_pairs = kernel.queue_pairs(d);
 		const auto regions = kernel.regions(d);
+		told_of_qps told(d);
 
 		if (!queue_pairs || !regions)
 			continue;
 		for (const queue_pair &q : *queue_pairs) {
+			const auto info = told.of(q);
 			std::uint64_t n = 0, length = 0;
 
 			/* What its peer may reach, if it is RC: the regions of its protection domain. */
@@ -424,8 +484,17 @@ void show_queue_pairs(const arguments &a)
 				}
 			rows.push_back({printable(d.name), std::to_string(q.number), type_text(q.type),
 					state_text(q.state), owner_text(q.whose), command_text(q.whose),
+					info ? kernel_text(*info) : "-",
 					q.remote ? std::to_string(*q.remote) : "-", std::to_string(n),
 					size_text(length)});
+			if (info)
+				rows.back().insert(
+				    rows.back().end(),
+				    {std::to_string(info->faults), std::to_string(info->faults_served),
+				     std::to_string(info->holds), size_text(page_bytes(info->leased_pages)),
+				     size_text(page_bytes(info->held_pages))});
+			else
+				rows.back().insert(rows.back().end(), 5, "-");
 			json::object o{{"device", d.name},
 				       {"qp", q.number},
 				       {"port", q.port},
@@ -438,23 +507,26 @@ void show_queue_pairs(const arguments &a)
 			for (auto &member : json::object{{"pd", q.pd},
 							 {"regions_in_pd", n},
 							 {"region_bytes_in_pd", length},
-							 {"protocol", json()}})
+							 {"protocol", protocol_json(info)}})
 				o.push_back(std::move(member));
 			list.emplace_back(std::move(o));
 		}
+		if (!told.why_not().empty())
+			untold[d.name] = told.why_not();
 	}
 	if (a.json) {
-		say(json(json::object{{"queue_pairs", std::move(list)}, {"protocol", not_told}}).text());
+		say(json(json::object{{"queue_pairs", std::move(list)}, {"not_told", reasons_json(untold)}})
+			.text());
 		return;
 	}
 	if (rows.size() == 1)
 		say("There are no queue pairs.");
 	else
-		say_table(rows, 6);
-	say(fmt::format(
-	    "REGIONS: unpinned ones in the same protection domain. What nprdma does for each queue pair "
-	    "is {}.",
-	    not_told));
+		say_table(rows, 7);
+	say("REGIONS: unpinned ones in the same protection domain. KERNEL: how that of the peer is reached.");
+	for (const auto &[name, why] : untold)
+		say(fmt::format("{}: what nprdma does for each queue pair is not known: {}", printable(name),
+				printable(why)));
 }
 
 const char *verdict_text(verdict v)
@@ -551,17 +623,25 @@ void show_devices(const arguments &a)
 			.text());
 }
 
-void show_refusals(const arguments &a)
+/* For a clock that says how long ago the host was started. */
+std::chrono::system_clock::time_point start_of(clockid_t clock)
+{
+	timespec up{};
+
+	clock_gettime(clock, &up);
+	return std::chrono::system_clock::now() - std::chrono::seconds(up.tv_sec) -
+	       std::chrono::nanoseconds(up.tv_nsec);
+}
+
+/* What the kernel's log has of them. */
+void show_logged_refusals(const arguments &a, const std::string &why)
 {
 	kernel_log log(kernel_log::from::begin);
-	timespec up{};
+	/* The log's clock stops in sleep, as this one does. */
+	const auto boot = start_of(CLOCK_MONOTONIC);
 	json::list list;
 	bool none = true;
 
-	clock_gettime(CLOCK_MONOTONIC, &up);
-	/* The log's clock stops in sleep, as this one does. */
-	const auto boot = std::chrono::system_clock::now() - std::chrono::seconds(up.tv_sec) -
-			  std::chrono::nanoseconds(up.tv_nsec);
 	for (const log_record &r : log.read()) {
 		const auto text = what_nprdma_says(r);
 
@@ -573,6 +653,8 @@ void show_refusals(const arguments &a)
 			    {"sequence", r.sequence},
 			    {"seconds_since_boot", static_cast<double>(r.since_boot.count()) / 1e6},
 			    {"device", r.device},
+			    {"pid", json()},
+			    {"command", json()},
 			    {"text", *text}});
 		else
 			say(fmt::format(
@@ -582,12 +664,96 @@ void show_refusals(const arguments &a)
 			    printable(r.device), printable(*text)));
 	}
 	if (a.json) {
-		say(json(json::object{{"records", std::move(list)}, {"unlogged", not_told}}).text());
+		say(json(json::object{{"source", "log"},
+				      {"reason", why},
+				      {"records", std::move(list)},
+				      {"of_all", json()},
+				      {"overwritten", json()}})
+			.text());
 		return;
 	}
 	if (none)
 		say("The kernel's log has no refusals.");
-	say(fmt::format("The log has them at a limited rate. What it left out is {}.", not_told));
+	say(fmt::format("This is from the log, which has them at a limited rate: {}.", printable(why)));
+}
+
+/* Of all chosen devices together. Nothing: of none; why is in @untold, or there is no device. */
+std::optional<refusals> told_refusals(const arguments &a, std::map<std::string, std::string> &untold)
+{
+	std::optional<refusals> all;
+	nldev kernel;
+
+	for (const device &d : chosen(kernel, a)) {
+		try {
+			auto one = opened_device(d.name).refused();
+
+			if (!one) {
+				untold[d.name] = not_told;
+				continue;
+			}
+			if (!all)
+				all.emplace();
+			all->records.insert(all->records.end(), one->records.begin(), one->records.end());
+			all->of_all = one->of_all;
+			all->overwritten = std::max(all->overwritten, one->overwritten);
+		} catch (const std::system_error &e) {
+			untold[d.name] = e.what();
+		}
+	}
+	if (all)
+		std::ranges::sort(all->records, {}, &refusal::sequence);
+	return all;
+}
+
+void show_refusals(const arguments &a)
+{
+	std::map<std::string, std::string> untold;
+	const auto told = told_refusals(a, untold);
+	/* The kernel's clock for them goes on in sleep, as this one does. */
+	const auto boot = start_of(CLOCK_BOOTTIME);
+	json::list list;
+
+	if (!told) {
+		show_logged_refusals(a, untold.empty()
+					    ? "there is no RDMA device to ask"
+					    : untold.begin()->first + ": " + untold.begin()->second);
+		return;
+	}
+	for (const refusal &r : told->records) {
+		if (a.json)
+			list.emplace_back(json::object{
+			    {"sequence", r.sequence},
+			    {"seconds_since_boot", static_cast<double>(r.since_boot.count()) / 1e9},
+			    {"device", r.device},
+			    {"pid", r.pid ? json(r.pid) : json()},
+			    {"command", r.command},
+			    {"text", r.text}});
+		else
+			say(fmt::format(
+			    "{} {} {}{}: {}",
+			    wall_clock(boot + std::chrono::duration_cast<std::chrono::system_clock::duration>(
+						  r.since_boot)),
+			    printable(r.device), printable(r.command),
+			    r.pid ? fmt::format(" ({})", r.pid) : "", printable(r.text)));
+	}
+	if (a.json) {
+		say(json(json::object{{"source", "kernel"},
+				      {"reason", json()},
+				      {"records", std::move(list)},
+				      {"of_all", told->of_all},
+				      {"overwritten", told->overwritten},
+				      {"not_told", reasons_json(untold)}})
+			.text());
+		return;
+	}
+	if (told->records.empty())
+		say("The kernel keeps no refusals that you may see.");
+	if (!told->of_all)
+		say("Those of other processes are shown to who has CAP_NET_ADMIN.");
+	if (told->overwritten)
+		say(fmt::format("{} older ones, of any process, were overwritten.", told->overwritten));
+	for (const auto &[name, why] : untold)
+		say(fmt::format("{}: its refusals are not known: {}", printable(name), printable(why)));
 }
 
 int run(int argc, char **argv)
@@ -613,7 +779,9 @@ int run(int argc, char **argv)
 	command("mr", "Unpinned regions: whose, and what is resident, leased, held and absent", show_regions)
 	    ->add_option("--interval", a.interval, "Measure rates for so many seconds (1); 0: no rates")
 	    ->check(CLI::Range(0.0, 3600.0));
-	command("qp", "Queue pairs, and the unpinned regions of their protection domains", show_queue_pairs);
+	command("qp",
+		"Queue pairs, the unpinned regions of their protection domains, and what is done for them",
+		show_queue_pairs);
 	CLI::App *const live = command("watch", "Unpinned regions, again and again", watch);
 	live->add_option("--interval", a.interval, "Seconds between two looks (1)")
 	    ->check(CLI::Range(0.1, 3600.0));
