@@ -51,12 +51,12 @@ struct np_asked {
 };
 
 /**
- * struct np_refusal - an answer to who is no peer
+ * struct np_refused_msg - an answer to who is no peer
  * @work: sends it
  * @mad: to whom
  * @answer: the answer
  */
-struct np_refusal {
+struct np_refused_msg {
 	struct work_struct work;
 	struct np_mad_from mad;
 	struct np_msg answer;
@@ -73,7 +73,8 @@ static void np_mad_from(struct np_mad_from *mad, struct np_port *port,
 
 static void np_refusal_work(struct work_struct *work)
 {
-	struct np_refusal *refusal = container_of(work, struct np_refusal, work);
+	struct np_refused_msg *refusal =
+		container_of(work, struct np_refused_msg, work);
 	struct np_port *port = refusal->mad.port;
 	struct np_path *path = NULL;
 	struct ib_ah *ah;
@@ -91,10 +92,10 @@ static void np_refusal_work(struct work_struct *work)
 }
 
 /* Over the bound there is no answer: so an address without anybody delays no others. */
-static void np_refuse(const struct np_mad_from *mad, const struct np_msg *msg,
+static void np_refuse_message(const struct np_mad_from *mad, const struct np_msg *msg,
 		      u32 status)
 {
-	struct np_refusal *refusal;
+	struct np_refused_msg *refusal;
 
 	if (!np_hca_begin_refusal(mad->port->hca))
 		return;
@@ -116,7 +117,7 @@ static void np_answer_stranger(struct np_port *port,
 	struct np_mad_from mad = {};
 
 	np_mad_from(&mad, port, recv);
-	np_refuse(&mad, msg, status);
+	np_refuse_message(&mad, msg, status);
 }
 
 static struct np_peer *np_stranger_peer(struct np_asked *asked)
@@ -160,7 +161,7 @@ static void np_asked_work(struct work_struct *work)
 		if (IS_ERR(peer)) {
 			err = PTR_ERR(peer);
 			/* The same for each reason; a QP may be connected soon */
-			np_refuse(&asked->mad, &asked->msg,
+			np_refuse_message(&asked->mad, &asked->msg,
 				  err == -EBUSY || err == -ENOMEM ?
 				  RDMA_NP_BUSY : RDMA_NP_QP);
 			goto out;
