@@ -53,7 +53,7 @@ bool mesh::greet(transport::connection &line, rank_t peer)
 	return static_cast<bool>(line.send(bytes_of(h)));
 }
 
-void mesh::dial(rank_t peer, clock::time_point deadline)
+void mesh::dial(rank_t peer, clock::time_point deadline, clock::time_point answer)
 {
 	auto line = context_.connect(addresses_[peer], deadline);
 
@@ -62,7 +62,8 @@ void mesh::dial(rank_t peer, clock::time_point deadline)
 		return;
 	}
 	if (greet(**line, peer))
-		strangers_.push_back({std::move(*line), peer, clock::now() + greeting_time});
+		strangers_.push_back(
+		    {std::move(*line), peer, std::max(answer, clock::now() + greeting_time)});
 }
 
 void mesh::take_callers()

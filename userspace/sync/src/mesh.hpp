@@ -96,8 +96,11 @@ public:
 	mesh(transport::context &context, transport::listener &listener, std::vector<std::string> addresses,
 	     const transport::region &memory, const hello &own, events e);
 
-	/* Connects to @peer, and greets it; it is connected when it has answered. */
-	void dial(rank_t peer, clock::time_point deadline);
+	/*
+	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered. It has until
+	 * @answer for that, or two seconds, if that is later.
+	 */
+	void dial(rank_t peer, clock::time_point deadline, clock::time_point answer = {});
 	/* Calls events. Does not wait. */
 	void poll();
 	/* Until poll() may have something, or @deadline. */
