@@ -24,6 +24,7 @@ constexpr auto give_up = std::chrono::minutes(4);
 /* What the workers know of each other besides; in memory that processes share. Its atomics order nothing but
  * themselves. */
 struct board {
+	std::atomic<std::uint32_t> founded{0}; /* processes that have */
 	std::atomic<std::uint32_t> without{0}; /* workers that have seen that the odd one is out */
 	std::atomic<std::uint32_t> with{0};    /* that have seen that all are in, afterwards */
 	std::atomic<std::uint64_t> goal{0};    /* the step at which all end */
@@ -122,6 +123,14 @@ bool wait_for_others(const board &b)
 	return !b.over.load();
 }
 
+/* The odd one, before what is to happen to it. */
+void take_part(worker<float> &w, board &b)
+{
+	must(w.sync->synchronise());
+	/* If it was left out before, it is back, and its values count: also those of come_back(). */
+	b.late.fetch_add(w.sync->stats().returns);
+}
+
 /* The odd one: its old values must not count, and it has those of the others at the end. */
 bool come_back(worker<float> &w, board &b)
 {
@@ -147,10 +156,10 @@ TEST(Members, LateOneIsLeftOutAndComesBack)
 			std::atomic<std::uint32_t> returns = 0;
 			std::atomic<std::uint64_t> discarded = 0;
 
-			run<float>(schedule::parse(name, workers), elements, how, [&](worker<float> &w) {
+			const auto work = [&](worker<float> &w) {
 				bool good;
 				if (w.rank == odd) {
-					must(w.sync->synchronise());
+					take_part(w, b);
 					good = wait_for_others(b) && come_back(w, b);
 					returns.store(w.sync->stats().returns);
 				} else {
@@ -158,7 +167,8 @@ TEST(Members, LateOneIsLeftOutAndComesBack)
 					discarded.fetch_add(w.sync->stats().discarded);
 				}
 				b.good.fetch_add(good);
-			});
+			};
+			run<float>(schedule::parse(name, workers), elements, how, work);
 			if (b.late.load() && !last)
 				return false;
 			EXPECT_GE(returns.load(), 1U);
@@ -176,7 +186,7 @@ TEST(Members, NobodyIsLeftOutBeforeTheDeadline)
 		report without, again;
 		std::uint32_t suspicions = 0;
 
-		run<float>(schedule::full(2), elements, how, [&](worker<float> &w) {
+		const auto work = [&](worker<float> &w) {
 			must(w.sync->synchronise());
 			if (w.sync->stats().suspicions)
 				late.store(true);
@@ -191,7 +201,8 @@ TEST(Members, NobodyIsLeftOutBeforeTheDeadline)
 			again = must(w.sync->synchronise());
 			suspicions = w.sync->stats().suspicions;
 			left_out.store(true);
-		});
+		};
+		run<float>(schedule::full(2), elements, how, work);
 		if (late.load() && !last)
 			return false;
 		EXPECT_GE(took, how.deadline);
@@ -247,7 +258,7 @@ TEST(Members, WhoWaitsForALateOneIsNotSuspected)
 	with_time_enough(std::chrono::seconds(10), [&](const settings &how, bool last) {
 		std::atomic<std::uint32_t> suspicions = 0, incomplete = 0;
 
-		run<float>(who, elements, how, [&](worker<float> &w) {
+		const auto work = [&](worker<float> &w) {
 			/* Each of the three is silent for less than the deadline, one after the other. */
 			if (w.rank == 0)
 				std::this_thread::sleep_for(how.deadline * 6 / 10);
@@ -256,10 +267,11 @@ TEST(Members, WhoWaitsForALateOneIsNotSuspected)
 					std::this_thread::sleep_for(how.deadline * 6 / 10);
 				incomplete.fetch_add(!must(w.sync->synchronise()).complete);
 			}
-			suspicions.fetch_add(w.sync->stats().suspicions);
 			w.sync->barrier(std::array<rank_t, 4>{0, 1, 2, 3});
-		});
-		if (suspicions.load() && !last)
+			suspicions.fetch_add(w.sync->stats().suspicions);
+		};
+		run<float>(who, elements, how, work);
+		if ((suspicions.load() || incomplete.load()) && !last)
 			return false;
 		EXPECT_EQ(suspicions.load(), 0U);
 		EXPECT_EQ(incomplete.load(), 0U);
@@ -305,6 +317,10 @@ protected:
 			bool good = false;
 			try {
 				worker<float> w(rank, where_, schedule::grid(2, 2), elements, how);
+				/* As in run(); for who comes back all have. */
+				board_->founded.fetch_add(1);
+				while (board_->founded.load() < workers)
+					::usleep(1000);
 				good = f(w);
 			} catch (const std::exception &e) {
 				std::fprintf(stderr, "worker %u: %s\n", rank, e.what());
@@ -354,7 +370,7 @@ TEST_F(Processes, StoppedOneIsLeftOutAndComesBack)
 		for (rank_t r = 0; r < odd; ++r)
 			spawn(r, how, [&](worker<float> &w) { return others(w, *board_); });
 		const pid_t child = spawn(odd, how, [&](worker<float> &w) {
-			must(w.sync->synchronise());
+			take_part(w, *board_);
 			::raise(SIGSTOP);
 			return come_back(w, *board_);
 		});
