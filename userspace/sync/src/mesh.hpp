@@ -97,10 +97,11 @@ public:
 	     const transport::region &memory, const hello &own, events e);
 
 	/*
-	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered. It has until
-	 * @answer for that, or two seconds, if that is later.
+	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered, for which it
+	 * has the time @answer.
 	 */
-	void dial(rank_t peer, clock::time_point deadline, clock::time_point answer = {});
+	void dial(rank_t peer, clock::time_point deadline,
+		  std::chrono::nanoseconds answer = std::chrono::seconds(2));
 	/* Calls events. Does not wait. */
 	void poll();
 	/* Until poll() may have something, or @deadline. */
