@@ -11,9 +11,9 @@ namespace
 {
 
 /*
- * Who accepts many, each of which takes its adapter long, answers the first one when it has accepted the last one.
- * One that gave up before would dial again, for nothing; and one that the other end has taken for connected would be
- * missed there. But a host that has died meanwhile may be there again.
+ * Who accepts many, each of which takes its adapter long, answers the first one when it has accepted the last
+ * one. One that gave up before would dial again, for nothing; and one that the other end has taken for
+ * connected would be missed there. But a host that has died meanwhile may be there again.
  */
 constexpr auto founding_answer = std::chrono::seconds(30);
 

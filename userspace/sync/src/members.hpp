@@ -160,7 +160,7 @@ template <class F> void members::await_while(std::span<const rank_t> peers, F &&
 		bool any = false;
 		clock::time_point next = clock::time_point::max();
 
-		/* Before the look: what came while this worker was busy with others, or stopped, is no silence. */
+		/* Before the look: what came while this worker was busy, or stopped, is no silence. */
 		const clock::time_point now = clock::now();
 		mesh_.poll();
 		if (left_out_)

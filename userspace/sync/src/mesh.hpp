@@ -97,8 +97,8 @@ public:
 	     const transport::region &memory, const hello &own, events e);
 
 	/*
-	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered, for which it
-	 * has the time @answer.
+	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered, for which
+	 * it has the time @answer.
 	 */
 	void dial(rank_t peer, clock::time_point deadline,
 		  std::chrono::nanoseconds answer = std::chrono::seconds(2));

@@ -92,9 +92,9 @@ inline settings patient(settings how = {})
 }
 
 /*
- * @f(worker) in a thread for each, when all have founded. On a slow machine one has only dialed some of the others
- * when these are through with founding: their deadline for it would pass, or they would end, and it would wait for them
- * until the founding time is over.
+ * @f(worker) in a thread for each, when all have founded. On a slow machine one has only dialed some of the
+ * others when these are through with founding: their deadline for it would pass, or they would end, and it
+ * would wait for them until the founding time is over.
  */
 template <class T, class F> void run(const schedule &who, std::size_t elements, const settings &how, F &&f)
 {

@@ -34,9 +34,10 @@ struct board {
 };
 
 /*
- * On a machine that is slow enough what is to happen to one worker happens to others: a deadline says nothing of
- * them then. So @attempt(settings, last) returns false if any was late that was not meant to be, and is made again with
- * four times as much time; @last: it counts whatever happens. What is wrong whatever the deadline is fails it.
+ * On a machine that is slow enough what is to happen to one worker happens to others: a deadline says nothing
+ * of them then. So @attempt(settings, last) returns false if any was late that was not meant to be, and is
+ * made again with four times as much time; @last: it counts whatever happens. What is wrong whatever the
+ * deadline is fails it.
  */
 template <class F> void with_time_enough(std::chrono::milliseconds deadline, F &&attempt)
 {

@@ -110,7 +110,8 @@ void run_with(std::uint32_t workers, const std::function<settings(rank_t)> &how,
 				o.device = device_of(r);
 				const auto context = must(transport::open(where[r], link_options(o)));
 				const auto plain = must(context->listen(where[r]));
-				listener mine(*plain, r == 0 ? accepted : [](line &) {});
+				listener mine(
+				    *plain, r == 0 ? accepted : [](line &) {});
 				synchroniser<float> sync(*context, mine, r, where, schedule::full(workers),
 							 elements, how(r));
 				f(r, sync);
@@ -122,7 +123,7 @@ void run_with(std::uint32_t workers, const std::function<settings(rank_t)> &how,
 		t.join();
 }
 
-/* To accept takes longer than a stranger has to greet: as with an adapter that is emulated, for some callers. */
+/* To accept takes longer than a stranger has to greet, as with an adapter that is emulated. */
 TEST(Slow, WhoIsAcceptedLateIsWaitedFor)
 {
 	unsigned accepted = 0;
@@ -143,8 +144,8 @@ TEST(Slow, WhoIsAcceptedLateIsWaitedFor)
 }
 
 /*
- * Worker 0 is busy with the line of worker 2 for longer than its deadline, or stopped there. Meanwhile something
- * has come from worker 1, so that one was not silent.
+ * Worker 0 is busy with the line of worker 2 for longer than its deadline, or stopped there. Meanwhile
+ * something has come from worker 1, so that one was not silent.
  */
 TEST(Slow, WhatCameMeanwhileIsNoSilence)
 {

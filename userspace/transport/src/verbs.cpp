@@ -736,7 +736,7 @@ public:
 				return failure(code, address_);
 			epoll_event e;
 			const bool any = ::epoll_wait(events_.get(), &e, 1, 0) == 1;
-			/* Who calls again and again keeps nobody here for ever: what is left is for the next time. */
+			/* Callers that never end keep nobody here: what is left is for the next time. */
 			if (clock::now() >= deadline && (!any || ++late > most_late))
 				return error{ETIMEDOUT,
 					     address_ + ": nobody has connected before the deadline"};

@@ -722,8 +722,7 @@ TEST_F(Shm, MemoryThatAPeerCouldTakeBackIsRefused)
 {
 	const std::string address = shm::address() + "-by-hand";
 	const int listens = by_hand(address, true);
-	auto refused =
-	    std::async(std::launch::async, [&] { return here_->connect(address, soon()).code(); });
+	auto refused = std::async(std::launch::async, [&] { return here_->connect(address, soon()).code(); });
 	const int line = ::accept4(listens, nullptr, nullptr, SOCK_CLOEXEC);
 	const greeting good = received(line);
 	ASSERT_EQ(good.count, 3u);
