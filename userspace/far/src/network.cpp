@@ -343,9 +343,13 @@ private:
 				if (s) {
 					at += n;
 					under_way_++;
-				} else if (s.code() != EAGAIN || !under_way_) {
+				} else if (s.code() != EAGAIN ||
+					   (!under_way_ && transport::clock::now() >= deadline_)) {
 					lane_.connection.reset();
 					return s;
+				} else if (!under_way_) {
+					/* The kernel may have no memory just now to hold our pages with. */
+					std::this_thread::sleep_for(pause);
 				} else if (status landed = land_one(); !landed) {
 					return landed;
 				}

@@ -42,6 +42,7 @@ struct lent {
 	transport::descriptor file;
 	std::unique_ptr<transport::region> data;
 	std::uint64_t size = 0;                                    /* as the client sees it */
+	std::uint64_t made = 0;                                    /* of a client: what counts of it */
 	std::vector<std::pair<const void *, std::uint32_t>> users; /* connections, and how they opened it */
 };
 
@@ -83,6 +84,8 @@ public:
 			return error{ENOENT, "far server: no region \"" + name + "\""};
 		if (!i->second->users.empty())
 			return error{EBUSY, "far server: region \"" + name + "\" is in use"};
+		made_ -= i->second->made;
+		made_regions_ -= i->second->made != 0;
 		regions_.erase(i);
 		return {};
 	}
@@ -140,7 +143,7 @@ private:
 			return data.why();
 		r->data = std::move(*data);
 		if (of_client) {
-			made_ += pages * page_bytes;
+			made_ += r->made = pages * page_bytes;
 			made_regions_++;
 		}
 		regions_.emplace(name, std::move(r));

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <gtest/gtest.h>
 #include <string>
+#include <thread>
 #include <unistd.h>
 
 namespace
@@ -113,6 +114,36 @@ TEST_F(Hostile, RegionsThatClientsMakeAreCounted)
 	r.bytes = (1 << 30) - 1024 * 4096 + 1;
 	r.page_bytes = 4096;
 	EXPECT_EQ(ask(*connect(), r), EDQUOT);
+}
+
+TEST_F(Hostile, WhatIsWithdrawnCountsNoMore)
+{
+	for (int i = 0; i < 3; i++) {
+		auto c = connect();
+		request r = of(op::open, "all");
+
+		r.flags |= open_make;
+		r.bytes = 1 << 30;
+		r.page_bytes = 4096;
+		ASSERT_EQ(ask(*c, r), 0) << i;
+		request more = of(op::open, "more");
+		more.flags |= open_make;
+		more.bytes = 1;
+		more.page_bytes = 4096;
+		EXPECT_EQ(ask(*connect(), more), EDQUOT);
+		EXPECT_EQ(server_->withdraw("all").code(), EBUSY);
+		c.reset();
+		while (server_->withdraw("all").code() == EBUSY)
+			std::this_thread::yield();
+	}
+	/* What the server lends by itself was never counted. */
+	must(server_->withdraw("r"));
+	auto c = connect();
+	request r = of(op::open, "all");
+	r.flags |= open_make;
+	r.bytes = (1 << 30) + 1;
+	r.page_bytes = 4096;
+	EXPECT_EQ(ask(*c, r), EDQUOT);
 }
 
 } // namespace

@@ -7,6 +7,17 @@
 
 namespace nprdma::sync
 {
+namespace
+{
+
+/*
+ * Who accepts many, each of which takes its adapter long, answers the first one when it has accepted the last
+ * one. One that gave up before would dial again, for nothing; and one that the other end has taken for
+ * connected would be missed there. But a host that has died meanwhile may be there again.
+ */
+constexpr auto founding_answer = std::chrono::seconds(30);
+
+} // namespace
 
 members::members(transport::context &context, transport::listener &listener,
 		 std::vector<std::string> addresses, const transport::region &memory, const hello &own,
@@ -51,7 +62,7 @@ void members::found(clock::time_point until)
 
 		for (rank_t p = 0; p < self(); ++p) {
 			if (!mesh_.connected(p) && !mesh_.dialing(p))
-				mesh_.dial(p, until);
+				mesh_.dial(p, until, founding_answer);
 			if (!mesh_.connected(p))
 				again = std::min(until, clock::now() + std::chrono::milliseconds(10));
 		}

@@ -160,10 +160,11 @@ template <class F> void members::await_while(std::span<const rank_t> peers, F &&
 		bool any = false;
 		clock::time_point next = clock::time_point::max();
 
+		/* Before the look: what came while this worker was busy, or stopped, is no silence. */
+		const clock::time_point now = clock::now();
 		mesh_.poll();
 		if (left_out_)
 			return;
-		const clock::time_point now = clock::now();
 		for (const rank_t p : peers) {
 			if (p == self() || !missing(p))
 				continue;

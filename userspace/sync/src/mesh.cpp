@@ -18,7 +18,7 @@ static_assert(std::is_trivially_copyable_v<note> && std::is_trivially_copyable_v
 
 /* What a transport takes as one segment has a count of 32 bits. */
 constexpr std::size_t largest_segment = std::size_t{1} << 30;
-constexpr auto greeting_time = 2s;
+constexpr auto greeting_time = 2s; /* of who has connected to us */
 
 template <class M> std::span<const std::byte> bytes_of(const M &m) noexcept
 {
@@ -53,7 +53,7 @@ bool mesh::greet(transport::connection &line, rank_t peer)
 	return static_cast<bool>(line.send(bytes_of(h)));
 }
 
-void mesh::dial(rank_t peer, clock::time_point deadline)
+void mesh::dial(rank_t peer, clock::time_point deadline, std::chrono::nanoseconds answer)
 {
 	auto line = context_.connect(addresses_[peer], deadline);
 
@@ -62,7 +62,7 @@ void mesh::dial(rank_t peer, clock::time_point deadline)
 		return;
 	}
 	if (greet(**line, peer))
-		strangers_.push_back({std::move(*line), peer, clock::now() + greeting_time});
+		strangers_.push_back({std::move(*line), peer, clock::now() + answer});
 }
 
 void mesh::take_callers()

@@ -96,8 +96,12 @@ public:
 	mesh(transport::context &context, transport::listener &listener, std::vector<std::string> addresses,
 	     const transport::region &memory, const hello &own, events e);
 
-	/* Connects to @peer, and greets it; it is connected when it has answered. */
-	void dial(rank_t peer, clock::time_point deadline);
+	/*
+	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered, for which
+	 * it has the time @answer.
+	 */
+	void dial(rank_t peer, clock::time_point deadline,
+		  std::chrono::nanoseconds answer = std::chrono::seconds(2));
 	/* Calls events. Does not wait. */
 	void poll();
 	/* Until poll() may have something, or @deadline. */

@@ -91,16 +91,30 @@ inline settings patient(settings how = {})
 	return how;
 }
 
-/* @f(worker) in a thread for each. */
+/*
+ * @f(worker) in a thread for each, when all have founded. On a slow machine one has only dialed some of the
+ * others when these are through with founding: their deadline for it would pass, or they would end, and it
+ * would wait for them until the founding time is over.
+ */
 template <class T, class F> void run(const schedule &who, std::size_t elements, const settings &how, F &&f)
 {
 	const auto where = addresses(who.workers());
+	std::atomic<rank_t> through = 0; /* with founding, or without */
 	std::vector<std::thread> threads;
 	for (rank_t r = 0; r < who.workers(); ++r)
 		threads.emplace_back([&, r] {
+			std::unique_ptr<worker<T>> w;
 			try {
-				worker<T> w(r, where, who, elements, how);
-				f(w);
+				w = std::make_unique<worker<T>>(r, where, who, elements, how);
+			} catch (const std::exception &e) {
+				ADD_FAILURE() << "worker " << r << ": " << e.what();
+			}
+			through.fetch_add(1);
+			while (through.load() < who.workers())
+				std::this_thread::sleep_for(std::chrono::milliseconds(1));
+			try {
+				if (w)
+					f(*w);
 			} catch (const std::exception &e) {
 				ADD_FAILURE() << "worker " << r << ": " << e.what();
 			}

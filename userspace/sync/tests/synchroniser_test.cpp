@@ -191,7 +191,8 @@ TEST(Wires, NotFiniteIsRefusedBeforeItIsSent)
 			return; /* and the other one sees that it is gone */
 		}
 		const report r = must(w.sync->synchronise());
-		EXPECT_FALSE(r.complete);
+		/* Where this one begins late, the other one has gone before. */
+		EXPECT_TRUE(!r.complete || r.group == 1);
 		for (const float x : w.sync->parameters())
 			EXPECT_TRUE(std::isfinite(x));
 	});

@@ -112,9 +112,11 @@ result<descriptor> shared_memory(const char *name, std::size_t bytes)
 bool is_sealed(int fd, std::size_t bytes) noexcept
 {
 	struct stat st;
+	/* -1 of a file that cannot have seals: its owner could cut it off, and who touches it then dies. */
+	const int seals = ::fcntl(fd, F_GET_SEALS);
 
-	return ::fstat(fd, &st) == 0 && st.st_size == static_cast<off_t>(bytes) &&
-	       (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK);
+	return seals >= 0 && (seals & F_SEAL_SHRINK) && ::fstat(fd, &st) == 0 &&
+	       st.st_size == static_cast<off_t>(bytes);
 }
 
 status send_hello(int socket, const hello &h, std::span<const int> fds)

@@ -20,6 +20,8 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -569,6 +571,85 @@ TEST_F(Verbs, APeerOfAnotherKindIsRefused)
 /* What only shared memory can show natively. */
 class Shm : public Transport<shm>
 {
+protected:
+	/* A socket that is connected to @address, or listens there. */
+	static int by_hand(const std::string &address, bool listens)
+	{
+		sockaddr_storage a{};
+		const std::string name = "nprdma-transport/" + address.substr(4);
+		const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+		a.ss_family = AF_UNIX;
+		std::memcpy(reinterpret_cast<char *>(&a) + 3, name.data(), name.size());
+		const auto *const to = reinterpret_cast<sockaddr *>(&a);
+		const auto bytes = static_cast<socklen_t>(3 + name.size());
+		EXPECT_EQ(listens ? ::bind(fd, to, bytes) : ::connect(fd, to, bytes), 0);
+		if (listens) {
+			EXPECT_EQ(::listen(fd, 1), 0);
+		}
+		return fd;
+	}
+
+	/* A greeting, and the descriptors that come with it. */
+	struct greeting {
+		std::vector<char> text = std::vector<char>(256);
+		int fds[3] = {-1, -1, -1};
+		std::size_t count = 0;
+	};
+	static greeting received(int socket)
+	{
+		greeting g;
+		iovec iov = {g.text.data(), g.text.size()};
+		alignas(cmsghdr) char control[256]{};
+		msghdr msg{};
+
+		msg.msg_iov = &iov;
+		msg.msg_iovlen = 1;
+		msg.msg_control = control;
+		msg.msg_controllen = sizeof(control);
+		const ssize_t n = ::recvmsg(socket, &msg, 0);
+		EXPECT_GT(n, 0);
+		g.text.resize(static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+		for (cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c))
+			if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+				g.count = std::min<std::size_t>((c->cmsg_len - CMSG_LEN(0)) / sizeof(int), 3);
+				std::memcpy(g.fds, CMSG_DATA(c), g.count * sizeof(int));
+			}
+		return g;
+	}
+	static void send(int socket, const greeting &g)
+	{
+		iovec iov = {const_cast<char *>(g.text.data()), g.text.size()};
+		alignas(cmsghdr) char control[CMSG_SPACE(sizeof(g.fds))]{};
+		msghdr msg{};
+
+		msg.msg_iov = &iov;
+		msg.msg_iovlen = 1;
+		msg.msg_control = control;
+		msg.msg_controllen = CMSG_SPACE(g.count * sizeof(int));
+		cmsghdr *const c = CMSG_FIRSTHDR(&msg);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(g.count * sizeof(int));
+		std::memcpy(CMSG_DATA(c), g.fds, g.count * sizeof(int));
+		EXPECT_EQ(::sendmsg(socket, &msg, MSG_NOSIGNAL), static_cast<ssize_t>(g.text.size()));
+	}
+
+	/* As large as @like, of a file system that knows no seals; -1: there is none. */
+	static int file_like(int like)
+	{
+		struct stat st;
+
+		EXPECT_EQ(::fstat(like, &st), 0);
+		for (const char *where : {".", "/var/tmp", "/tmp"}) {
+			const int fd = ::open(where, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+			if (fd >= 0 && ::fcntl(fd, F_GET_SEALS) < 0 && ::ftruncate(fd, st.st_size) == 0)
+				return fd;
+			::close(fd);
+		}
+		return -1;
+	}
 };
 
 TEST_F(Shm, AnotherProcessReadsWritesAndDies)
@@ -627,19 +708,54 @@ TEST_F(Shm, AnotherProcessReadsWritesAndDies)
 TEST_F(Shm, APeerOfAnotherKindIsRefused)
 {
 	/* It connects and says nothing sensible: the listener goes on with the next. */
-	sockaddr_storage a{};
-	const std::string name = "nprdma-transport/" + shm::address().substr(4);
+	const int fd = by_hand(shm::address(), false);
 
-	a.ss_family = AF_UNIX;
-	std::memcpy(reinterpret_cast<char *>(&a) + 3, name.data(), name.size());
-	const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr *>(&a), static_cast<socklen_t>(3 + name.size())),
-		  0);
 	ASSERT_EQ(::send(fd, "hello", 5, 0), 5);
 	EXPECT_EQ(listener_->accept(soon()).code(), EPROTO);
 	::close(fd);
 	auto both = pair();
 	EXPECT_TRUE(both.first->alive());
+}
+
+/* Who could make what he shares smaller could end us: by SIGBUS. */
+TEST_F(Shm, MemoryThatAPeerCouldTakeBackIsRefused)
+{
+	const std::string address = shm::address() + "-by-hand";
+	const int listens = by_hand(address, true);
+	auto refused = std::async(std::launch::async, [&] { return here_->connect(address, soon()).code(); });
+	const int line = ::accept4(listens, nullptr, nullptr, SOCK_CLOEXEC);
+	const greeting good = received(line);
+	ASSERT_EQ(good.count, 3u);
+	const int files[] = {file_like(good.fds[0]), file_like(good.fds[1])};
+	if (files[0] < 0 || files[1] < 0) {
+		::close(line);
+		(void)refused.get();
+		GTEST_SKIP() << "all file systems here know seals";
+	}
+
+	/* Of whom it has connected to. */
+	greeting answer = good;
+	answer.count = 2;
+	answer.fds[0] = files[0];
+	answer.fds[1] = good.fds[2];
+	send(line, answer);
+	EXPECT_EQ(refused.get(), EPROTO);
+	/* Of who connects. */
+	for (const int which : {0, 1}) {
+		greeting wrong = good;
+		const int fd = by_hand(shm::address(), false);
+
+		wrong.fds[which] = files[which];
+		send(fd, wrong);
+		EXPECT_EQ(listener_->accept(soon()).code(), EPROTO) << which;
+		::close(fd);
+	}
+	/* And it was not for another reason. */
+	const int fd = by_hand(shm::address(), false);
+	send(fd, good);
+	EXPECT_TRUE(listener_->accept(soon()));
+	for (const int i : {fd, line, listens, files[0], files[1], good.fds[0], good.fds[1], good.fds[2]})
+		::close(i);
 }
 
 /* The link is slower than memory by far, so that a duration says something about it. */

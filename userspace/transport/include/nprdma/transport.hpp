@@ -230,7 +230,10 @@ public:
 	listener(const listener &) = delete;
 	listener &operator=(const listener &) = delete;
 
-	/* ETIMEDOUT: nobody came. Other errors concern one peer, and the next may be accepted. */
+	/*
+	 * ETIMEDOUT: nobody came, or not all the way. Other errors concern one peer, and the next may be
+	 * accepted.
+	 */
 	virtual result<std::unique_ptr<connection>> accept(clock::time_point deadline) = 0;
 	/* Readable when accept() would find somebody. */
 	[[nodiscard]] virtual int fd() const noexcept = 0;

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What a client does when its link takes nothing for a while. */
+#include "must.hpp"
+
+#include <nprdma/far_network.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <vector>
+
+namespace
+{
+
+using namespace nprdma::far;
+using namespace std::chrono_literals;
+namespace transport = nprdma::transport;
+
+/* A link that takes no READ or WRITE so many times, as one does that finds no memory. */
+class busy_line final : public transport::connection
+{
+public:
+	busy_line(std::unique_ptr<transport::connection> of, std::atomic<int> &refusals)
+	    : of_(std::move(of)), refusals_(refusals)
+	{
+	}
+
+	transport::status read(std::span<const transport::segment> s, std::uint64_t id) noexcept override
+	{
+		return refuses() ? transport::error{EAGAIN, "as asked for"} : of_->read(s, id);
+	}
+	transport::status write(std::span<const transport::segment> s, std::uint64_t id,
+				std::span<const std::byte> message) noexcept override
+	{
+		return refuses() ? transport::error{EAGAIN, "as asked for"} : of_->write(s, id, message);
+	}
+	transport::status send(std::span<const std::byte> message) noexcept override
+	{
+		return of_->send(message);
+	}
+	std::size_t poll(std::span<transport::completion> to) noexcept override { return of_->poll(to); }
+	transport::result<std::size_t> receive(std::span<std::byte> buffer) noexcept override
+	{
+		return of_->receive(buffer);
+	}
+	bool alive() noexcept override { return of_->alive(); }
+	void shutdown() noexcept override { of_->shutdown(); }
+	std::size_t max_message() const noexcept override { return of_->max_message(); }
+	std::size_t max_segments() const noexcept override { return of_->max_segments(); }
+	std::size_t max_operations() const noexcept override { return of_->max_operations(); }
+	interest prepare_wait() noexcept override { return of_->prepare_wait(); }
+	void finish_wait() noexcept override { of_->finish_wait(); }
+
+private:
+	bool refuses() noexcept { return refusals_.load() > 0 && refusals_.fetch_sub(1) > 0; }
+
+	const std::unique_ptr<transport::connection> of_;
+	std::atomic<int> &refusals_;
+};
+
+class busy_context final : public transport::context
+{
+public:
+	transport::result<std::unique_ptr<transport::region>>
+	register_memory(std::span<std::byte> memory, const transport::region_options &how) override
+	{
+		return of_->register_memory(memory, how);
+	}
+	transport::result<std::unique_ptr<transport::listener>>
+	listen(std::string_view address, std::optional<transport::message_room> most) override
+	{
+		return of_->listen(address, most);
+	}
+	transport::result<std::unique_ptr<transport::connection>>
+	connect(std::string_view address, transport::clock::time_point deadline,
+		std::optional<transport::message_room> room) override
+	{
+		auto c = of_->connect(address, deadline, room);
+
+		connects++;
+		if (!c)
+			return c;
+		return std::unique_ptr<transport::connection>(
+		    std::make_unique<busy_line>(std::move(*c), refusals));
+	}
+
+	std::atomic<int> refusals = 0;
+	int connects = 0;
+
+private:
+	const std::unique_ptr<transport::context> of_ = must(transport::open("shm"));
+};
+
+TEST(Link, WhatItDoesNotTakeNowIsTriedAgainUntilTheDeadline)
+{
+	const auto there = must(transport::open("shm"));
+	busy_context here;
+	const auto server =
+	    must(server::make(*there, "shm:far-link-" + std::to_string(::getpid()), server_options{}));
+	must(server->lend("r", 1 << 20));
+	network_options how;
+	how.lanes = 1;
+	how.shared = true;
+	const auto store = must(network_store::open(here, server->address(), "r", how));
+	std::vector<std::byte> out(1 << 16, std::byte{7}), in(1 << 16);
+
+	here.refusals = 5;
+	EXPECT_EQ(store->write({0, out}).code(), 0);
+	here.refusals = 5;
+	EXPECT_EQ(store->read({0, in}).code(), 0);
+	EXPECT_TRUE(std::ranges::equal(in, out));
+	EXPECT_EQ(here.refusals, 0);
+	/* There was nothing wrong with the connection. */
+	EXPECT_EQ(here.connects, 1);
+
+	how.deadline = 100ms;
+	const auto hasty = must(network_store::open(here, server->address(), "r", how));
+	here.refusals = 1 << 30;
+	EXPECT_EQ(hasty->read({0, in}).code(), EAGAIN);
+	here.refusals = 0;
+	EXPECT_EQ(store->read({0, in}).code(), 0);
+}
+
+} // namespace

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/* Machines that are slow, and nothing else: nobody is left out for that. */
+#include "crew.hpp"
+
+#include <functional>
+
+using namespace crew;
+using namespace std::chrono_literals;
+
+namespace
+{
+
+constexpr std::size_t elements = 1000;
+
+/* Another connection, and what happens besides. */
+class line final : public transport::connection
+{
+public:
+	explicit line(std::unique_ptr<transport::connection> of) : of_(std::move(of)) {}
+
+	transport::status read(std::span<const transport::segment> s, std::uint64_t id) noexcept override
+	{
+		return of_->read(s, id);
+	}
+	transport::status write(std::span<const transport::segment> s, std::uint64_t id,
+				std::span<const std::byte> message) noexcept override
+	{
+		written_ = true;
+		return of_->write(s, id, message);
+	}
+	transport::status send(std::span<const std::byte> message) noexcept override
+	{
+		return of_->send(message);
+	}
+	std::size_t poll(std::span<transport::completion> to) noexcept override { return of_->poll(to); }
+	transport::result<std::size_t> receive(std::span<std::byte> buffer) noexcept override
+	{
+		if (written_ && before_receive)
+			std::exchange(before_receive, nullptr)();
+		return of_->receive(buffer);
+	}
+	bool alive() noexcept override { return of_->alive(); }
+	void shutdown() noexcept override { of_->shutdown(); }
+	std::size_t max_message() const noexcept override { return of_->max_message(); }
+	std::size_t max_segments() const noexcept override { return of_->max_segments(); }
+	std::size_t max_operations() const noexcept override { return of_->max_operations(); }
+	interest prepare_wait() noexcept override { return of_->prepare_wait(); }
+	void finish_wait() noexcept override { of_->finish_wait(); }
+
+	/* A message is there. */
+	[[nodiscard]] bool has_message() noexcept
+	{
+		bool ready = true;
+
+		/* What else there is to hear of is so once. */
+		for (int i = 0; i < 2; ++i) {
+			ready = ready && of_->prepare_wait().ready;
+			of_->finish_wait();
+		}
+		return ready;
+	}
+
+	std::function<void()> before_receive; /* once, when something was written */
+
+private:
+	const std::unique_ptr<transport::connection> of_;
+	bool written_ = false;
+};
+
+class listener final : public transport::listener
+{
+public:
+	listener(transport::listener &of, std::function<void(line &)> accepted)
+	    : of_(of), accepted_(std::move(accepted))
+	{
+	}
+
+	transport::result<std::unique_ptr<transport::connection>>
+	accept(transport::clock::time_point deadline) override
+	{
+		auto c = of_.accept(deadline);
+
+		if (!c)
+			return c;
+		auto mine = std::make_unique<line>(std::move(*c));
+		accepted_(*mine);
+		return std::unique_ptr<transport::connection>(std::move(mine));
+	}
+	int fd() const noexcept override { return of_.fd(); }
+	std::string address() const override { return of_.address(); }
+
+private:
+	transport::listener &of_;
+	const std::function<void(line &)> accepted_;
+};
+
+/* One thread of each worker; whom rank 0 accepts, @accepted is told of. */
+template <class F>
+void run_with(std::uint32_t workers, const std::function<settings(rank_t)> &how,
+	      const std::function<void(rank_t)> &before, const std::function<void(line &)> &accepted, F &&f)
+{
+	const auto where = addresses(workers);
+	std::vector<std::thread> threads;
+
+	for (rank_t r = 0; r < workers; ++r)
+		threads.emplace_back([&, r] {
+			try {
+				before(r);
+				transport::options o;
+				o.device = device_of(r);
+				const auto context = must(transport::open(where[r], link_options(o)));
+				const auto plain = must(context->listen(where[r]));
+				listener mine(
+				    *plain, r == 0 ? accepted : [](line &) {});
+				synchroniser<float> sync(*context, mine, r, where, schedule::full(workers),
+							 elements, how(r));
+				f(r, sync);
+			} catch (const std::exception &e) {
+				ADD_FAILURE() << "worker " << r << ": " << e.what();
+			}
+		});
+	for (std::thread &t : threads)
+		t.join();
+}
+
+/* To accept takes longer than a stranger has to greet, as with an adapter that is emulated. */
+TEST(Slow, WhoIsAcceptedLateIsWaitedFor)
+{
+	unsigned accepted = 0;
+	run_with(
+	    2, [](rank_t) { return patient(); }, [](rank_t) {},
+	    [&](line &) {
+		    ++accepted;
+		    std::this_thread::sleep_for(2500ms);
+	    },
+	    [](rank_t, synchroniser<float> &sync) {
+		    const report r = must(sync.synchronise());
+		    EXPECT_TRUE(r.complete);
+		    EXPECT_EQ(r.contributed, 2U);
+		    EXPECT_EQ(sync.stats().suspicions, 0U);
+		    EXPECT_EQ(sync.stats().returns, 0U);
+	    });
+	EXPECT_EQ(accepted, 1U);
+}
+
+/*
+ * Worker 0 is busy with the line of worker 2 for longer than its deadline, or stopped there. Meanwhile
+ * something has come from worker 1, so that one was not silent.
+ */
+TEST(Slow, WhatCameMeanwhileIsNoSilence)
+{
+	constexpr auto deadline = 1s;
+	line *lines[2] = {};
+	std::atomic<unsigned> accepted = 0;
+	std::atomic<bool> busy = false;
+	run_with(
+	    3,
+	    [&](rank_t r) {
+		    settings how = patient();
+		    if (r == 0)
+			    how.deadline = deadline;
+		    return how;
+	    },
+	    [&](rank_t r) {
+		    /* So it is known which line is whose. */
+		    while (r == 2 && accepted.load() < 1)
+			    std::this_thread::yield();
+	    },
+	    [&](line &l) {
+		    if (accepted.load() < 2)
+			    lines[accepted.load()] = &l;
+		    accepted.fetch_add(1);
+	    },
+	    [&](rank_t r, synchroniser<float> &sync) {
+		    if (r != 0) {
+			    while (!busy.load())
+				    std::this_thread::yield();
+			    must(sync.synchronise());
+			    return;
+		    }
+		    ASSERT_EQ(accepted.load(), 2U);
+		    lines[1]->before_receive = [&] {
+			    const auto until = transport::clock::now() + deadline;
+			    busy.store(true);
+			    while (transport::clock::now() < until || !lines[0]->has_message())
+				    std::this_thread::sleep_for(1ms);
+		    };
+		    /* What comes after the pieces may be late on a machine that is. */
+		    EXPECT_EQ(must(sync.synchronise()).contributed, 3U);
+	    });
+}
+
+} // namespace
