@@ -181,6 +181,7 @@ static void rt_attach(struct kunit *test, unsigned int i)
 	struct rt *rt = test->priv;
 
 	rt->hw->info[i].iommu = &rt->hw->iommu[i];
+	raw_spin_lock_init(&rt->hw->iommu[i].lock);
 	KUNIT_ASSERT_EQ(test, xa_err(xa_store(&rt->hw->pdom->iommu_array, i, &rt->hw->info[i],
 					      GFP_KERNEL)), 0);
 }
