@@ -71,8 +71,11 @@ void mesh::take_callers()
 	for (;;) {
 		auto line = listener_.accept(clock::now());
 
-		if (!line)
+		if (!line) {
+			if (line.code() == EMFILE || line.code() == ENFILE)
+				complaint_ = line.why().text;
 			break;
+		}
 		strangers_.push_back({std::move(*line), std::nullopt, clock::now() + greeting_time});
 	}
 	for (std::size_t i = 0; i < strangers_.size();) {

@@ -11,6 +11,7 @@
  * An adapter of RDMA checks keys where the memory is; here the one that posts does. It is busy while it
  * copies, and a region is deregistered only when none of its connections is.
  */
+#include "door.hpp"
 #include "kinds.hpp"
 #include "owners.hpp"
 
@@ -741,20 +742,30 @@ private:
 class shm_listener final : public listener
 {
 public:
-	shm_listener(shm_context &c, descriptor socket, std::string address, const message_room &most)
-	    : context_(c), socket_(std::move(socket)), address_(std::move(address)), most_(most)
+	shm_listener(shm_context &c, door at, std::string address, const message_room &most)
+	    : context_(c), door_(std::move(at)), address_(std::move(address)), most_(most)
 	{
 	}
 
 	result<std::unique_ptr<connection>> accept(clock::time_point deadline) override;
-	[[nodiscard]] int fd() const noexcept override { return socket_.get(); }
+	[[nodiscard]] int fd() const noexcept override { return door_.fd(); }
 	[[nodiscard]] std::string address() const override { return address_; }
 
 private:
+	struct caller {
+		descriptor socket;
+		clock::time_point until;
+	};
+
+	status take_caller(int which);
+	/* Its greeting is there. */
+	result<std::unique_ptr<connection>> meet(descriptor socket);
+
 	shm_context &context_;
-	const descriptor socket_;
+	door door_;
 	const std::string address_;
 	const message_room most_;
+	std::vector<caller> callers_; /* oldest first */
 };
 
 result<std::unique_ptr<region>> shm_context::register_memory(std::span<std::byte> memory,
@@ -811,8 +822,11 @@ result<std::unique_ptr<listener>> shm_context::listen(std::string_view address,
 		return fd.why();
 	if (::bind(fd->get(), reinterpret_cast<const sockaddr *>(&*a), bytes) || ::listen(fd->get(), 128))
 		return failure(errno, "listen at " + std::string(address));
+	result<door> at = door::open(std::move(*fd));
+	if (!at)
+		return error{at.code(), std::string(address) + ": " + at.why().text};
 	return std::unique_ptr<listener>(
-	    std::make_unique<shm_listener>(*this, std::move(*fd), std::string(address), *room));
+	    std::make_unique<shm_listener>(*this, std::move(*at), std::string(address), *room));
 }
 
 result<std::unique_ptr<connection>> shm_context::connect(std::string_view address, clock::time_point deadline,
@@ -871,35 +885,66 @@ result<std::unique_ptr<connection>> shm_context::connect(std::string_view addres
 	return std::unique_ptr<connection>(std::make_unique<shm_connection>(*this, std::move(e)));
 }
 
+status shm_listener::take_caller(int which)
+{
+	result<descriptor> s = door_.take(which);
+	ucred who{};
+	socklen_t size = sizeof(who);
+
+	if (!s)
+		return error{s.code(), address_ + ": " + s.why().text};
+	if (!*s)
+		return {};
+	/* Another user's process is not waited for. */
+	if (::getsockopt(s->get(), SOL_SOCKET, SO_PEERCRED, &who, &size))
+		return failure(errno, address_);
+	if (status is = check_user(who); !is)
+		return is;
+	if (!door_.watch(s->get()))
+		return failure(errno, address_);
+	if (callers_.size() >= door::most_callers)
+		callers_.erase(callers_.begin());
+	callers_.push_back({std::move(*s), clock::now() + set_up_time});
+	return {};
+}
+
+/* Who connects and then says nothing keeps nobody waiting. */
 result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadline)
+{
+	for (std::size_t late = 0;;) {
+		clock::time_point until = deadline;
+
+		std::erase_if(callers_, [](const caller &c) { return c.until < clock::now(); });
+		for (const caller &c : callers_)
+			until = std::min(until, c.until);
+		const int who = door_.next(until);
+		/* Callers that never end keep nobody here: what is left is for the next time. */
+		if (clock::now() >= deadline && (who < 0 || ++late > door::most_late))
+			return error{ETIMEDOUT, address_ + ": nobody has connected before the deadline"};
+		if (who < 0)
+			continue;
+		if (door_.is_own(who)) {
+			if (status s = take_caller(who); !s)
+				return s.why();
+			continue;
+		}
+		const auto c = std::find_if(callers_.begin(), callers_.end(),
+					    [&](const caller &x) { return x.socket.get() == who; });
+		if (c == callers_.end())
+			continue;
+		descriptor socket = std::move(c->socket);
+		callers_.erase(c);
+		door_.ignore(who);
+		return meet(std::move(socket));
+	}
+}
+
+result<std::unique_ptr<connection>> shm_listener::meet(descriptor socket)
 {
 	ends e{};
 
-	for (;;) {
-		pollfd p = {socket_.get(), POLLIN, 0};
-		const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now());
-		const int n =
-		    ::poll(&p, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1 << 20)));
-
-		if (n < 0 && errno != EINTR)
-			return failure(errno, address_);
-		if (n > 0 && (e.socket = descriptor(
-				  ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK))))
-			break;
-		if (n > 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-			return failure(errno, address_);
-		if (clock::now() >= deadline)
-			return error{ETIMEDOUT, address_ + ": nobody has connected before the deadline"};
-	}
-
-	/* Another user's process is not waited for. */
-	ucred who{};
-	socklen_t size = sizeof(who);
-	if (::getsockopt(e.socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &size))
-		return failure(errno, address_);
-	if (status s = check_user(who); !s)
-		return s.why();
-	result<greeting> g = receive_hello(e.socket.get(), 3, clock::now() + set_up_time);
+	e.socket = std::move(socket);
+	result<greeting> g = receive_hello(e.socket.get(), 3, clock::now());
 	if (!g)
 		return g.why();
 	const hello &h = g->head;
@@ -924,10 +969,10 @@ result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadl
 	e.messages = h.messages;
 	e.max_message = h.max_message;
 	e.connected = false;
-	const int socket = e.socket.get(), fds[] = {context_.fd(), e.own_event.get()};
+	const int line = e.socket.get(), fds[] = {context_.fd(), e.own_event.get()};
 	/* Before the peer can use our memory the context knows of it. */
 	std::unique_ptr<connection> c = std::make_unique<shm_connection>(context_, std::move(e));
-	if (status s = send_hello(socket, h, fds); !s)
+	if (status s = send_hello(line, h, fds); !s)
 		return s.why();
 	return c;
 }

@@ -21,11 +21,30 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
+
+namespace
+{
+std::atomic<bool> no_descriptors = false;
+std::atomic<unsigned> accepts = 0;
+} // namespace
+
+/* The program's own, which is found before that of libc. */
+extern "C" __attribute__((visibility("default"))) int accept4(int fd, sockaddr *of, socklen_t *bytes,
+							      int flags)
+{
+	accepts++;
+	if (no_descriptors) {
+		errno = EMFILE;
+		return -1;
+	}
+	return static_cast<int>(::syscall(SYS_accept4, fd, of, bytes, flags));
+}
 
 namespace
 {
@@ -521,6 +540,40 @@ TYPED_TEST(Transport, DescriptorsAreAsBeforeAfterManyConnections)
 	EXPECT_EQ(next(), before);
 }
 
+/* Their connection waits in the backlog, and the listener looks at it from time to time. */
+TYPED_TEST(Transport, WhoConnectsWaitsForADescriptorAndTheListenerDoesNotSpin)
+{
+	no_descriptors = true;
+	auto connected = std::async(std::launch::async,
+				    [&] { return this->here_->connect(this->listener_->address(), soon()); });
+	const auto first = this->listener_->accept(soon());
+	EXPECT_EQ(first.code(), EMFILE);
+	EXPECT_NE(first.why().text.find("ulimit -n"), std::string::npos) << first.why().text;
+
+	unsigned before = accepts;
+	EXPECT_EQ(this->listener_->accept(nprdma::transport::clock::now() + 1s).code(), ETIMEDOUT);
+	EXPECT_LE(accepts - before, 20u);
+	/* Nor does who polls the descriptor. */
+	before = accepts;
+	unsigned readable = 0;
+	for (const auto until = nprdma::transport::clock::now() + 1s;
+	     nprdma::transport::clock::now() < until;) {
+		pollfd p = {this->listener_->fd(), POLLIN, 0};
+
+		if (::poll(&p, 1, 100) != 1)
+			continue;
+		readable++;
+		EXPECT_EQ(this->listener_->accept(nprdma::transport::clock::now()).code(), ETIMEDOUT);
+	}
+	EXPECT_LE(readable, 40u);
+	EXPECT_LE(accepts - before, 20u);
+	EXPECT_GT(accepts - before, 0u);
+
+	no_descriptors = false;
+	EXPECT_TRUE(must(this->listener_->accept(soon()))->alive());
+	(void)must(connected.get());
+}
+
 /* What only verbs have. */
 class Verbs : public Transport<verbs>
 {
@@ -703,6 +756,30 @@ TEST_F(Shm, AnotherProcessReadsWritesAndDies)
 	int how;
 	ASSERT_EQ(::waitpid(child, &how, 0), child);
 	EXPECT_TRUE(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL) << how;
+}
+
+TEST_F(Shm, WhoConnectsAndSaysNothingKeepsNobodyWaiting)
+{
+	const int silent = by_hand(shm::address(), false);
+	const auto hung_up = [&] {
+		pollfd p = {silent, POLLIN, 0};
+
+		return ::poll(&p, 1, 0) == 1;
+	};
+	const auto begin = nprdma::transport::clock::now();
+
+	/* Whoever looks after others besides goes on at once, and does not wait until it has to be given up.
+	 */
+	EXPECT_EQ(listener_->accept(begin).code(), ETIMEDOUT);
+	EXPECT_FALSE(hung_up());
+	for (int i = 0; i < 2; i++) {
+		auto both = pair();
+		EXPECT_TRUE(both.first->alive());
+	}
+	/* But it is not kept for ever. */
+	EXPECT_EQ(listener_->accept(begin + 3s).code(), ETIMEDOUT);
+	EXPECT_TRUE(hung_up());
+	::close(silent);
 }
 
 TEST_F(Shm, APeerOfAnotherKindIsRefused)
