@@ -70,10 +70,17 @@ void members::found(clock::time_point until)
 		const auto a = absent();
 		if (a == all_.end())
 			break;
-		if (mesh_.disagreed())
+		if (mesh_.disagreed()) {
+			const std::string why = mesh_.complaint();
+
+			/* They have to hear why, and not only that this worker is gone. */
+			while (!mesh_.all_told() && clock::now() < until) {
+				mesh_.wait(std::min(until, clock::now() + std::chrono::milliseconds(100)));
+				mesh_.poll();
+			}
 			throw std::system_error(EPROTO, std::generic_category(),
-						"worker " + std::to_string(self()) + ": " +
-						    mesh_.complaint());
+						"worker " + std::to_string(self()) + ": " + why);
+		}
 		if (clock::now() >= until)
 			throw std::system_error(
 			    ETIMEDOUT, std::generic_category(),

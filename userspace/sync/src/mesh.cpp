@@ -19,6 +19,8 @@ static_assert(std::is_trivially_copyable_v<note> && std::is_trivially_copyable_v
 /* What a transport takes as one segment has a count of 32 bits. */
 constexpr std::size_t largest_segment = std::size_t{1} << 30;
 constexpr auto greeting_time = 2s; /* of who has connected to us */
+/* Of who is turned away, to read why and hang up: an emulated adapter on a busy machine needs seconds. */
+constexpr auto refusal_time = 10s;
 
 template <class M> std::span<const std::byte> bytes_of(const M &m) noexcept
 {
@@ -99,6 +101,12 @@ void mesh::take_callers()
 	}
 }
 
+void mesh::hang_up()
+{
+	std::erase_if(refused_,
+		      [](const stranger &s) { return !s.line->alive() || clock::now() >= s.until; });
+}
+
 std::string mesh::wrong_with(const stranger &s, const hello &h) const
 {
 	if (h.magic != hello::right_magic)
@@ -133,8 +141,13 @@ bool mesh::welcome(stranger &s, const hello &h)
 			     ": " + wrong;
 		disagreed_ |= h.magic == hello::right_magic;
 		/* So that it can say so, too. */
-		if (!s.dialed && h.magic == hello::right_magic && h.rank < workers())
-			(void)greet(*s.line, h.rank);
+		if (!s.dialed && h.magic == hello::right_magic && h.rank < workers() &&
+		    greet(*s.line, h.rank)) {
+			/* Over verbs what is not sent yet goes with the line. */
+			if (refused_.size() >= workers())
+				refused_.erase(refused_.begin());
+			refused_.push_back({std::move(s.line), std::nullopt, clock::now() + refusal_time});
+		}
 		return false;
 	}
 	link &l = links_[h.rank];
@@ -246,6 +259,7 @@ void mesh::receive_all(rank_t peer)
 void mesh::poll()
 {
 	take_callers();
+	hang_up();
 	for (rank_t peer = 0; peer < workers(); ++peer)
 		receive_all(peer);
 }
@@ -256,8 +270,9 @@ void mesh::wait(clock::time_point deadline)
 	for (const link &l : links_)
 		if (l.line)
 			waited_.push_back(l.line.get());
-	for (const stranger &s : strangers_)
-		waited_.push_back(s.line.get());
+	for (const auto *some : {&strangers_, &refused_})
+		for (const stranger &s : *some)
+			waited_.push_back(s.line.get());
 	/* An error here is one of poll(2), which says no more than that poll() has to look. */
 	(void)transport::wait(waited_, deadline, listener_.fd());
 }
