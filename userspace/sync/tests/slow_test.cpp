@@ -169,6 +169,41 @@ TEST(Slow, WhoIsAcceptedLateIsWaitedFor)
 	EXPECT_EQ(accepted, 1U);
 }
 
+/*
+ * The whole machine stands still for longer than the deadline, and worker 1 is not through with its work
+ * then. It has not been asked since.
+ */
+TEST(Slow, AStandstillIsNoSilence)
+{
+	constexpr auto deadline = 2s;
+	line *other = nullptr;
+	std::atomic<bool> over = false;
+	run_with(
+	    2,
+	    [&](rank_t r) {
+		    settings how = patient();
+		    if (r == 0)
+			    how.deadline = deadline;
+		    return how;
+	    },
+	    [](rank_t) {}, [&](line &l) { other = &l; },
+	    [&](rank_t r, synchroniser<float> &sync) {
+		    if (r != 0) {
+			    while (!over.load())
+				    std::this_thread::sleep_for(1ms);
+			    std::this_thread::sleep_for(deadline / 5);
+			    must(sync.synchronise());
+			    return;
+		    }
+		    other->before_receive = [&] {
+			    std::this_thread::sleep_for(deadline + 200ms);
+			    over.store(true);
+		    };
+		    EXPECT_EQ(must(sync.synchronise()).contributed, 2U);
+		    EXPECT_EQ(sync.stats().suspicions, 0U);
+	    });
+}
+
 /* What is sent over verbs is gone if its line ends before it is on its way. */
 TEST(Slow, WhoIsTurnedAwayHearsWhy)
 {
