@@ -116,6 +116,7 @@ private:
 		std::uint32_t incarnation = 1;
 		std::uint64_t from = 0;
 		std::uint64_t welcomed = 0; /* joining: the first step that waits for it */
+		bool ended = false;         /* it has said so */
 		bool answered = false;      /* our own join */
 		std::uint64_t offered = 0;  /* the step that it answered */
 		std::uint64_t at_step = 0;

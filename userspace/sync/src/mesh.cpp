@@ -55,16 +55,18 @@ bool mesh::greet(transport::connection &line, rank_t peer)
 	return static_cast<bool>(line.send(bytes_of(h)));
 }
 
-void mesh::dial(rank_t peer, clock::time_point deadline, std::chrono::nanoseconds answer)
+int mesh::dial(rank_t peer, clock::time_point deadline, std::chrono::nanoseconds answer)
 {
 	auto line = context_.connect(addresses_[peer], deadline);
 
 	if (!line) {
 		complaint_ = line.why().text;
-		return;
+		return line.code();
 	}
-	if (greet(**line, peer))
-		strangers_.push_back({std::move(*line), peer, clock::now() + answer});
+	if (!greet(**line, peer))
+		return ECONNRESET;
+	strangers_.push_back({std::move(*line), peer, clock::now() + answer});
+	return 0;
 }
 
 void mesh::take_callers()

@@ -98,10 +98,10 @@ public:
 
 	/*
 	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered, for which
-	 * it has the time @answer.
+	 * it has the time @answer. 0, or why there is nobody to wait for.
 	 */
-	void dial(rank_t peer, clock::time_point deadline,
-		  std::chrono::nanoseconds answer = std::chrono::seconds(2));
+	int dial(rank_t peer, clock::time_point deadline,
+		 std::chrono::nanoseconds answer = std::chrono::seconds(2));
 	/* Calls events. Does not wait. */
 	void poll();
 	/* Those that were turned away have read why, or have had the time for it. */

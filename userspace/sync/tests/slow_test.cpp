@@ -204,6 +204,41 @@ TEST(Slow, AStandstillIsNoSilence)
 	    });
 }
 
+/* Worker 2 connects to both others, and ends; worker 3 never comes. */
+TEST(Slow, WhoIsGoneBeforeAllHaveComeIsNamedAtOnce)
+{
+	const auto where = addresses(4);
+	std::string said[4];
+	std::vector<std::thread> threads;
+	std::atomic<unsigned> accepted = 0;
+	const auto work = [&](rank_t r) {
+		transport::options o;
+		o.device = device_of(r);
+		const auto context = must(transport::open(where[r], link_options(o)));
+		const auto plain = must(context->listen(where[r]));
+		listener mine(*plain, [&](line &) { accepted.fetch_add(1); });
+		settings how = patient();
+		if (r == 2)
+			how.founding = 5s;
+		try {
+			synchroniser<float> sync(*context, mine, r, where, schedule::full(4), elements, how);
+		} catch (const std::system_error &e) {
+			said[r] = e.what();
+		}
+	};
+	const auto begin = transport::clock::now();
+
+	for (rank_t r = 0; r < 3; ++r)
+		threads.emplace_back(work, r);
+	for (std::thread &t : threads)
+		t.join();
+	EXPECT_EQ(accepted.load(), 3U);
+	EXPECT_NE(said[2].find("worker 3 has not connected"), std::string::npos) << said[2];
+	for (const rank_t r : {0, 1})
+		EXPECT_NE(said[r].find("has connected, and is gone"), std::string::npos) << said[r];
+	EXPECT_LT(transport::clock::now() - begin, patient().founding);
+}
+
 /* What is sent over verbs is gone if its line ends before it is on its way. */
 TEST(Slow, WhoIsTurnedAwayHearsWhy)
 {
