@@ -179,11 +179,8 @@ result<greeting> receive_hello(int socket, std::size_t fds, clock::time_point de
 
 	for (;;) {
 		pollfd p = {socket, POLLIN, 0};
-		const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now());
-		const int n =
-		    left.count() < 0
-			? 0
-			: ::poll(&p, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 20)));
+		/* Also behind the deadline: what is there counts. */
+		const int n = ::poll(&p, 1, milliseconds_to(deadline));
 
 		if (n < 0 && errno != EINTR)
 			return failure(errno, "greeting of the peer");
