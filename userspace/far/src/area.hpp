@@ -17,6 +17,10 @@
  * An idle page is mapped nowhere but in the alias, so its content is still: who unmaps a page owns it until
  * that is done, or a write back in between would miss what is written until then. Recency comes from this:
  * pages are unmapped first, oldest first, and go only if nobody touched them until their turn comes.
+ *
+ * A page that could not be brought is poisoned: whoever touches it gets SIGBUS. One that could not be mapped
+ * and may have been written to is poisoned_dirty: its frame stays until it is written back. Who unmaps it
+ *takes the poison from it, and it is idle_dirty.
  */
 #ifndef NPRDMA_FAR_AREA_HPP
 #define NPRDMA_FAR_AREA_HPP
@@ -43,6 +47,7 @@ enum kind : std::uint8_t {
 	idle_dirty,
 	evicting,
 	poisoned,
+	poisoned_dirty,
 	gone, /* unmapped */
 };
 

@@ -245,7 +245,8 @@ std::size_t pager_state::unmap_some(area &a, std::size_t most) noexcept
 			} else if (a.move(e.page, clean, evicting, pinned)) {
 				idle.push_back(e);
 				cleans.push_back(e.page);
-			} else if (a.move(e.page, dirty, evicting, pinned)) {
+			} else if (a.move(e.page, dirty, evicting, pinned) ||
+				   a.move(e.page, poisoned_dirty, evicting, pinned)) {
 				idle.push_back(e);
 				dirties.push_back(e.page);
 			} else {
@@ -402,8 +403,8 @@ status pager_state::evict_idle(area &a) noexcept
 			} else if (k == absent || k == poisoned || k == gone || a.has_flag(page, pinned)) {
 				return;
 			} else if (a.move(page, k, evicting, pinned)) {
-				/* If it is mapped, some() unmaps it before it looks. */
-				(k == dirty || k == idle_dirty ? dirties : cleans).push_back(page);
+				/* If it is mapped, or poisoned, some() unmaps it before it looks. */
+				(k == clean || k == idle_clean ? cleans : dirties).push_back(page);
 				if (dirties.size() + cleans.size() == batch_pages)
 					some();
 				return;

@@ -244,10 +244,11 @@ void pager_state::fault(const uffd_msg &m, std::uint64_t evictions) noexcept
 			return;
 		}
 		case poisoned:
-			if (!a.move(page, poisoned, busy))
+		case poisoned_dirty:
+			if (!a.move(page, k, busy))
 				continue;
 			(void)uffd_.poison(a.page_address(page), a.page_bytes);
-			a.leave(uffd_, page, poisoned);
+			a.leave(uffd_, page, k);
 			uffd_.wake(a.page_address(page), a.page_bytes);
 			return;
 		case gone:
@@ -265,9 +266,13 @@ void pager_state::map(area &a, std::size_t page, bool write) noexcept
 	write |= a.assumes_writes();
 	if (const int code = uffd_.map(a.page_address(page), a.page_bytes, a.protects() && !write)) {
 		a.failed(transport::failure(code, "far: userfaultfd, to map a page"));
-		return fail(a, page);
+		if (!write)
+			return fail(a, page);
+		/* The frame has what was written before, or by now in a part that is mapped already. */
+		poison(a, page, poisoned_dirty);
+	} else {
+		a.leave(uffd_, page, write ? dirty : clean);
 	}
-	a.leave(uffd_, page, write ? dirty : clean);
 	enqueue(a, page);
 }
 
@@ -312,7 +317,8 @@ void pager_state::bring(const reference &of, std::size_t page, bool write, std::
 	learn(of, page, false, evictions);
 }
 
-/* The caller owns the page, and there is room reserved for it. */
+/* The caller owns the page, and there is room reserved for it. Its frame has nothing that the store has not.
+ */
 void pager_state::fail(area &a, std::size_t page) noexcept
 {
 	a.free_run(page, 1);
@@ -320,7 +326,7 @@ void pager_state::fail(area &a, std::size_t page) noexcept
 	poison(a, page);
 }
 
-void pager_state::poison(area &a, std::size_t page) noexcept
+void pager_state::poison(area &a, std::size_t page, kind as) noexcept
 {
 	std::byte *const at = a.page_address(page);
 
@@ -332,7 +338,7 @@ void pager_state::poison(area &a, std::size_t page) noexcept
 		(void)uffd_.poison(at, a.page_bytes);
 	}
 	/* Who gets the signal may call retry(), and finds the page in this state. */
-	a.leave(uffd_, page, poisoned);
+	a.leave(uffd_, page, as);
 	uffd_.wake(at, a.page_bytes);
 }
 

@@ -75,7 +75,7 @@ private:
 	void fault(const uffd_msg &m, std::uint64_t evictions) noexcept;
 	void bring(const reference &of, std::size_t page, bool write, std::uint64_t evictions) noexcept;
 	void fail(area &a, std::size_t page) noexcept;
-	void poison(area &a, std::size_t page) noexcept;
+	void poison(area &a, std::size_t page, kind as = poisoned) noexcept;
 	void learn(const reference &of, std::size_t page, bool expected, std::uint64_t evictions) noexcept;
 	void push_ahead(ahead work) noexcept;
 	[[nodiscard]] bool some_ahead() noexcept;

@@ -43,7 +43,7 @@ status pager_state::flush(area &a)
 		status s = write_back(a, pages);
 
 		for (std::size_t i = 0; i < pages.size(); i++) {
-			/* What could not be protected was unmapped instead. */
+			/* What could not be protected, or is poisoned, was unmapped instead. */
 			const bool mapped = were[i] == dirty;
 
 			/* One that is not written stays protected: the next write to it comes as a fault. */
@@ -71,7 +71,7 @@ status pager_state::flush(area &a)
 				continue;
 			const bool still = k == dirty && a.can_protect &&
 					   uffd_.protect(a.page_address(page), a.page_bytes, true) == 0;
-			if (k == dirty && !still)
+			if (k == poisoned_dirty || (k == dirty && !still))
 				a.unmap_run(page, 1);
 			pages.push_back(page);
 			were.push_back(still ? dirty : idle_dirty);
@@ -203,6 +203,7 @@ status pager_state::pin(area &a, std::size_t first, std::size_t end) noexcept
 				std::this_thread::sleep_for(look_again);
 				break;
 			case poisoned:
+			case poisoned_dirty:
 				why = error{EIO, "pin: a page could not be brought"};
 				break;
 			case gone:
@@ -274,10 +275,12 @@ void pager_state::retry(area &a)
 	const std::lock_guard one(a.exclusive);
 
 	for_present(a, 0, a.pages, [&](std::size_t page) {
-		if (!a.move(page, poisoned, busy))
+		const bool kept = a.move(page, poisoned_dirty, busy);
+
+		if (!kept && !a.move(page, poisoned, busy))
 			return;
 		a.unmap_run(page, 1);
-		a.leave(uffd_, page, absent);
+		a.leave(uffd_, page, kept ? idle_dirty : absent);
 	});
 }
 
@@ -299,7 +302,7 @@ status pager_state::unmap(const std::shared_ptr<area> &of, std::uint64_t offset,
 	for (std::size_t page = first; page <= last; page++) {
 		const kind k = take(a, page, busy);
 
-		if (k == dirty || k == idle_dirty) {
+		if (k == dirty || k == idle_dirty || k == poisoned_dirty) {
 			if (status s = write_back(a, {&page, 1}); !s) {
 				a.leave(uffd_, page, k);
 				return s;

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <fcntl.h>
 #include <map>
 #include <mutex>
@@ -17,6 +19,7 @@
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace nprdma::far
@@ -154,6 +157,7 @@ private:
 	{
 		std::vector<std::unique_ptr<transport::connection>> clients;
 		std::vector<transport::connection *> all;
+		bool told = false;
 		sigset_t signals;
 
 		::sigfillset(&signals);
@@ -174,6 +178,9 @@ private:
 				    listener_->accept(transport::clock::now());
 				if (c && clients.size() < how_.max_connections)
 					clients.push_back(std::move(*c));
+				/* Others concern one client, which hears of it. */
+				if ((c.code() == EMFILE || c.code() == ENFILE) && !std::exchange(told, true))
+					(void)std::fprintf(stderr, "nprdma-far: %s\n", c.why().text.c_str());
 			}
 			for (auto &c : clients)
 				if (!attend(*c)) {

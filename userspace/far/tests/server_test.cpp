@@ -3,11 +3,32 @@
 #include "must.hpp"
 #include "protocol.hpp"
 
+#include <atomic>
 #include <cerrno>
 #include <gtest/gtest.h>
 #include <string>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
+
+namespace
+{
+std::atomic<bool> no_descriptors = false;
+std::atomic<unsigned> accepts = 0;
+} // namespace
+
+/* The program's own, which is found before that of libc. */
+extern "C" __attribute__((visibility("default"))) int accept4(int fd, sockaddr *of, socklen_t *bytes,
+							      int flags)
+{
+	accepts++;
+	if (no_descriptors) {
+		errno = EMFILE;
+		return -1;
+	}
+	return static_cast<int>(::syscall(SYS_accept4, fd, of, bytes, flags));
+}
 
 namespace
 {
@@ -144,6 +165,23 @@ TEST_F(Hostile, WhatIsWithdrawnCountsNoMore)
 	r.bytes = (1 << 30) + 1;
 	r.page_bytes = 4096;
 	EXPECT_EQ(ask(*c, r), EDQUOT);
+}
+
+TEST_F(Hostile, AServerWithoutDescriptorsSaysSoOnceAndServesLater)
+{
+	testing::internal::CaptureStderr();
+	no_descriptors = true;
+	const unsigned before = accepts;
+	std::thread client([&] { EXPECT_EQ(ask(*connect(), of(op::open, "r")), 0); });
+	/* It looks again from time to time. */
+	while (accepts - before < 3)
+		std::this_thread::sleep_for(1ms);
+	no_descriptors = false;
+	client.join();
+	const std::string said = testing::internal::GetCapturedStderr();
+	const std::size_t at = said.find("ulimit -n");
+	ASSERT_NE(at, std::string::npos) << said;
+	EXPECT_EQ(said.find("ulimit -n", at + 1), std::string::npos) << said;
 }
 
 } // namespace

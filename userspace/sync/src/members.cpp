@@ -56,24 +56,52 @@ void members::found(clock::time_point until)
 		return std::find_if(all_.begin(), all_.end(), [&](rank_t p) { return !mesh_.connected(p); });
 	};
 
+	std::vector<bool> came(members_.size());
+	const auto gone = [&](rank_t p) {
+		return std::system_error(ECONNRESET, std::generic_category(),
+					 "worker " + std::to_string(self()) + ": worker " +
+					     std::to_string(p) +
+					     " has connected, and is gone before all have");
+	};
+
 	for (;;) {
-		/* Each one dials those below it, who may not listen yet. */
+		/*
+		 * Each one dials those below it, who may not listen yet; and whoever has come and gone, to
+		 * find out whether anybody listens there: not for long, as it may be dialing us.
+		 */
 		clock::time_point again = until;
 
-		for (rank_t p = 0; p < self(); ++p) {
-			if (!mesh_.connected(p) && !mesh_.dialing(p))
-				mesh_.dial(p, until, founding_answer);
-			if (!mesh_.connected(p))
-				again = std::min(until, clock::now() + std::chrono::milliseconds(10));
+		for (const rank_t p : all_) {
+			const auto soon = std::min(until, clock::now() + std::chrono::seconds(1));
+
+			if (mesh_.connected(p) || (p > self() && !came[p]))
+				continue;
+			if (!mesh_.dialing(p) &&
+			    mesh_.dial(p, came[p] ? soon : until, founding_answer) == ECONNREFUSED && came[p])
+				throw gone(p);
+			again = std::min(until, clock::now() + std::chrono::milliseconds(10));
 		}
 		mesh_.poll();
+		for (const rank_t p : all_)
+			came[p] = came[p] || mesh_.connected(p);
 		const auto a = absent();
 		if (a == all_.end())
 			break;
-		if (mesh_.disagreed())
+		const auto ended =
+		    std::find_if(all_.begin(), all_.end(), [&](rank_t p) { return members_[p].ended; });
+		if (mesh_.disagreed()) {
+			const std::string why = mesh_.complaint();
+
+			/* They have to hear why, and not only that this worker is gone. */
+			while (!mesh_.all_told() && clock::now() < until) {
+				mesh_.wait(std::min(until, clock::now() + std::chrono::milliseconds(100)));
+				mesh_.poll();
+			}
 			throw std::system_error(EPROTO, std::generic_category(),
-						"worker " + std::to_string(self()) + ": " +
-						    mesh_.complaint());
+						"worker " + std::to_string(self()) + ": " + why);
+		}
+		if (ended != all_.end())
+			throw gone(*ended);
 		if (clock::now() >= until)
 			throw std::system_error(
 			    ETIMEDOUT, std::generic_category(),
@@ -141,6 +169,7 @@ void members::received(rank_t from, const note &n)
 		failed_ = std::max(failed_, n.view);
 		break;
 	case note::kind::bye:
+		m.ended = true;
 		leave(from);
 		break;
 	case note::kind::ping:

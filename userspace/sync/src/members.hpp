@@ -116,12 +116,14 @@ private:
 		std::uint32_t incarnation = 1;
 		std::uint64_t from = 0;
 		std::uint64_t welcomed = 0; /* joining: the first step that waits for it */
+		bool ended = false;         /* it has said so */
 		bool answered = false;      /* our own join */
 		std::uint64_t offered = 0;  /* the step that it answered */
 		std::uint64_t at_step = 0;
 		std::uint64_t barriers = 0, arrived = 0; /* with this one: ours, and its */
 		clock::time_point heard{}, pinged{};
-		note piece[2], mean[2]; /* by the step's lowest bit */
+		clock::time_point excused{}; /* its silence before, by a standstill of ours */
+		note piece[2], mean[2];      /* by the step's lowest bit */
 		std::deque<note> parts;
 	};
 
@@ -155,6 +157,7 @@ private:
 template <class F> void members::await_while(std::span<const rank_t> peers, F &&missing)
 {
 	const clock::time_point begun = clock::now();
+	clock::time_point looked = begun;
 
 	for (;;) {
 		bool any = false;
@@ -169,8 +172,15 @@ template <class F> void members::await_while(std::span<const rank_t> peers, F &&
 			if (p == self() || !missing(p))
 				continue;
 			member &m = members_[p];
-			const clock::time_point heard = std::max(begun, m.heard);
+			clock::time_point heard = std::max(begun, m.heard);
 
+			/*
+			 * Where this worker has stood still the whole machine may have, and who computes
+			 * there, too. It has the deadline again, once until it is heard.
+			 */
+			if (now - looked >= deadline_ / 2 && m.excused < heard)
+				m.excused = now;
+			heard = std::max(heard, m.excused);
 			if (now - heard >= deadline_) {
 				suspect(p);
 				continue;
@@ -184,6 +194,7 @@ template <class F> void members::await_while(std::span<const rank_t> peers, F &&
 		}
 		if (!any)
 			return;
+		looked = now;
 		mesh_.wait(next);
 	}
 }

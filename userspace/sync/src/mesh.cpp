@@ -19,6 +19,8 @@ static_assert(std::is_trivially_copyable_v<note> && std::is_trivially_copyable_v
 /* What a transport takes as one segment has a count of 32 bits. */
 constexpr std::size_t largest_segment = std::size_t{1} << 30;
 constexpr auto greeting_time = 2s; /* of who has connected to us */
+/* Of who is turned away, to read why and hang up: an emulated adapter on a busy machine needs seconds. */
+constexpr auto refusal_time = 10s;
 
 template <class M> std::span<const std::byte> bytes_of(const M &m) noexcept
 {
@@ -53,16 +55,18 @@ bool mesh::greet(transport::connection &line, rank_t peer)
 	return static_cast<bool>(line.send(bytes_of(h)));
 }
 
-void mesh::dial(rank_t peer, clock::time_point deadline, std::chrono::nanoseconds answer)
+int mesh::dial(rank_t peer, clock::time_point deadline, std::chrono::nanoseconds answer)
 {
 	auto line = context_.connect(addresses_[peer], deadline);
 
 	if (!line) {
 		complaint_ = line.why().text;
-		return;
+		return line.code();
 	}
-	if (greet(**line, peer))
-		strangers_.push_back({std::move(*line), peer, clock::now() + answer});
+	if (!greet(**line, peer))
+		return ECONNRESET;
+	strangers_.push_back({std::move(*line), peer, clock::now() + answer});
+	return 0;
 }
 
 void mesh::take_callers()
@@ -71,8 +75,11 @@ void mesh::take_callers()
 	for (;;) {
 		auto line = listener_.accept(clock::now());
 
-		if (!line)
+		if (!line) {
+			if (line.code() == EMFILE || line.code() == ENFILE)
+				complaint_ = line.why().text;
 			break;
+		}
 		strangers_.push_back({std::move(*line), std::nullopt, clock::now() + greeting_time});
 	}
 	for (std::size_t i = 0; i < strangers_.size();) {
@@ -94,6 +101,12 @@ void mesh::take_callers()
 		else
 			strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
 	}
+}
+
+void mesh::hang_up()
+{
+	std::erase_if(refused_,
+		      [](const stranger &s) { return !s.line->alive() || clock::now() >= s.until; });
 }
 
 std::string mesh::wrong_with(const stranger &s, const hello &h) const
@@ -130,8 +143,13 @@ bool mesh::welcome(stranger &s, const hello &h)
 			     ": " + wrong;
 		disagreed_ |= h.magic == hello::right_magic;
 		/* So that it can say so, too. */
-		if (!s.dialed && h.magic == hello::right_magic && h.rank < workers())
-			(void)greet(*s.line, h.rank);
+		if (!s.dialed && h.magic == hello::right_magic && h.rank < workers() &&
+		    greet(*s.line, h.rank)) {
+			/* Over verbs what is not sent yet goes with the line. */
+			if (refused_.size() >= workers())
+				refused_.erase(refused_.begin());
+			refused_.push_back({std::move(s.line), std::nullopt, clock::now() + refusal_time});
+		}
 		return false;
 	}
 	link &l = links_[h.rank];
@@ -243,6 +261,7 @@ void mesh::receive_all(rank_t peer)
 void mesh::poll()
 {
 	take_callers();
+	hang_up();
 	for (rank_t peer = 0; peer < workers(); ++peer)
 		receive_all(peer);
 }
@@ -253,8 +272,9 @@ void mesh::wait(clock::time_point deadline)
 	for (const link &l : links_)
 		if (l.line)
 			waited_.push_back(l.line.get());
-	for (const stranger &s : strangers_)
-		waited_.push_back(s.line.get());
+	for (const auto *some : {&strangers_, &refused_})
+		for (const stranger &s : *some)
+			waited_.push_back(s.line.get());
 	/* An error here is one of poll(2), which says no more than that poll() has to look. */
 	(void)transport::wait(waited_, deadline, listener_.fd());
 }

@@ -98,12 +98,14 @@ public:
 
 	/*
 	 * Connects to @peer until @deadline, and greets it; it is connected when it has answered, for which
-	 * it has the time @answer.
+	 * it has the time @answer. 0, or why there is nobody to wait for.
 	 */
-	void dial(rank_t peer, clock::time_point deadline,
-		  std::chrono::nanoseconds answer = std::chrono::seconds(2));
+	int dial(rank_t peer, clock::time_point deadline,
+		 std::chrono::nanoseconds answer = std::chrono::seconds(2));
 	/* Calls events. Does not wait. */
 	void poll();
+	/* Those that were turned away have read why, or have had the time for it. */
+	[[nodiscard]] bool all_told() const noexcept { return refused_.empty(); }
 	/* Until poll() may have something, or @deadline. */
 	void wait(clock::time_point deadline);
 
@@ -154,6 +156,7 @@ private:
 	bool welcome(stranger &s, const hello &h);
 	[[nodiscard]] std::string wrong_with(const stranger &s, const hello &h) const;
 	bool greet(transport::connection &line, rank_t peer);
+	void hang_up();
 	void flush(rank_t peer);
 	void receive_all(rank_t peer);
 	void lose(rank_t peer);
@@ -166,6 +169,7 @@ private:
 	const events events_;
 	std::vector<link> links_;
 	std::vector<stranger> strangers_;
+	std::vector<stranger> refused_;               /* they have been told why, and may not have read it */
 	std::vector<transport::connection *> waited_; /* of wait(), kept for its memory */
 	std::uint64_t bytes_sent_ = 0;
 	std::string complaint_;

@@ -10,7 +10,15 @@
  *
  * An adapter of RDMA checks keys where the memory is; here the one that posts does. It is busy while it
  * copies, and a region is deregistered only when none of its connections is.
+ *
+ * Whoever is stopped between the check and the copy, or never says that he has done, is not waited for
+ * without end. A WRITE touches a byte of the peer's first, its gate, by the same system call, which stops at
+ * the first thing that is not mapped: one that begins when the gate is closed copies nothing, so who goes on
+ * later writes to nothing that is something else by then. After a READ the key is looked at again. What is
+ * left is a system call that had begun: it copies 2 GiB at most, and nothing stops it but pages that have to
+ * be brought.
  */
+#include "door.hpp"
 #include "kinds.hpp"
 #include "owners.hpp"
 
@@ -37,9 +45,11 @@ namespace nprdma::transport
 namespace
 {
 
-constexpr std::uint64_t hello_magic = 0x326d68736d72646eULL; /* and version */
+constexpr std::uint64_t hello_magic = 0x336d68736d72646eULL; /* and version */
 constexpr std::size_t max_regions = 4096;
 constexpr auto set_up_time = std::chrono::seconds(2); /* of a peer that has connected */
+/* Of one system call of a peer: 2 GiB, though memory has to be found for all of it. */
+constexpr auto copy_time = std::chrono::seconds(5);
 
 std::int64_t now_ns() noexcept
 {
@@ -73,6 +83,7 @@ struct ring {
 	std::atomic<std::uint32_t> armed;            /* the receiver waits for a message */
 	std::atomic<std::uint32_t> busy;             /* the sender copies from or to the receiver's memory */
 	std::atomic<std::uint32_t> closed;           /* by the receiver, whose memory may go */
+	std::atomic<std::uint64_t> gate;             /* the receiver's: see above */
 };
 
 struct slot_head {
@@ -168,11 +179,8 @@ result<greeting> receive_hello(int socket, std::size_t fds, clock::time_point de
 
 	for (;;) {
 		pollfd p = {socket, POLLIN, 0};
-		const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now());
-		const int n =
-		    left.count() < 0
-			? 0
-			: ::poll(&p, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 20)));
+		/* Also behind the deadline: what is there counts. */
+		const int n = ::poll(&p, 1, milliseconds_to(deadline));
 
 		if (n < 0 && errno != EINTR)
 			return failure(errno, "greeting of the peer");
@@ -246,6 +254,43 @@ result<descriptor> make_socket()
 	return fd;
 }
 
+/* A byte that each WRITE to our memory touches first, of a connection. */
+class gate
+{
+public:
+	/* Shared, so that it is a mapping by itself: to close it needs no memory. */
+	gate() noexcept
+	    : page_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+	{
+	}
+	gate(gate &&other) noexcept : page_(std::exchange(other.page_, MAP_FAILED)) {}
+	gate &operator=(gate &&) = delete;
+	~gate()
+	{
+		/* The address of what is closed, and may be looked for, is never anything else. */
+		if (*this && !late_.load(std::memory_order_relaxed))
+			::munmap(page_, bytes);
+	}
+
+	explicit operator bool() const noexcept { return page_ != MAP_FAILED; }
+	[[nodiscard]] std::uintptr_t address() const noexcept
+	{
+		return reinterpret_cast<std::uintptr_t>(page_);
+	}
+	void close() noexcept
+	{
+		/* relaxed: only the destructor looks, which comes after all */
+		late_.store(true, std::memory_order_relaxed);
+		(void)::mprotect(page_, bytes, PROT_NONE);
+	}
+
+private:
+	static constexpr std::size_t bytes = 1; /* the kernel makes a page of it */
+
+	void *page_;
+	std::atomic<bool> late_ = false;
+};
+
 class shm_connection;
 
 class shm_context final : public context
@@ -316,10 +361,22 @@ struct ends {
 	descriptor socket, own_event, peer_event;
 	descriptor process; /* of the peer: readable when it has ended */
 	mapping peer_adapter, rings;
+	gate own_gate;
 	pid_t peer;
 	std::uint32_t messages, max_message;
 	bool connected; /* and not accepted */
 };
+
+/* Of the two rings the first one is to the end that accepted. */
+ring &ring_of(const ends &e, bool first) noexcept
+{
+	return *reinterpret_cast<ring *>(e.rings.get() + (first ? 0 : e.rings.bytes() / 2));
+}
+
+ring &incoming_ring(const ends &e) noexcept
+{
+	return ring_of(e, !e.connected);
+}
 
 class shm_connection final : public connection
 {
@@ -331,8 +388,8 @@ public:
 		incoming().closed.store(1, std::memory_order_seq_cst);
 		shutdown();
 		/* A region of ours that goes next does not know of this connection. */
-		while (peer_is_busy())
-			std::this_thread::yield();
+		if (peer_is_busy())
+			give_up(clock::now() + copy_time);
 		context_.remove(this);
 	}
 
@@ -478,7 +535,33 @@ public:
 		return incoming().busy.load(std::memory_order_seq_cst) != 0 && ::poll(&p, 1, 0) == 0;
 	}
 
+	[[nodiscard]] bool is_quiet(clock::time_point until) const noexcept
+	{
+		while (peer_is_busy()) {
+			if (clock::now() >= until)
+				return false;
+			std::this_thread::sleep_for(look_again);
+		}
+		return true;
+	}
+
+	/* Broken: what the peer begins to copy from here on fails, and for what it has begun there is time.
+	 */
+	void give_up(clock::time_point until) noexcept
+	{
+		e_.own_gate.close();
+		shutdown();
+		if (!is_quiet(until) && !told_.exchange(true, std::memory_order_relaxed))
+			(void)std::fprintf(
+			    stderr,
+			    "nprdma-transport: process %d is stopped where it copies from or to "
+			    "memory of this one: the connection is given up\n",
+			    static_cast<int>(e_.peer));
+	}
+
 private:
+	static constexpr auto look_again = std::chrono::microseconds(50);
+
 	struct operation {
 		std::uint64_t id;
 		std::int64_t due_ns;
@@ -504,19 +587,8 @@ private:
 		return *reinterpret_cast<adapter *>(e_.peer_adapter.get());
 	}
 
-	/* Of the two rings the first one is to the end that accepted. */
-	[[nodiscard]] std::byte *ring_memory(bool first) const noexcept
-	{
-		return e_.rings.get() + (first ? 0 : e_.rings.bytes() / 2);
-	}
-	[[nodiscard]] ring &outgoing() const noexcept
-	{
-		return *reinterpret_cast<ring *>(ring_memory(e_.connected));
-	}
-	[[nodiscard]] ring &incoming() const noexcept
-	{
-		return *reinterpret_cast<ring *>(ring_memory(!e_.connected));
-	}
+	[[nodiscard]] ring &outgoing() const noexcept { return ring_of(e_, e_.connected); }
+	[[nodiscard]] ring &incoming() const noexcept { return incoming_ring(e_); }
 	[[nodiscard]] slot_head *slot(ring &r, std::uint64_t n) const noexcept
 	{
 		std::byte *const first = reinterpret_cast<std::byte *>(&r) + sizeof(ring);
@@ -701,8 +773,12 @@ private:
 	/* 0, or the error that verbs would have made of it. */
 	[[nodiscard]] int move(std::span<const segment> segments, bool write) noexcept
 	{
-		iovec local[batch], remote[batch];
-		std::size_t n = 0;
+		iovec local[1 + batch], remote[1 + batch];
+		/* relaxed: it was there before the peer greeted */
+		const std::uintptr_t gate = outgoing().gate.load(std::memory_order_relaxed);
+		const std::size_t gates = write;
+		std::byte none{};
+		std::size_t n = 1;
 
 		for (const segment &s : segments) {
 			if (!may_access(s, write))
@@ -710,14 +786,20 @@ private:
 			local[n] = {s.buffer, s.bytes};
 			remote[n++] = {reinterpret_cast<void *>(s.remote), s.bytes};
 		}
-		for (std::size_t i = 0; i < n;) {
-			const ssize_t done =
-			    write ? ::process_vm_writev(e_.peer, local + i, n - i, remote + i, n - i, 0)
-				  : ::process_vm_readv(e_.peer, local + i, n - i, remote + i, n - i, 0);
-			if (done <= 0)
-				return done == 0 ? EFAULT : errno == ESRCH ? ECONNRESET : errno;
+		for (std::size_t i = 1; i < n;) {
+			iovec *const from = local + i - gates, *const to = remote + i - gates;
+			const std::size_t count = n - i + gates;
+
+			if (write) {
+				*from = {&none, 1};
+				*to = {reinterpret_cast<void *>(gate), 1};
+			}
+			const ssize_t done = write ? ::process_vm_writev(e_.peer, from, count, to, count, 0)
+						   : ::process_vm_readv(e_.peer, from, count, to, count, 0);
+			if (done <= static_cast<ssize_t>(gates))
+				return done >= 0 ? EFAULT : errno == ESRCH ? ECONNRESET : errno;
 			/* It stops in the middle at what is not mapped, which the next call says. */
-			for (std::size_t left = static_cast<std::size_t>(done); left;) {
+			for (std::size_t left = static_cast<std::size_t>(done) - gates; left;) {
 				const std::size_t part = std::min(left, local[i].iov_len);
 
 				local[i].iov_base = static_cast<char *>(local[i].iov_base) + part;
@@ -727,34 +809,50 @@ private:
 				i += local[i].iov_len == 0;
 			}
 		}
+		/* Was it still the region's when all was read? */
+		if (!write)
+			for (const segment &s : segments)
+				if (!may_access(s, false))
+					return EACCES;
 		return 0;
 	}
 
 	shm_context &context_;
-	const ends e_;
+	ends e_;
 	std::deque<operation> under_way_;
 	std::atomic<bool> broken_ = false;
 	bool stalled_ = false;
+	std::atomic<bool> told_ = false; /* of a peer that is stopped; orders nothing */
 	std::int64_t seen_ns_ = 0, last_done_ns_ = 0, last_sent_ns_ = 0;
 };
 
 class shm_listener final : public listener
 {
 public:
-	shm_listener(shm_context &c, descriptor socket, std::string address, const message_room &most)
-	    : context_(c), socket_(std::move(socket)), address_(std::move(address)), most_(most)
+	shm_listener(shm_context &c, door at, std::string address, const message_room &most)
+	    : context_(c), door_(std::move(at)), address_(std::move(address)), most_(most)
 	{
 	}
 
 	result<std::unique_ptr<connection>> accept(clock::time_point deadline) override;
-	[[nodiscard]] int fd() const noexcept override { return socket_.get(); }
+	[[nodiscard]] int fd() const noexcept override { return door_.fd(); }
 	[[nodiscard]] std::string address() const override { return address_; }
 
 private:
+	struct caller {
+		descriptor socket;
+		clock::time_point until;
+	};
+
+	status take_caller(int which);
+	/* Its greeting is there. */
+	result<std::unique_ptr<connection>> meet(descriptor socket);
+
 	shm_context &context_;
-	const descriptor socket_;
+	door door_;
 	const std::string address_;
 	const message_room most_;
+	std::vector<caller> callers_; /* oldest first */
 };
 
 result<std::unique_ptr<region>> shm_context::register_memory(std::span<std::byte> memory,
@@ -790,9 +888,11 @@ void shm_context::deregister(std::size_t slot) noexcept
 
 	/* seq_cst: before the look at who is busy */
 	own().regions[slot].key.store(0, std::memory_order_seq_cst);
-	for (const shm_connection *c : connections_)
-		while (c->peer_is_busy())
-			std::this_thread::yield();
+	/* Who copies much copies it by several system calls, and is not given up at once. */
+	const clock::time_point begin = clock::now();
+	for (shm_connection *c : connections_)
+		if (!c->is_quiet(begin + copy_time))
+			c->give_up(begin + 2 * copy_time);
 }
 
 result<std::unique_ptr<listener>> shm_context::listen(std::string_view address,
@@ -811,8 +911,11 @@ result<std::unique_ptr<listener>> shm_context::listen(std::string_view address,
 		return fd.why();
 	if (::bind(fd->get(), reinterpret_cast<const sockaddr *>(&*a), bytes) || ::listen(fd->get(), 128))
 		return failure(errno, "listen at " + std::string(address));
+	result<door> at = door::open(std::move(*fd));
+	if (!at)
+		return error{at.code(), std::string(address) + ": " + at.why().text};
 	return std::unique_ptr<listener>(
-	    std::make_unique<shm_listener>(*this, std::move(*fd), std::string(address), *room));
+	    std::make_unique<shm_listener>(*this, std::move(*at), std::string(address), *room));
 }
 
 result<std::unique_ptr<connection>> shm_context::connect(std::string_view address, clock::time_point deadline,
@@ -849,8 +952,10 @@ result<std::unique_ptr<connection>> shm_context::connect(std::string_view addres
 	e.socket = std::move(*socket);
 	e.own_event = descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 	e.rings = mapping(rings->get(), size);
-	if (!e.own_event || !e.rings)
+	e.connected = true;
+	if (!e.own_event || !e.rings || !e.own_gate)
 		return failure(errno, name);
+	incoming_ring(e).gate.store(e.own_gate.address(), std::memory_order_relaxed);
 	const int fds[] = {fd(), rings->get(), e.own_event.get()};
 	if (status s = send_hello(e.socket.get(), h, fds); !s)
 		return s.why();
@@ -867,39 +972,69 @@ result<std::unique_ptr<connection>> shm_context::connect(std::string_view addres
 	e.process = std::move(g->process);
 	e.messages = h.messages;
 	e.max_message = h.max_message;
-	e.connected = true;
 	return std::unique_ptr<connection>(std::make_unique<shm_connection>(*this, std::move(e)));
 }
 
+status shm_listener::take_caller(int which)
+{
+	result<descriptor> s = door_.take(which);
+	ucred who{};
+	socklen_t size = sizeof(who);
+
+	if (!s)
+		return error{s.code(), address_ + ": " + s.why().text};
+	if (!*s)
+		return {};
+	/* Another user's process is not waited for. */
+	if (::getsockopt(s->get(), SOL_SOCKET, SO_PEERCRED, &who, &size))
+		return failure(errno, address_);
+	if (status is = check_user(who); !is)
+		return is;
+	if (!door_.watch(s->get()))
+		return failure(errno, address_);
+	if (callers_.size() >= door::most_callers)
+		callers_.erase(callers_.begin());
+	callers_.push_back({std::move(*s), clock::now() + set_up_time});
+	return {};
+}
+
+/* Who connects and then says nothing keeps nobody waiting. */
 result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadline)
+{
+	for (std::size_t late = 0;;) {
+		clock::time_point until = deadline;
+
+		std::erase_if(callers_, [](const caller &c) { return c.until < clock::now(); });
+		for (const caller &c : callers_)
+			until = std::min(until, c.until);
+		const int who = door_.next(until);
+		/* Callers that never end keep nobody here: what is left is for the next time. */
+		if (clock::now() >= deadline && (who < 0 || ++late > door::most_late))
+			return error{ETIMEDOUT, address_ + ": nobody has connected before the deadline"};
+		if (who < 0)
+			continue;
+		if (door_.is_own(who)) {
+			if (status s = take_caller(who); !s)
+				return s.why();
+			continue;
+		}
+		const auto c = std::find_if(callers_.begin(), callers_.end(),
+					    [&](const caller &x) { return x.socket.get() == who; });
+		if (c == callers_.end())
+			continue;
+		descriptor socket = std::move(c->socket);
+		callers_.erase(c);
+		door_.ignore(who);
+		return meet(std::move(socket));
+	}
+}
+
+result<std::unique_ptr<connection>> shm_listener::meet(descriptor socket)
 {
 	ends e{};
 
-	for (;;) {
-		pollfd p = {socket_.get(), POLLIN, 0};
-		const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now());
-		const int n =
-		    ::poll(&p, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1 << 20)));
-
-		if (n < 0 && errno != EINTR)
-			return failure(errno, address_);
-		if (n > 0 && (e.socket = descriptor(
-				  ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK))))
-			break;
-		if (n > 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-			return failure(errno, address_);
-		if (clock::now() >= deadline)
-			return error{ETIMEDOUT, address_ + ": nobody has connected before the deadline"};
-	}
-
-	/* Another user's process is not waited for. */
-	ucred who{};
-	socklen_t size = sizeof(who);
-	if (::getsockopt(e.socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &size))
-		return failure(errno, address_);
-	if (status s = check_user(who); !s)
-		return s.why();
-	result<greeting> g = receive_hello(e.socket.get(), 3, clock::now() + set_up_time);
+	e.socket = std::move(socket);
+	result<greeting> g = receive_hello(e.socket.get(), 3, clock::now());
 	if (!g)
 		return g.why();
 	const hello &h = g->head;
@@ -917,17 +1052,18 @@ result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadl
 	e.rings = mapping(g->fds[1].get(), rings_bytes(h.messages, h.max_message));
 	e.peer_event = std::move(g->fds[2]);
 	e.own_event = descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-	if (!e.peer_adapter || !e.rings || !e.own_event)
+	if (!e.peer_adapter || !e.rings || !e.own_event || !e.own_gate)
 		return failure(errno, address_);
 	e.peer = g->pid;
 	e.process = std::move(g->process);
 	e.messages = h.messages;
 	e.max_message = h.max_message;
 	e.connected = false;
-	const int socket = e.socket.get(), fds[] = {context_.fd(), e.own_event.get()};
+	incoming_ring(e).gate.store(e.own_gate.address(), std::memory_order_relaxed);
+	const int line = e.socket.get(), fds[] = {context_.fd(), e.own_event.get()};
 	/* Before the peer can use our memory the context knows of it. */
 	std::unique_ptr<connection> c = std::make_unique<shm_connection>(context_, std::move(e));
-	if (status s = send_hello(socket, h, fds); !s)
+	if (status s = send_hello(line, h, fds); !s)
 		return s.why();
 	return c;
 }

@@ -8,6 +8,7 @@
  *
  * READs may overtake WRITEs here (NPR_QP_RELAXED_ORDER), so that WRITEs are pipelined.
  */
+#include "door.hpp"
 #include "kinds.hpp"
 #include "owners.hpp"
 
@@ -21,7 +22,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <thread>
 #include <vector>
@@ -54,13 +54,6 @@ using channel_owner = std::unique_ptr<ibv_comp_channel, ended_by<ibv_destroy_com
 using cq_owner = std::unique_ptr<ibv_cq, ended_by<ibv_destroy_cq>>;
 using qp_owner = std::unique_ptr<ibv_qp, ended_by<ibv_destroy_qp>>;
 using mr_owner = std::unique_ptr<ibv_mr, ended_by<ibv_dereg_mr>>;
-
-int milliseconds_to(clock::time_point deadline) noexcept
-{
-	const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now());
-
-	return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1 << 20));
-}
 
 /* Waits for @events, or until @deadline: ETIMEDOUT. */
 int wait_for(int fd, short events, clock::time_point deadline) noexcept
@@ -713,13 +706,8 @@ result<setup> receive_setup(int socket, clock::time_point deadline)
 class verbs_listener final : public listener
 {
 public:
-	verbs_listener(verbs_context &c, descriptor socket, descriptor events, std::string address,
-		       const message_room &most)
-	    : context_(c),
-	      socket_(std::move(socket)),
-	      events_(std::move(events)),
-	      address_(std::move(address)),
-	      most_(most)
+	verbs_listener(verbs_context &c, door at, std::string address, const message_room &most)
+	    : context_(c), door_(std::move(at)), address_(std::move(address)), most_(most)
 	{
 	}
 
@@ -731,24 +719,20 @@ public:
 			std::erase_if(callers_, [](const caller &c) { return c.until < clock::now(); });
 			for (const caller &c : callers_)
 				until = std::min(until, c.until);
-			if (const int code = wait_for(events_.get(), POLLIN, until);
-			    code && code != ETIMEDOUT)
-				return failure(code, address_);
-			epoll_event e;
-			const bool any = ::epoll_wait(events_.get(), &e, 1, 0) == 1;
+			const int who = door_.next(until);
 			/* Callers that never end keep nobody here: what is left is for the next time. */
-			if (clock::now() >= deadline && (!any || ++late > most_late))
+			if (clock::now() >= deadline && (who < 0 || ++late > door::most_late))
 				return error{ETIMEDOUT,
 					     address_ + ": nobody has connected before the deadline"};
-			if (!any)
+			if (who < 0)
 				continue;
-			if (e.data.fd == socket_.get()) {
-				if (status s = take_caller(); !s)
+			if (door_.is_own(who)) {
+				if (status s = take_caller(who); !s)
 					return s.why();
 				continue;
 			}
 			const auto c = std::find_if(callers_.begin(), callers_.end(),
-						    [&](const caller &x) { return x.fd == e.data.fd; });
+						    [&](const caller &x) { return x.fd == who; });
 			if (c == callers_.end())
 				continue;
 			if (status s = next_step(*c); !s) {
@@ -757,19 +741,16 @@ public:
 			}
 			if (!c->ready)
 				continue;
-			(void)::epoll_ctl(events_.get(), EPOLL_CTL_DEL, c->fd, nullptr);
+			door_.ignore(c->fd);
 			std::unique_ptr<connection> done = std::move(c->line);
 			callers_.erase(c);
 			return done;
 		}
 	}
-	[[nodiscard]] int fd() const noexcept override { return events_.get(); }
+	[[nodiscard]] int fd() const noexcept override { return door_.fd(); }
 	[[nodiscard]] std::string address() const override { return address_; }
 
 private:
-	static constexpr std::size_t most_callers = 128;
-	static constexpr std::size_t most_late = 16; /* steps of callers behind the deadline */
-
 	struct caller {
 		int fd; /* of @socket, then of @line */
 		clock::time_point until;
@@ -778,26 +759,22 @@ private:
 		bool ready = false;
 	};
 
-	status take_caller()
+	status take_caller(int which)
 	{
 		const int on = 1, all = sizeof(setup);
-		descriptor s(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+		result<descriptor> s = door_.take(which);
 
 		if (!s)
-			return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED
-				   ? status{}
-				   : failure(errno, address_);
-		(void)::setsockopt(s.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-		epoll_event e{};
-		e.events = EPOLLIN;
-		e.data.fd = s.get();
-		if (::setsockopt(s.get(), SOL_SOCKET, SO_RCVLOWAT, &all, sizeof(all)) ||
-		    ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, s.get(), &e))
+			return error{s.code(), address_ + ": " + s.why().text};
+		if (!*s)
+			return {};
+		const int fd = s->get();
+		(void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+		if (::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &all, sizeof(all)) || !door_.watch(fd))
 			return failure(errno, address_);
-		/* The one that has kept silent for longest. */
-		if (callers_.size() >= most_callers)
+		if (callers_.size() >= door::most_callers)
 			callers_.erase(callers_.begin());
-		callers_.push_back({e.data.fd, clock::now() + set_up_time, std::move(s), nullptr});
+		callers_.push_back({fd, clock::now() + set_up_time, std::move(*s), nullptr});
 		return {};
 	}
 
@@ -842,7 +819,7 @@ private:
 	}
 
 	verbs_context &context_;
-	const descriptor socket_, events_;
+	door door_;
 	const std::string address_;
 	const message_room most_;
 	std::vector<caller> callers_; /* oldest first */
@@ -934,14 +911,11 @@ result<std::unique_ptr<listener>> verbs_context::listen(std::string_view address
 							   : reinterpret_cast<sockaddr_in &>(bound).sin_port;
 	const std::string text =
 	    std::string(address.substr(0, address.rfind(':') + 1)) + std::to_string(ntohs(port));
-	descriptor events(::epoll_create1(EPOLL_CLOEXEC));
-	epoll_event e{};
-	e.events = EPOLLIN;
-	e.data.fd = fd.get();
-	if (!events || ::epoll_ctl(events.get(), EPOLL_CTL_ADD, fd.get(), &e))
-		return failure(errno, "listen at " + std::string(address));
+	result<door> at = door::open(std::move(fd));
+	if (!at)
+		return error{at.code(), text + ": " + at.why().text};
 	return std::unique_ptr<listener>(
-	    std::make_unique<verbs_listener>(*this, std::move(fd), std::move(events), text, *room));
+	    std::make_unique<verbs_listener>(*this, std::move(*at), text, *room));
 }
 
 result<std::unique_ptr<connection>>

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -21,11 +22,49 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
+
+namespace
+{
+std::atomic<bool> no_descriptors = false;
+std::atomic<unsigned> accepts = 0;
+std::atomic<bool> stop_before_copy = false;
+} // namespace
+
+/* The program's own, which is found before that of libc. */
+extern "C" __attribute__((visibility("default"))) int accept4(int fd, sockaddr *of, socklen_t *bytes,
+							      int flags)
+{
+	accepts++;
+	if (no_descriptors) {
+		errno = EMFILE;
+		return -1;
+	}
+	return static_cast<int>(::syscall(SYS_accept4, fd, of, bytes, flags));
+}
+
+extern "C" __attribute__((visibility("default"))) ssize_t
+process_vm_writev(pid_t pid, const iovec *local, unsigned long n, const iovec *remote, unsigned long m,
+		  unsigned long flags) noexcept
+{
+	if (stop_before_copy)
+		::raise(SIGSTOP);
+	return ::syscall(SYS_process_vm_writev, pid, local, n, remote, m, flags);
+}
+
+extern "C" __attribute__((visibility("default"))) ssize_t
+process_vm_readv(pid_t pid, const iovec *local, unsigned long n, const iovec *remote, unsigned long m,
+		 unsigned long flags) noexcept
+{
+	if (stop_before_copy)
+		::raise(SIGSTOP);
+	return ::syscall(SYS_process_vm_readv, pid, local, n, remote, m, flags);
+}
 
 namespace
 {
@@ -521,6 +560,40 @@ TYPED_TEST(Transport, DescriptorsAreAsBeforeAfterManyConnections)
 	EXPECT_EQ(next(), before);
 }
 
+/* Their connection waits in the backlog, and the listener looks at it from time to time. */
+TYPED_TEST(Transport, WhoConnectsWaitsForADescriptorAndTheListenerDoesNotSpin)
+{
+	no_descriptors = true;
+	auto connected = std::async(std::launch::async,
+				    [&] { return this->here_->connect(this->listener_->address(), soon()); });
+	const auto first = this->listener_->accept(soon());
+	EXPECT_EQ(first.code(), EMFILE);
+	EXPECT_NE(first.why().text.find("ulimit -n"), std::string::npos) << first.why().text;
+
+	unsigned before = accepts;
+	EXPECT_EQ(this->listener_->accept(nprdma::transport::clock::now() + 1s).code(), ETIMEDOUT);
+	EXPECT_LE(accepts - before, 20u);
+	/* Nor does who polls the descriptor. */
+	before = accepts;
+	unsigned readable = 0;
+	for (const auto until = nprdma::transport::clock::now() + 1s;
+	     nprdma::transport::clock::now() < until;) {
+		pollfd p = {this->listener_->fd(), POLLIN, 0};
+
+		if (::poll(&p, 1, 100) != 1)
+			continue;
+		readable++;
+		EXPECT_EQ(this->listener_->accept(nprdma::transport::clock::now()).code(), ETIMEDOUT);
+	}
+	EXPECT_LE(readable, 40u);
+	EXPECT_LE(accepts - before, 20u);
+	EXPECT_GT(accepts - before, 0u);
+
+	no_descriptors = false;
+	EXPECT_TRUE(must(this->listener_->accept(soon()))->alive());
+	(void)must(connected.get());
+}
+
 /* What only verbs have. */
 class Verbs : public Transport<verbs>
 {
@@ -703,6 +776,130 @@ TEST_F(Shm, AnotherProcessReadsWritesAndDies)
 	int how;
 	ASSERT_EQ(::waitpid(child, &how, 0), child);
 	EXPECT_TRUE(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL) << how;
+}
+
+/*
+ * A process that is stopped when it has looked whether it may copy, and goes on when that memory is something
+ * else.
+ */
+class Stopped : public Shm
+{
+protected:
+	static constexpr std::size_t bytes = 4096;
+
+	void SetUp() override {}
+	void start(bool writes)
+	{
+		const std::string address = shm::address() + "-stopped";
+
+		there_memory_.assign(bytes, std::byte{0x11});
+		there_ = must(open("shm"));
+		there_region_ = must(there_->register_memory(there_memory_));
+		listener_ = must(there_->listen(address));
+		child_ = ::fork();
+		ASSERT_GE(child_, 0);
+		if (child_ == 0)
+			::_exit(copy_once(address, writes));
+		to_here_ = must(listener_->accept(soon()));
+		const token t = there_region_->remote();
+		must(to_here_->send(std::as_bytes(std::span(&t, 1))));
+		int how;
+		ASSERT_EQ(::waitpid(child_, &how, WUNTRACED), child_);
+		ASSERT_TRUE(WIFSTOPPED(how)) << how;
+	}
+	void TearDown() override
+	{
+		close();
+		if (child_ > 0) {
+			(void)::kill(child_, SIGKILL);
+			(void)::waitpid(child_, nullptr, 0);
+		}
+	}
+
+	/* In the child; 0: it has not copied. */
+	static int copy_once(const std::string &address, bool writes)
+	{
+		const auto context = must(open("shm"));
+		std::vector<std::byte> memory(bytes, std::byte{0x22});
+		const auto region = must(context->register_memory(memory));
+		const auto c = must(context->connect(address, soon()));
+		token t;
+		(void)must(next_message(*c, std::as_writable_bytes(std::span(&t, 1)), soon()));
+		const segment s = {region.get(), memory.data(), t.addr, t.key, bytes};
+
+		stop_before_copy = true;
+		must(writes ? c->write({&s, 1}, 1) : c->read({&s, 1}, 1));
+		completion done{};
+		return c->poll({&done, 1}) == 1 && done.error != 0 ? 0 : 1;
+	}
+
+	/* The memory is another's from here on. */
+	void goes_on()
+	{
+		int how;
+
+		std::fill(there_memory_.begin(), there_memory_.end(), std::byte{0x33});
+		ASSERT_EQ(::kill(child_, SIGCONT), 0);
+		ASSERT_EQ(::waitpid(std::exchange(child_, -1), &how, 0) > 0, true);
+		EXPECT_TRUE(WIFEXITED(how) && WEXITSTATUS(how) == 0) << how;
+		EXPECT_TRUE(
+		    std::ranges::all_of(there_memory_, [](std::byte b) { return b == std::byte{0x33}; }));
+	}
+
+	pid_t child_ = -1;
+};
+
+TEST_F(Stopped, AConnectionEndsAndWhoGoesOnWritesNothing)
+{
+	start(true);
+	testing::internal::CaptureStderr();
+	to_here_.reset();
+	EXPECT_NE(testing::internal::GetCapturedStderr().find(std::to_string(child_)), std::string::npos);
+	there_region_.reset();
+	goes_on();
+}
+
+TEST_F(Stopped, ARegionEndsWithItsConnectionAndWhoGoesOnWritesNothing)
+{
+	start(true);
+	EXPECT_TRUE(to_here_->alive());
+	there_region_.reset();
+	EXPECT_FALSE(to_here_->alive());
+	goes_on();
+	/* And the next one is not waited for: nobody copies any more. */
+	to_here_.reset();
+}
+
+TEST_F(Stopped, WhoGoesOnReadsNothing)
+{
+	start(false);
+	to_here_.reset();
+	there_region_.reset();
+	goes_on();
+}
+
+TEST_F(Shm, WhoConnectsAndSaysNothingKeepsNobodyWaiting)
+{
+	const int silent = by_hand(shm::address(), false);
+	const auto hung_up = [&] {
+		pollfd p = {silent, POLLIN, 0};
+
+		return ::poll(&p, 1, 0) == 1;
+	};
+	const auto begin = nprdma::transport::clock::now();
+
+	/* Whoever looks after others besides goes on at once, and does not wait until it has to be given up.
+	 */
+	EXPECT_EQ(listener_->accept(begin).code(), ETIMEDOUT);
+	EXPECT_FALSE(hung_up());
+	for (int i = 0; i < 2; i++) {
+		auto both = pair();
+		EXPECT_TRUE(both.first->alive());
+	}
+	/* But it is not kept for ever. */
+	EXPECT_EQ(listener_->accept(begin + 3s).code(), ETIMEDOUT);
+	EXPECT_TRUE(hung_up());
+	::close(silent);
 }
 
 TEST_F(Shm, APeerOfAnotherKindIsRefused)

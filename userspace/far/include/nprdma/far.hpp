@@ -154,7 +154,10 @@ public:
 	 * them. */
 	status discard(std::uint64_t offset, std::uint64_t bytes);
 	status advise(std::uint64_t offset, std::uint64_t bytes, hint what);
-	/* Pages that could not be brought are asked for again when they are touched. */
+	/*
+	 * Pages that could not be brought are asked for again when they are touched. What was written to one
+	 * that could not be mapped again is not lost: it is written back like all, and then asked for, too.
+	 */
 	void retry();
 	/*
 	 * Write back and unmap whole pages; nobody may touch them meanwhile. On error all is as it was, but

@@ -231,8 +231,9 @@ public:
 	listener &operator=(const listener &) = delete;
 
 	/*
-	 * ETIMEDOUT: nobody came, or not all the way. Other errors concern one peer, and the next may be
-	 * accepted.
+	 * ETIMEDOUT: nobody came, or not all the way. EMFILE, ENFILE, ENOBUFS, ENOMEM: no descriptor can be
+	 * had, which is said once; who connects waits, and the descriptor is not readable for it all the
+	 * time. Other errors concern one peer, and the next may be accepted.
 	 */
 	virtual result<std::unique_ptr<connection>> accept(clock::time_point deadline) = 0;
 	/* Readable when accept() would find somebody. */
