@@ -272,6 +272,16 @@ private:
 
 	status connect(lane &l, transport::clock::time_point deadline)
 	{
+		status s = open_on(l, deadline);
+
+		/* Or the next request would go to what the server has now where our region was. */
+		if (!s)
+			l.connection.reset();
+		return s;
+	}
+
+	status open_on(lane &l, transport::clock::time_point deadline)
+	{
 		l.connection.reset();
 		auto c = context_.connect(address_, deadline, protocol_room);
 		if (!c)

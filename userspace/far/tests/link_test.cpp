@@ -22,8 +22,9 @@ namespace transport = nprdma::transport;
 class busy_line final : public transport::connection
 {
 public:
-	busy_line(std::unique_ptr<transport::connection> of, std::atomic<int> &refusals)
-	    : of_(std::move(of)), refusals_(refusals)
+	busy_line(std::unique_ptr<transport::connection> of, std::atomic<int> &refusals,
+		  std::atomic<int> &posts)
+	    : of_(std::move(of)), refusals_(refusals), posts_(posts)
 	{
 	}
 
@@ -54,10 +55,14 @@ public:
 	void finish_wait() noexcept override { of_->finish_wait(); }
 
 private:
-	bool refuses() noexcept { return refusals_.load() > 0 && refusals_.fetch_sub(1) > 0; }
+	bool refuses() noexcept
+	{
+		posts_++;
+		return refusals_.load() > 0 && refusals_.fetch_sub(1) > 0;
+	}
 
 	const std::unique_ptr<transport::connection> of_;
-	std::atomic<int> &refusals_;
+	std::atomic<int> &refusals_, &posts_;
 };
 
 class busy_context final : public transport::context
@@ -83,10 +88,10 @@ public:
 		if (!c)
 			return c;
 		return std::unique_ptr<transport::connection>(
-		    std::make_unique<busy_line>(std::move(*c), refusals));
+		    std::make_unique<busy_line>(std::move(*c), refusals, posts));
 	}
 
-	std::atomic<int> refusals = 0;
+	std::atomic<int> refusals = 0, posts = 0;
 	int connects = 0;
 
 private:
@@ -121,6 +126,32 @@ TEST(Link, WhatItDoesNotTakeNowIsTriedAgainUntilTheDeadline)
 	EXPECT_EQ(hasty->read({0, in}).code(), EAGAIN);
 	here.refusals = 0;
 	EXPECT_EQ(store->read({0, in}).code(), 0);
+}
+
+/* A region of the same name may be at the same place, with the same key: a WRITE there would be said to be
+ * done. */
+TEST(Link, ToAServerThatWasStartedAnewTakesNothing)
+{
+	const auto there = must(transport::open("shm"));
+	busy_context here;
+	const std::string address = "shm:far-anew-" + std::to_string(::getpid());
+	auto server = must(server::make(*there, address, server_options{}));
+	must(server->lend("r", 1 << 20));
+	network_options how;
+	how.lanes = 1;
+	how.deadline = 1s;
+	const auto store = must(network_store::open(here, server->address(), "r", how));
+	std::vector<std::byte> out(1 << 16, std::byte{7});
+
+	EXPECT_EQ(store->write({0, out}).code(), 0);
+	server.reset();
+	server = must(server::make(*there, address, server_options{}));
+	must(server->lend("r", 1 << 20));
+	EXPECT_EQ(store->write({0, out}).code(), ESTALE);
+	const int before = here.posts;
+	for (int i = 0; i < 3; i++)
+		EXPECT_EQ(store->write({0, out}).code(), ESTALE);
+	EXPECT_EQ(here.posts, before) << "asked of a region that is not ours";
 }
 
 } // namespace
