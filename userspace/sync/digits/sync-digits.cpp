@@ -161,6 +161,8 @@ template <class T> int run_launched(const choices &c)
 	if (!told.trouble.empty())
 		throw std::runtime_error(fmt::format("worker {}: {}", j.rank(), told.trouble));
 	const auto present = sync.present();
+	/* Who goes on here has ended for the others, which are to be counted before. */
+	sync.barrier(present);
 	if (j.rank() == present.front()) {
 		if (present.size() < j.size())
 			fmt::print("{} of {} workers came to the end\n", present.size(), j.size());
