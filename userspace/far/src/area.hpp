@@ -20,7 +20,7 @@
  *
  * A page that could not be brought is poisoned: whoever touches it gets SIGBUS. One that could not be mapped
  * and may have been written to is poisoned_dirty: its frame stays until it is written back. Who unmaps it
- *takes the poison from it, and it is idle_dirty.
+ * takes the poison from it, and it is idle_dirty.
  */
 #ifndef NPRDMA_FAR_AREA_HPP
 #define NPRDMA_FAR_AREA_HPP

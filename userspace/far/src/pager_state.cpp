@@ -317,8 +317,7 @@ void pager_state::bring(const reference &of, std::size_t page, bool write, std::
 	learn(of, page, false, evictions);
 }
 
-/* The caller owns the page, and there is room reserved for it. Its frame has nothing that the store has not.
- */
+/* The caller owns the page, room is reserved for it, and its frame has nothing that the store has not. */
 void pager_state::fail(area &a, std::size_t page) noexcept
 {
 	a.free_run(page, 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What a client does when its link takes nothing for a while. */
+/* What a client does when its link takes nothing for a while, and when it leads to another region. */
 #include "must.hpp"
 
 #include <nprdma/far_network.hpp>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* A server whose client does not keep to the rules: what it may cost. */
 #include "must.hpp"
+#include "no_descriptors.hpp"
 #include "protocol.hpp"
 
 #include <atomic>
@@ -11,24 +12,6 @@
 #include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
-
-namespace
-{
-std::atomic<bool> no_descriptors = false;
-std::atomic<unsigned> accepts = 0;
-} // namespace
-
-/* The program's own, which is found before that of libc. */
-extern "C" __attribute__((visibility("default"))) int accept4(int fd, sockaddr *of, socklen_t *bytes,
-							      int flags)
-{
-	accepts++;
-	if (no_descriptors) {
-		errno = EMFILE;
-		return -1;
-	}
-	return static_cast<int>(::syscall(SYS_accept4, fd, of, bytes, flags));
-}
 
 namespace
 {

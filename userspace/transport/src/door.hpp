@@ -12,6 +12,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
+#include <utility>
+#include <vector>
 
 namespace nprdma::transport
 {
@@ -117,6 +119,48 @@ private:
 	descriptor socket_, events_, pause_;
 	bool said_ = false; /* that no descriptor can be had */
 };
+
+/*
+ * A listener's accept(). @callers, oldest first, have "fd", which the door watches, and "until"; @take is for
+ * a descriptor that is the door's own. @step goes on with a caller whose descriptor is readable: a
+ * connection, none yet, or an error that ends it. Who calls and then says nothing keeps nobody waiting.
+ */
+template <class Caller, class Take, class Step>
+result<std::unique_ptr<connection>> accept_at(const door &at, std::vector<Caller> &callers,
+					      clock::time_point deadline, const std::string &address,
+					      Take take, Step step)
+{
+	for (std::size_t late = 0;;) {
+		clock::time_point until = deadline;
+
+		std::erase_if(callers, [](const Caller &c) { return c.until < clock::now(); });
+		for (const Caller &c : callers)
+			until = std::min(until, c.until);
+		const int who = at.next(until);
+		/* Callers that never end keep nobody here: what is left is for the next time. */
+		if (clock::now() >= deadline && (who < 0 || ++late > door::most_late))
+			return error{ETIMEDOUT, address + ": nobody has connected before the deadline"};
+		if (who < 0)
+			continue;
+		if (at.is_own(who)) {
+			if (status s = take(who); !s)
+				return s.why();
+			continue;
+		}
+		const auto c = std::find_if(callers.begin(), callers.end(),
+					    [&](const Caller &x) { return x.fd == who; });
+		if (c == callers.end())
+			continue;
+		result<std::unique_ptr<connection>> line = step(*c);
+		if (line && !*line)
+			continue;
+		/* Otherwise it is closed. */
+		if (line)
+			at.ignore(c->fd);
+		callers.erase(c);
+		return line;
+	}
+}
 
 } // namespace nprdma::transport
 

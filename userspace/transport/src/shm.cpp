@@ -840,8 +840,9 @@ public:
 
 private:
 	struct caller {
-		descriptor socket;
+		int fd; /* of @socket */
 		clock::time_point until;
+		descriptor socket;
 	};
 
 	status take_caller(int which);
@@ -994,39 +995,16 @@ status shm_listener::take_caller(int which)
 		return failure(errno, address_);
 	if (callers_.size() >= door::most_callers)
 		callers_.erase(callers_.begin());
-	callers_.push_back({std::move(*s), clock::now() + set_up_time});
+	const int fd = s->get();
+	callers_.push_back({fd, clock::now() + set_up_time, std::move(*s)});
 	return {};
 }
 
-/* Who connects and then says nothing keeps nobody waiting. */
 result<std::unique_ptr<connection>> shm_listener::accept(clock::time_point deadline)
 {
-	for (std::size_t late = 0;;) {
-		clock::time_point until = deadline;
-
-		std::erase_if(callers_, [](const caller &c) { return c.until < clock::now(); });
-		for (const caller &c : callers_)
-			until = std::min(until, c.until);
-		const int who = door_.next(until);
-		/* Callers that never end keep nobody here: what is left is for the next time. */
-		if (clock::now() >= deadline && (who < 0 || ++late > door::most_late))
-			return error{ETIMEDOUT, address_ + ": nobody has connected before the deadline"};
-		if (who < 0)
-			continue;
-		if (door_.is_own(who)) {
-			if (status s = take_caller(who); !s)
-				return s.why();
-			continue;
-		}
-		const auto c = std::find_if(callers_.begin(), callers_.end(),
-					    [&](const caller &x) { return x.socket.get() == who; });
-		if (c == callers_.end())
-			continue;
-		descriptor socket = std::move(c->socket);
-		callers_.erase(c);
-		door_.ignore(who);
-		return meet(std::move(socket));
-	}
+	return accept_at(
+	    door_, callers_, deadline, address_, [&](int which) { return take_caller(which); },
+	    [&](caller &c) { return meet(std::move(c.socket)); });
 }
 
 result<std::unique_ptr<connection>> shm_listener::meet(descriptor socket)

@@ -713,39 +713,13 @@ public:
 
 	result<std::unique_ptr<connection>> accept(clock::time_point deadline) override
 	{
-		for (std::size_t late = 0;;) {
-			clock::time_point until = deadline;
-
-			std::erase_if(callers_, [](const caller &c) { return c.until < clock::now(); });
-			for (const caller &c : callers_)
-				until = std::min(until, c.until);
-			const int who = door_.next(until);
-			/* Callers that never end keep nobody here: what is left is for the next time. */
-			if (clock::now() >= deadline && (who < 0 || ++late > door::most_late))
-				return error{ETIMEDOUT,
-					     address_ + ": nobody has connected before the deadline"};
-			if (who < 0)
-				continue;
-			if (door_.is_own(who)) {
-				if (status s = take_caller(who); !s)
-					return s.why();
-				continue;
-			}
-			const auto c = std::find_if(callers_.begin(), callers_.end(),
-						    [&](const caller &x) { return x.fd == who; });
-			if (c == callers_.end())
-				continue;
-			if (status s = next_step(*c); !s) {
-				callers_.erase(c);
-				return s.why();
-			}
-			if (!c->ready)
-				continue;
-			door_.ignore(c->fd);
-			std::unique_ptr<connection> done = std::move(c->line);
-			callers_.erase(c);
-			return done;
-		}
+		return accept_at(
+		    door_, callers_, deadline, address_, [&](int which) { return take_caller(which); },
+		    [&](caller &c) -> result<std::unique_ptr<connection>> {
+			    if (status s = next_step(c); !s)
+				    return s.why();
+			    return std::unique_ptr<connection>(c.ready ? std::move(c.line) : nullptr);
+		    });
 	}
 	[[nodiscard]] int fd() const noexcept override { return door_.fd(); }
 	[[nodiscard]] std::string address() const override { return address_; }

@@ -4,6 +4,7 @@
  * variable NPRDMA_TEST_VERBS=DEVICE[,DEVICE], which guests set.
  */
 #include "must.hpp"
+#include "no_descriptors.hpp"
 
 #include <nprdma/transport.hpp>
 
@@ -31,23 +32,10 @@
 
 namespace
 {
-std::atomic<bool> no_descriptors = false;
-std::atomic<unsigned> accepts = 0;
 std::atomic<bool> stop_before_copy = false;
 } // namespace
 
-/* The program's own, which is found before that of libc. */
-extern "C" __attribute__((visibility("default"))) int accept4(int fd, sockaddr *of, socklen_t *bytes,
-							      int flags)
-{
-	accepts++;
-	if (no_descriptors) {
-		errno = EMFILE;
-		return -1;
-	}
-	return static_cast<int>(::syscall(SYS_accept4, fd, of, bytes, flags));
-}
-
+/* The program's own, as that of no_descriptors.hpp. */
 extern "C" __attribute__((visibility("default"))) ssize_t
 process_vm_writev(pid_t pid, const iovec *local, unsigned long n, const iovec *remote, unsigned long m,
 		  unsigned long flags) noexcept
@@ -900,6 +888,22 @@ TEST_F(Shm, WhoConnectsAndSaysNothingKeepsNobodyWaiting)
 	EXPECT_EQ(listener_->accept(begin + 3s).code(), ETIMEDOUT);
 	EXPECT_TRUE(hung_up());
 	::close(silent);
+}
+
+/* Whoever looks after others besides comes back to them, however many call. */
+TEST_F(Shm, CallersThatNeverEndAreTakenAFewAtATime)
+{
+	std::vector<int> calling;
+
+	for (int i = 0; i < 64; i++)
+		calling.push_back(by_hand(shm::address(), false));
+	for (unsigned before = accepts, times = 0; times < 3; times++, before = accepts) {
+		EXPECT_EQ(listener_->accept(nprdma::transport::clock::now()).code(), ETIMEDOUT);
+		EXPECT_GT(accepts, before);
+		EXPECT_LE(accepts, before + 17);
+	}
+	for (const int fd : calling)
+		::close(fd);
 }
 
 TEST_F(Shm, APeerOfAnotherKindIsRefused)
