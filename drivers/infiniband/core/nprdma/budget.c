@@ -464,19 +464,19 @@ static bool np_leases_are_overdue(void)
 	return all;
 }
 
-static int np_lease_reserve_beside(struct np_region *region, unsigned long pages,
-				   unsigned long own, unsigned long beside)
+/*
+ * As np_lease_try(). What is overdue is read under the lock under which it stops to count for
+ * others: else what becomes overdue in between would count for nobody.
+ */
+static int np_own_lease_try(struct np_region *region, unsigned long pages,
+			    struct np_budget **full)
 {
-	struct np_budget *full = NULL;
-	int ret = np_lease_try(region, pages, own, beside, &full);
+	unsigned long overdue, leased;
 
-	/* Nobody else is hurt by what is overdue, so nobody else looks for it */
-	if (ret && np_leases_are_overdue())
-		ret = np_lease_try(region, pages, own, beside, &full);
-	if (ret != -EAGAIN)
-		return ret;
-	np_leases_make_room(pages, full);
-	return -EBUSY;
+	guard(spinlock)(&np_recalled_lock);
+	overdue = atomic_long_read(&region->budget->overdue);
+	leased = atomic_long_read(&region->budget->pages);
+	return np_lease_try(region, pages, leased + overdue, overdue, full);
 }
 
 /**
@@ -494,7 +494,16 @@ static int np_lease_reserve_beside(struct np_region *region, unsigned long pages
  */
 int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own)
 {
-	return np_lease_reserve_beside(region, pages, own, 0);
+	struct np_budget *full = NULL;
+	int ret = np_lease_try(region, pages, own, 0, &full);
+
+	/* Nobody else is hurt by what is overdue, so nobody else looks for it */
+	if (ret && np_leases_are_overdue())
+		ret = np_lease_try(region, pages, own, 0, &full);
+	if (ret != -EAGAIN)
+		return ret;
+	np_leases_make_room(pages, full);
+	return -EBUSY;
 }
 EXPORT_SYMBOL_GPL(np_lease_reserve);
 
@@ -523,19 +532,21 @@ EXPORT_SYMBOL_GPL(np_lease_unreserve);
  */
 int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages)
 {
-	unsigned long beside, has;
+	struct np_budget *full = NULL;
+	int ret;
 
-	/* None that becomes overdue meanwhile is left out */
-	scoped_guard(spinlock, &np_recalled_lock) {
-		beside = atomic_long_read(&region->budget->overdue);
-		has = atomic_long_read(&region->budget->pages) + beside;
-	}
 	INIT_LIST_HEAD(&own->node);
 	own->region = region;
 	own->pages = pages;
 	own->wanted = false;
 	own->overdue = false;
-	return np_lease_reserve_beside(region, pages, has, beside);
+	ret = np_own_lease_try(region, pages, &full);
+	if (ret && np_leases_are_overdue())
+		ret = np_own_lease_try(region, pages, &full);
+	if (ret != -EAGAIN)
+		return ret;
+	np_leases_make_room(pages, full);
+	return -EBUSY;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_own_lease_reserve);
 

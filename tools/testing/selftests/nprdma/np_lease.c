@@ -237,6 +237,52 @@ TEST_F(lease, process_that_ignores_recalls_keeps_nobody_out)
 	EXPECT_EQ(-EBUSY, lease_slot(self, self->nr));
 }
 
+/* In another process of the group: whatever others have is recalled, and nobody has been late yet */
+static int want_all(void)
+{
+	FIXTURE_DATA(lease) other = {};
+	struct rdma_np_hold_info info;
+
+	if (lease_open(&other, SLOT))
+		return 1;
+	for (unsigned int i = 0; i < MAX_LEASES; i++) {
+		if (np_lease(other.mr, (uintptr_t)other.data, FEW, 0, other.channel, 0, &info) != -EBUSY)
+			return 2;
+	}
+	return 0;
+}
+
+/* He asks when the time has passed, and is the first to find it out: the room is not his. */
+TEST_F(lease, recall_that_is_ignored_makes_room_for_others_only)
+{
+	struct rdma_np_hold_info info;
+	int64_t ret;
+	int status;
+	pid_t pid;
+
+	ASSERT_EQ(0, np_write_text(RECALL_MS, "60000"));
+	ASSERT_EQ(0, np_group_enter("32M", "max"));
+	ASSERT_EQ(0, lease_open(self, 32UL << 20));
+	ASSERT_EQ(0, lease_all(self));
+	ASSERT_LE(1, self->nr);
+	do {
+		ret = np_lease(self->mr, (uintptr_t)self->data + 4 * SLOT, FEW, 0, self->channel,
+			       self->nr, &info);
+	} while (ret >= 0);
+	ASSERT_EQ(-EBUSY, ret);
+	pid = np_fork();
+	ASSERT_LE(0, pid);
+	if (!pid)
+		_exit(want_all());
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	ASSERT_EQ(0, status);
+	ASSERT_TRUE(np_wait_until(*self->posted >= self->nr));
+	ASSERT_EQ(0, np_write_text(RECALL_MS, "10"));
+	poll(NULL, 0, 100);
+	EXPECT_EQ(-EBUSY, lease_slot(self, self->nr));
+	EXPECT_EQ(-EBUSY, lease_slot(self, self->nr));
+}
+
 #define DEEP	256U
 
 static int enter_deep(void)
