@@ -479,6 +479,24 @@ static int np_own_lease_try(struct np_region *region, unsigned long pages,
 	return np_lease_try(region, pages, leased + overdue, overdue, full);
 }
 
+/* @itself: the region's process asks; else a peer, who has @own pages already */
+static int np_lease_reserve_for(struct np_region *region, unsigned long pages, bool itself,
+				unsigned long own)
+{
+	struct np_budget *full = NULL;
+	int ret;
+
+	/* Nobody else is hurt by what is overdue, so nobody else looks for it */
+	do {
+		ret = itself ? np_own_lease_try(region, pages, &full) :
+			       np_lease_try(region, pages, own, 0, &full);
+	} while (ret && np_leases_are_overdue());
+	if (ret != -EAGAIN)
+		return ret;
+	np_leases_make_room(pages, full);
+	return -EBUSY;
+}
+
 /**
  * np_lease_reserve() - may so many pages be leased to a peer?
  * @region: region of which
@@ -494,16 +512,7 @@ static int np_own_lease_try(struct np_region *region, unsigned long pages,
  */
 int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own)
 {
-	struct np_budget *full = NULL;
-	int ret = np_lease_try(region, pages, own, 0, &full);
-
-	/* Nobody else is hurt by what is overdue, so nobody else looks for it */
-	if (ret && np_leases_are_overdue())
-		ret = np_lease_try(region, pages, own, 0, &full);
-	if (ret != -EAGAIN)
-		return ret;
-	np_leases_make_room(pages, full);
-	return -EBUSY;
+	return np_lease_reserve_for(region, pages, false, own);
 }
 EXPORT_SYMBOL_GPL(np_lease_reserve);
 
@@ -532,21 +541,12 @@ EXPORT_SYMBOL_GPL(np_lease_unreserve);
  */
 int np_own_lease_reserve(struct np_own_lease *own, struct np_region *region, unsigned long pages)
 {
-	struct np_budget *full = NULL;
-	int ret;
-
 	INIT_LIST_HEAD(&own->node);
 	own->region = region;
 	own->pages = pages;
 	own->wanted = false;
 	own->overdue = false;
-	ret = np_own_lease_try(region, pages, &full);
-	if (ret && np_leases_are_overdue())
-		ret = np_own_lease_try(region, pages, &full);
-	if (ret != -EAGAIN)
-		return ret;
-	np_leases_make_room(pages, full);
-	return -EBUSY;
+	return np_lease_reserve_for(region, pages, true, 0);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_own_lease_reserve);
 
