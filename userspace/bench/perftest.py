@@ -26,8 +26,8 @@ TESTS = {
     "READ 64 KiB bandwidth": ("ib_read_bw -s 65536 -n 10000", "bw"),
     "WRITE 64 KiB bandwidth": ("ib_write_bw -s 65536 -n 10000", "bw"),
     "SEND 64 KiB bandwidth": ("ib_send_bw -s 65536 -n 10000", "bw"),
-    "SEND 64 B rate": ("ib_send_bw -s 64 -n 50000", "rate"),
-    "atomic 8 B rate": ("ib_atomic_bw -n 50000", "rate"),
+    "SEND 64 B rate": ("ib_send_bw -s 64 -n 500000", "rate"),
+    "atomic 8 B rate": ("ib_atomic_bw -n 500000", "rate"),
 }
 # The column of perftest's result, after the size and the number of iterations.
 COLUMN = {"lat": 4, "bw": 3, "rate": 4}

@@ -4,8 +4,10 @@
  *one run, in turns.
  *
  *	far_bench [latency|fill|steps|workers|coding|stream|buffer|unmap]... [--file PATH] [--doubles PATH]
+ *		  [--verbs SERVER,CLIENT]
  *
- * --file: where a file is made, for latency; --doubles: data for coding.
+ * --file: where a file is made, for latency; --doubles: data for coding; --verbs: the server and its client
+ *are these two devices of this host, for fill, steps and buffer, instead of shared memory.
  */
 #include <nprdma/far_network.hpp>
 
@@ -38,7 +40,7 @@ using namespace nprdma::far;
 namespace transport = nprdma::transport;
 using std::chrono::steady_clock;
 
-std::string file_path = "far-bench.data", doubles_path;
+std::string file_path = "far-bench.data", doubles_path, server_device, client_device;
 
 [[noreturn]] void die(const std::string &what)
 {
@@ -92,26 +94,32 @@ public:
 		if (fd_ < 0 || ::ioctl(fd_, UFFDIO_API, &api) || base_ == MAP_FAILED ||
 		    ::ioctl(fd_, UFFDIO_REGISTER, &r))
 			die("userfaultfd");
+		/* As large pages as the other way's are; registered once, so that nothing is copied on the
+		 * way. */
+		buffers_ = static_cast<std::byte *>(::mmap(nullptr, fillers * page_, PROT_READ | PROT_WRITE,
+							   MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+		if (buffers_ == MAP_FAILED)
+			die("buffers");
+		buffer_bytes_ = fillers * page_;
+		must(from_->attach({buffers_, buffer_bytes_}));
 		for (unsigned i = 0; i < fillers; i++)
-			threads_.emplace_back([this] { serve(); });
+			threads_.emplace_back([this, i] { serve(buffers_ + i * page_); });
 	}
 	~copying()
 	{
 		stop_ = true;
 		for (auto &t : threads_)
 			t.join();
+		from_->detach({buffers_, buffer_bytes_});
+		::munmap(buffers_, buffer_bytes_);
 		::munmap(base_, bytes_);
 		::close(fd_);
 	}
 	[[nodiscard]] std::byte *memory() const { return base_; }
 
 private:
-	void serve()
+	void serve(std::byte *at)
 	{
-		std::vector<std::byte> buffer(page_ * 2);
-		std::byte *const at =
-		    buffer.data() + (page_ - reinterpret_cast<std::uintptr_t>(buffer.data()) % page_);
-
 		while (!stop_) {
 			uffd_msg m;
 			pollfd p = {fd_, POLLIN, 0};
@@ -136,8 +144,8 @@ private:
 	std::shared_ptr<store> from_;
 	const std::size_t page_;
 	int fd_;
-	std::size_t bytes_;
-	std::byte *base_;
+	std::size_t bytes_, buffer_bytes_;
+	std::byte *base_, *buffers_;
 	std::atomic<bool> stop_ = false;
 	std::vector<std::thread> threads_;
 };
@@ -226,18 +234,27 @@ void latency()
 	::unlink(file_path.c_str());
 }
 
-/* A region of a server of this process, behind a link. */
+/* A region of a server of this process, behind a link that is emulated, or two devices. */
 struct remote_region {
 	explicit remote_region(std::uint64_t bytes, double rate = 0, std::chrono::microseconds delay = {},
 			       std::size_t page = 4096)
 	{
 		static int number;
 		transport::options link;
-		link.bytes_per_second = rate;
-		link.latency = delay;
-		here = must(transport::open("shm", link));
-		there = must(transport::open("shm", link));
-		address = "shm:far-bench-" + std::to_string(::getpid()) + "-" + std::to_string(number++);
+		if (server_device.empty()) {
+			link.bytes_per_second = rate;
+			link.latency = delay;
+			here = must(transport::open("shm", link));
+			there = must(transport::open("shm", link));
+			address =
+			    "shm:far-bench-" + std::to_string(::getpid()) + "-" + std::to_string(number++);
+		} else {
+			link.device = client_device;
+			here = must(transport::open("verbs", link));
+			link.device = server_device;
+			there = must(transport::open("verbs", link));
+			address = "verbs:127.0.0.1:" + std::to_string(7300 + number++);
+		}
 		serving = must(server::make(*there, address));
 		must(serving->lend("r", bytes, page));
 	}
@@ -291,7 +308,10 @@ void noise(std::span<std::byte> page, std::uint64_t seed)
 void fill()
 {
 	for (const std::size_t page : {std::size_t{4096}, std::size_t{65536}, std::size_t{1} << 20}) {
-		const std::uint64_t bytes = page == 4096 ? 64 << 20 : 256 << 20;
+		/* A guest has less memory, and an emulated CPU. */
+		const std::uint64_t bytes = !server_device.empty() ? 16 << 20
+					    : page == 4096         ? 64 << 20
+								   : 256 << 20;
 		remote_region r(bytes, 0, {}, page);
 		const auto s = r.open({.checksums = false});
 		write_all(*s, page, noise);
@@ -320,26 +340,45 @@ void fill()
 		}
 		const double a = static_cast<double>(bytes) / median(in_place),
 			     b = static_cast<double>(bytes) / median(copied);
-		std::printf("{\"figure\": \"fill\", \"page\": %zu, \"in_place_bytes_per_s\": %.0f, "
-			    "\"copy_bytes_per_s\": %.0f, "
-			    "\"ratio\": %.3f}\n",
-			    page, a, b, a / b);
+		std::printf("{\"figure\": \"fill\", \"over\": \"%s\", \"page\": %zu, "
+			    "\"in_place_bytes_per_s\": %.0f, \"copy_bytes_per_s\": %.0f, \"ratio\": %.3f}\n",
+			    server_device.empty() ? "shm" : "verbs", page, a, b, a / b);
+		std::fflush(stdout);
 	}
 }
 
 /*
  * Where the time of a fill goes: each step by itself for all pages, without threads, faults or a store. In
  * batches: frames are made, and mapped, 64 at a time. Kept: the frames are there already, and were read into
- * before.
+ * before. Over verbs the step "read" is a READ by the adapter.
  */
 void steps()
 {
-	constexpr std::size_t page = 4096, pages = 8192, bytes = pages * page;
+	constexpr std::size_t page = 4096;
+	const std::size_t pages = server_device.empty() ? 8192 : 1024, bytes = pages * page;
 	constexpr int rounds = 7;
 	std::map<std::pair<std::string, std::string>, std::vector<double>> took;
 	std::vector<std::byte> from(bytes, std::byte{5}), buffer(page);
 	const pid_t self = ::getpid();
+	std::unique_ptr<remote_region> far;
+	std::shared_ptr<network_store> store;
+	if (!server_device.empty()) {
+		far = std::make_unique<remote_region>(bytes);
+		store = far->open({.checksums = false});
+		write_all(*store, page, noise);
+		must(store->attach(buffer));
+	}
+	const auto attach = [&](std::byte *frames) {
+		if (store)
+			must(store->attach({frames, bytes}));
+	};
+	const auto detach = [&](std::byte *frames) {
+		if (store)
+			store->detach({frames, bytes});
+	};
 	const auto read = [&](std::byte *to, std::size_t at) {
+		if (store)
+			return must(store->read({at, {to, page}}));
 		const iovec local = {to, page}, remote = {from.data() + at, page};
 
 		if (::process_vm_readv(self, &local, 1, &remote, 1, 0) != static_cast<ssize_t>(page))
@@ -372,7 +411,7 @@ void steps()
 						    for (std::size_t at = 0; at < bytes; at += batch * page)
 							    f(at);
 					    }) /
-					    pages * 1e6);
+					    static_cast<double>(pages) * 1e6);
 	};
 
 	for (int round = 0; round < rounds; round++) {
@@ -402,6 +441,7 @@ void steps()
 			if (frames < 0 || ::ftruncate(frames, bytes))
 				die("memfd");
 			std::byte *const alias = mapped(frames), *const base = mapped(frames);
+			attach(alias);
 			const int fd =
 			    watched(base, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR);
 			const auto make = [&](std::size_t at) {
@@ -425,6 +465,7 @@ void steps()
 					die("UFFDIO_CONTINUE");
 			});
 			step(way, "4 touch", 1, [&](std::size_t at) { touch(base + at); });
+			detach(alias);
 			::munmap(alias, bytes);
 			::munmap(base, bytes);
 			::close(frames);
@@ -439,8 +480,12 @@ void steps()
 		::munmap(plain, bytes);
 	}
 	for (const auto &[name, us] : took)
-		std::printf("{\"figure\": \"steps\", \"way\": \"%s\", \"step\": \"%s\", \"us\": %.3f}\n",
-			    name.first.c_str(), name.second.c_str(), median(us));
+		std::printf("{\"figure\": \"steps\", \"over\": \"%s\", \"way\": \"%s\", \"step\": \"%s\", "
+			    "\"us\": %.3f}\n",
+			    server_device.empty() ? "shm" : "verbs", name.first.c_str(), name.second.c_str(),
+			    median(us));
+	if (store)
+		store->detach(buffer);
 }
 
 /* A link of 200 us: how many transfers at once does it take? Read and write, twice what fits. */
@@ -695,10 +740,12 @@ int main(int argc, char **argv)
 	struct figure {
 		const char *name;
 		void (*run)();
+		bool over_verbs = false;
 	};
-	constexpr figure figures[] = {{"latency", latency},     {"fill", fill},          {"steps", steps},
-				      {"workers", workers},     {"coding", coding_gain}, {"stream", stream},
-				      {"buffer", buffer_sizes}, {"unmap", unmap}};
+	constexpr figure figures[] = {{"latency", latency},           {"fill", fill, true},
+				      {"steps", steps, true},         {"workers", workers},
+				      {"coding", coding_gain},        {"stream", stream},
+				      {"buffer", buffer_sizes, true}, {"unmap", unmap}};
 	std::vector<const figure *> chosen;
 
 	for (int i = 1; i < argc; i++) {
@@ -710,18 +757,31 @@ int main(int argc, char **argv)
 			doubles_path = argv[++i];
 			continue;
 		}
+		if (std::string(argv[i]) == "--verbs" && i + 1 < argc) {
+			const std::string both = argv[++i];
+			const std::size_t comma = both.find(',');
+			server_device = both.substr(0, comma);
+			client_device = comma == std::string::npos ? server_device : both.substr(comma + 1);
+			if (server_device.empty() || client_device.empty())
+				die("--verbs " + both + ": two names of devices, with a comma between");
+			continue;
+		}
 		const auto f = std::find_if(std::begin(figures), std::end(figures),
 					    [&](const figure &x) { return std::string(x.name) == argv[i]; });
 		if (f == std::end(figures))
 			die(std::string(
 				"usage: far_bench [latency|fill|steps|workers|coding|stream|buffer|unmap]... "
-				"[--file PATH] [--doubles PATH]; not ") +
+				"[--file PATH] [--doubles PATH] [--verbs SERVER,CLIENT]; not ") +
 			    argv[i]);
 		chosen.push_back(f);
 	}
 	if (chosen.empty())
 		for (const figure &f : figures)
-			chosen.push_back(&f);
+			if (server_device.empty() || f.over_verbs)
+				chosen.push_back(&f);
+	for (const figure *f : chosen)
+		if (!server_device.empty() && !f->over_verbs)
+			die(std::string(f->name) + ": only fill, steps and buffer are measured over verbs");
 	for (const figure *f : chosen) {
 		f->run();
 		std::fflush(stdout);

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The server: it opens regions for clients and makes files durable. All else clients do by themselves.
+ *
+ * The end of a connection waits for what its peer has under way, which a hostile one makes last: up to 5
+ * seconds over shared memory. So connections end in a thread of their own, and the others are served
+ * meanwhile. Until a connection has ended its client has what it opened, because it may still write there.
  */
 #include "protocol.hpp"
 
@@ -9,8 +13,10 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
+#include <deque>
 #include <fcntl.h>
 #include <map>
 #include <mutex>
@@ -44,9 +50,15 @@ struct lent {
 	std::byte *memory = nullptr;                 /* of @bytes */
 	transport::descriptor file;
 	std::unique_ptr<transport::region> data;
-	std::uint64_t size = 0;                                    /* as the client sees it */
-	std::uint64_t made = 0;                                    /* of a client: what counts of it */
-	std::vector<std::pair<const void *, std::uint32_t>> users; /* connections, and how they opened it */
+	std::uint64_t size = 0; /* as the client sees it */
+	std::uint64_t made = 0; /* of a client: what counts of it */
+	std::vector<std::pair<std::uint64_t, std::uint32_t>>
+	    users; /* numbers of connections, and how they opened it */
+};
+
+struct client {
+	std::unique_ptr<transport::connection> connection;
+	std::uint64_t number; /* no other one ever has it */
 };
 
 class serving final : public server
@@ -59,6 +71,7 @@ public:
 	      how_(how),
 	      stop_(std::move(stop)),
 	      events_(std::move(events)),
+	      ender_([this] { end(); }),
 	      thread_([this] { serve(); })
 	{
 	}
@@ -68,6 +81,12 @@ public:
 
 		(void)!::write(stop_.get(), &one, sizeof(one));
 		thread_.join();
+		{
+			const std::lock_guard guard(ending_mutex_);
+			last_ = true;
+		}
+		more_to_end_.notify_one();
+		ender_.join();
 	}
 
 	status lend(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
@@ -153,56 +172,101 @@ private:
 		return {};
 	}
 
-	void serve() noexcept
+	static void block_signals() noexcept
 	{
-		std::vector<std::unique_ptr<transport::connection>> clients;
-		std::vector<transport::connection *> all;
-		bool told = false;
 		sigset_t signals;
 
 		::sigfillset(&signals);
 		::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+	}
+
+	void serve() noexcept
+	{
+		std::vector<client> clients;
+		std::vector<transport::connection *> all;
+		std::uint64_t number = 0;
+		bool told = false;
+
+		block_signals();
 		for (;;) {
 			epoll_event e[2];
 
 			all.clear();
-			for (const auto &c : clients)
-				all.push_back(c.get());
+			for (const client &c : clients)
+				all.push_back(c.connection.get());
 			(void)transport::wait(all, transport::clock::now() + std::chrono::hours(1),
 					      events_.get());
 			const int n = ::epoll_wait(events_.get(), e, 2, 0);
 			for (int i = 0; i < n; i++) {
-				if (e[i].data.fd == stop_.get())
+				if (e[i].data.fd == stop_.get()) {
+					for (client &c : clients)
+						end_soon(std::move(c));
 					return;
+				}
 				result<std::unique_ptr<transport::connection>> c =
 				    listener_->accept(transport::clock::now());
-				if (c && clients.size() < how_.max_connections)
-					clients.push_back(std::move(*c));
+				if (c && clients.size() + ending() < how_.max_connections)
+					clients.push_back({std::move(*c), ++number});
 				/* Others concern one client, which hears of it. */
 				if ((c.code() == EMFILE || c.code() == ENFILE) && !std::exchange(told, true))
 					(void)std::fprintf(stderr, "nprdma-far: %s\n", c.why().text.c_str());
 			}
-			for (auto &c : clients)
-				if (!attend(*c)) {
-					leave(c.get());
-					c.reset();
-				}
-			std::erase(clients, nullptr);
+			for (client &c : clients)
+				if (!attend(c))
+					end_soon(std::move(c));
+			std::erase_if(clients, [](const client &c) { return !c.connection; });
 		}
 	}
 
-	void leave(const void *client)
+	void end_soon(client &&c)
+	{
+		{
+			const std::lock_guard guard(ending_mutex_);
+			to_end_.push_back(std::move(c));
+			ending_++;
+		}
+		more_to_end_.notify_one();
+	}
+
+	[[nodiscard]] std::size_t ending()
+	{
+		const std::lock_guard guard(ending_mutex_);
+
+		return ending_;
+	}
+
+	void end() noexcept
+	{
+		std::unique_lock lock(ending_mutex_);
+
+		block_signals();
+		for (;;) {
+			more_to_end_.wait(lock, [&] { return last_ || !to_end_.empty(); });
+			if (to_end_.empty())
+				return;
+			client c = std::move(to_end_.front());
+			to_end_.pop_front();
+			lock.unlock();
+			c.connection.reset();
+			leave(c.number);
+			lock.lock();
+			ending_--;
+		}
+	}
+
+	void leave(std::uint64_t number)
 	{
 		const std::lock_guard guard(mutex_);
 
 		for (auto &[name, r] : regions_)
-			std::erase_if(r->users, [&](const auto &u) { return u.first == client; });
-		owner_.erase(client);
+			std::erase_if(r->users, [&](const auto &u) { return u.first == number; });
+		owner_.erase(number);
 	}
 
 	/* False: it is gone, or talks nonsense. */
-	bool attend(transport::connection &c) noexcept
+	bool attend(const client &of) noexcept
 	{
+		transport::connection &c = *of.connection;
 		transport::completion done[8];
 		request r;
 
@@ -216,7 +280,7 @@ private:
 				return c.alive();
 			if (*n != sizeof(r) || r.magic != protocol_magic || r.name[sizeof(r.name) - 1])
 				return false;
-			const answer a = handle(c, r);
+			const answer a = handle(of.number, r);
 			/* One answer for each question: there is room, or the client does not play by the
 			 * rules. */
 			if (status s = c.send(std::as_bytes(std::span(&a, 1))); !s)
@@ -225,10 +289,10 @@ private:
 		return c.alive();
 	}
 
-	static bool has_open(const lent &l, const transport::connection &c) noexcept
+	static bool has_open(const lent &l, std::uint64_t number) noexcept
 	{
 		return std::any_of(l.users.begin(), l.users.end(),
-				   [&](const auto &u) { return u.first == &c; });
+				   [&](const auto &u) { return u.first == number; });
 	}
 
 	static void refuse(answer &a, const error &why) noexcept
@@ -237,7 +301,7 @@ private:
 		why.text.copy(a.text, sizeof(a.text) - 1);
 	}
 
-	answer handle(transport::connection &c, const request &r) noexcept
+	answer handle(std::uint64_t number, const request &r) noexcept
 	{
 		answer a{};
 		const std::string name = r.name;
@@ -249,7 +313,7 @@ private:
 			{
 				const std::lock_guard guard(mutex_);
 				const auto i = regions_.find(name);
-				if (i == regions_.end() || !has_open(*i->second, c)) {
+				if (i == regions_.end() || !has_open(*i->second, number)) {
 					refuse(a, {EINVAL, "far server: to flush what is not open"});
 					return a;
 				}
@@ -270,7 +334,7 @@ private:
 		}
 		const std::lock_guard guard(mutex_);
 		auto i = regions_.find(name);
-		if (owner_.contains(&c)) {
+		if (owner_.contains(number)) {
 			refuse(a, {EALREADY, "far server: a connection opens one region, once"});
 			return a;
 		}
@@ -289,15 +353,15 @@ private:
 		lent &l = *i->second;
 		const std::uint32_t how = r.flags & (open_read_only | open_shared);
 		for (const auto &[who, was] : l.users)
-			if (who != &c && !((how & was) & (open_read_only | open_shared)) &&
+			if (who != number && !((how & was) & (open_read_only | open_shared)) &&
 			    owner_[who] != r.client) {
 				refuse(a, {EBUSY,
 					   "far server: region \"" + name +
 					       "\" is open for another client; see network_options::shared"});
 				return a;
 			}
-		owner_[&c] = r.client;
-		l.users.emplace_back(&c, how);
+		owner_[number] = r.client;
+		l.users.emplace_back(number, how);
 		const transport::token t = l.data->remote();
 		const std::uint64_t data_bytes = l.bytes - l.table_bytes;
 		a.id = l.id;
@@ -314,11 +378,17 @@ private:
 	const transport::descriptor stop_, events_;
 	std::mutex mutex_; /* of what follows */
 	std::map<std::string, std::unique_ptr<lent>> regions_;
-	std::map<const void *, std::uint64_t> owner_; /* the client of each connection */
-	std::uint64_t made_ = 0;                      /* bytes of clients' regions, without their entries */
+	std::map<std::uint64_t, std::uint64_t> owner_; /* the client of each connection */
+	std::uint64_t made_ = 0;                       /* bytes of clients' regions, without their entries */
 	std::size_t made_regions_ = 0;
 	std::random_device random_;
-	std::thread thread_;
+
+	std::mutex ending_mutex_; /* of what follows */
+	std::condition_variable more_to_end_;
+	std::deque<client> to_end_;
+	std::size_t ending_ = 0; /* with the one that is being ended */
+	bool last_ = false;
+	std::thread ender_, thread_;
 };
 
 } // namespace

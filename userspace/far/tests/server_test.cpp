@@ -6,12 +6,31 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <functional>
 #include <gtest/gtest.h>
 #include <string>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+
+namespace
+{
+std::function<void()> before_copy;
+} // namespace
+
+/* The program's own, as that of no_descriptors.hpp. */
+extern "C" __attribute__((visibility("default"))) ssize_t
+process_vm_writev(pid_t pid, const iovec *local, unsigned long n, const iovec *remote, unsigned long m,
+		  unsigned long flags) noexcept
+{
+	if (before_copy)
+		before_copy();
+	return ::syscall(SYS_process_vm_writev, pid, local, n, remote, m, flags);
+}
 
 namespace
 {
@@ -165,6 +184,72 @@ TEST_F(Hostile, AServerWithoutDescriptorsSaysSoOnceAndServesLater)
 	const std::size_t at = said.find("ulimit -n");
 	ASSERT_NE(at, std::string::npos) << said;
 	EXPECT_EQ(said.find("ulimit -n", at + 1), std::string::npos) << said;
+}
+
+/* It opens @region, begins to WRITE to it, talks nonsense meanwhile, and is stopped. */
+[[noreturn]] void stop_while_writing(const std::string &address, const request &open)
+{
+	const auto context = must(transport::open("shm"));
+	std::unique_ptr<transport::connection> c;
+	std::vector<std::byte> page(4096);
+	const auto region = must(context->register_memory(page));
+	answer a{};
+
+	while (!c)
+		if (auto r = context->connect(address, soon(), protocol_room))
+			c = std::move(*r);
+	must(c->send(std::as_bytes(std::span(&open, 1))));
+	must(transport::next_message(*c, std::as_writable_bytes(std::span(&a, 1)), soon()));
+	before_copy = [&] {
+		must(c->send(std::as_bytes(std::span(&page[0], 1))));
+		::raise(SIGSTOP);
+	};
+	const transport::segment s = {region.get(), page.data(), a.data.addr, a.data.key, 4096};
+	(void)c->write({&s, 1}, 1);
+	::_exit(0);
+}
+
+TEST(HostileProcess, OneThatIsStoppedWhileItWritesKeepsNobodyWaiting)
+{
+	const std::string address = "shm:far-stopped-" + std::to_string(::getpid());
+	request open{};
+	int how;
+
+	open.magic = protocol_magic;
+	open.what = op::open;
+	open.client = 2;
+	open.bytes = 4096;
+	open.page_bytes = 4096;
+	open.flags = open_make;
+	open.name[0] = 'm';
+	/* Before there are threads. */
+	const pid_t child = ::fork();
+	ASSERT_GE(child, 0);
+	if (child == 0)
+		stop_while_writing(address, open);
+
+	const auto there = must(transport::open("shm")), here = must(transport::open("shm"));
+	server_options options;
+	options.clients_may_make = 1 << 20;
+	const auto serving = must(server::make(*there, address, options));
+	must(serving->lend("r", 4096));
+	ASSERT_EQ(::waitpid(child, &how, WUNTRACED), child);
+	ASSERT_TRUE(WIFSTOPPED(how)) << how;
+	/*
+	 * The server waits five seconds for the end of what it WRITEs, and others do not wait for that: one
+	 * that comes after the server has read the nonsense finds the region in use still.
+	 */
+	for (int i = 0; i < 3; i++) {
+		const auto store =
+		    must(network_store::open(*here, address, "r", {.shared = true, .lanes = 1}));
+		must(store->flush());
+	}
+	EXPECT_EQ(serving->withdraw("m").code(), EBUSY);
+	EXPECT_EQ(network_store::open(*here, address, "m", {.deadline = 10ms}).code(), EBUSY);
+	(void)::kill(child, SIGKILL);
+	(void)::waitpid(child, nullptr, 0);
+	while (serving->withdraw("m").code() == EBUSY)
+		std::this_thread::yield();
 }
 
 } // namespace

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* npr-far-server, as a process. */
+#include "must.hpp"
+
+#include <nprdma/far_network.hpp>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace
+{
+
+using namespace nprdma::far;
+namespace transport = nprdma::transport;
+
+class process
+{
+public:
+	explicit process(std::vector<std::string> arguments)
+	{
+		int ends[2];
+
+		if (::pipe(ends))
+			std::abort();
+		arguments.insert(arguments.begin(), NPR_FAR_SERVER);
+		std::vector<char *> argv;
+		for (std::string &a : arguments)
+			argv.push_back(a.data());
+		argv.push_back(nullptr);
+		pid_ = ::fork();
+		if (pid_ == 0) {
+			::dup2(ends[1], STDOUT_FILENO);
+			::dup2(ends[1], STDERR_FILENO);
+			::close(ends[0]);
+			::close(ends[1]);
+			::execv(argv[0], argv.data());
+			::_exit(127);
+		}
+		::close(ends[1]);
+		output_ = ends[0];
+	}
+	~process()
+	{
+		if (pid_ > 0) {
+			::kill(pid_, SIGKILL);
+			(void)end();
+		}
+		::close(output_);
+	}
+	process(const process &) = delete;
+	process &operator=(const process &) = delete;
+
+	/* Reads up to such a line. False: the output ended before. */
+	bool says(const std::string &line)
+	{
+		char c;
+
+		for (std::string now; ::read(output_, &c, 1) == 1;) {
+			said_ += c;
+			if (c != '\n') {
+				now += c;
+				continue;
+			}
+			if (now == line)
+				return true;
+			now.clear();
+		}
+		return false;
+	}
+	void signal(int number) const { ::kill(pid_, number); }
+	/* The status that it ends with, or -1. */
+	int end()
+	{
+		int status = 0;
+
+		(void)::waitpid(std::exchange(pid_, -1), &status, 0);
+		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+	}
+	[[nodiscard]] const std::string &said() const { return said_; }
+
+private:
+	pid_t pid_ = -1;
+	int output_ = -1;
+	std::string said_;
+};
+
+std::string some_address()
+{
+	static int number;
+
+	return "shm:far-tool-" + std::to_string(::getpid()) + "-" + std::to_string(number++);
+}
+
+/* What it says of @arguments, which it does not take, after its status. */
+std::string refusal(const std::vector<std::string> &arguments)
+{
+	process p(arguments);
+
+	(void)p.says("");
+	return std::to_string(p.end()) + " " + p.said();
+}
+
+TEST(FarServerTool, LendsMemoryAndEndsWhenItIsTold)
+{
+	const std::string address = some_address();
+	process p({address, "--lend", "a=1M", "--lend", "b=64K,page=16K", "--clients-may-make", "1M"});
+	ASSERT_TRUE(p.says("serving at " + address)) << p.said();
+	EXPECT_NE(p.said().find("a: 1048576 bytes in pages of 4096, memory\n"), std::string::npos)
+	    << p.said();
+	{
+		const auto context = must(transport::open("shm"));
+		EXPECT_EQ(must(network_store::open(*context, address, "a"))->bytes(), 1U << 20);
+		EXPECT_EQ(must(network_store::open(*context, address, "b"))->page_bytes(), 16384U);
+		network_options make;
+		make.make_bytes = 1 << 20;
+		EXPECT_EQ(must(network_store::open(*context, address, "c", make))->bytes(), 1U << 20);
+		EXPECT_EQ(network_store::open(*context, address, "d", make).code(), EDQUOT);
+		EXPECT_EQ(network_store::open(*context, address, "none").code(), ENOENT);
+	}
+	p.signal(SIGTERM);
+	EXPECT_TRUE(p.says("ends, by Terminated")) << p.said();
+	EXPECT_EQ(p.end(), 0);
+}
+
+TEST(FarServerTool, KeepsInAFileWhatWasFlushed)
+{
+	const std::string address = some_address();
+	const std::filesystem::path file =
+	    std::filesystem::temp_directory_path() / ("far,tool-" + std::to_string(::getpid()));
+	const auto context = must(transport::open("shm"));
+	std::vector<std::byte> page(4096, std::byte{7}), back(4096);
+
+	std::filesystem::remove(file);
+	for (const bool first : {true, false}) {
+		process p({address, "-l", "kept=1M,page=4096,file=" + file.string()});
+		ASSERT_TRUE(p.says("serving at " + address)) << p.said();
+		{
+			const auto store = must(network_store::open(*context, address, "kept"));
+			if (first) {
+				must(store->write({8192, page}));
+				must(store->flush());
+			} else {
+				must(store->read({8192, back}));
+			}
+		}
+		/* As a machine that fails would end it, and as an administrator does. */
+		p.signal(first ? SIGKILL : SIGINT);
+		EXPECT_EQ(p.end(), first ? -1 : 0);
+	}
+	EXPECT_EQ(back, page);
+	std::filesystem::remove(file);
+}
+
+TEST(FarServerTool, SaysWhatIsWrongWithItsArguments)
+{
+	const std::string a = some_address();
+	const auto begins = [](const std::string &all, const std::string &with) {
+		EXPECT_EQ(all.substr(0, with.size()), with);
+	};
+
+	begins(refusal({}), "64 npr-far-server: ADDRESS is required");
+	begins(refusal({a}), "64 npr-far-server: There is nothing to serve");
+	begins(refusal({a, "-l", "x"}),
+	       "64 npr-far-server: --lend x: it is NAME=SIZE[,page=SIZE][,file=PATH]");
+	begins(refusal({a, "-l", "=1M"}), "64 npr-far-server: --lend =1M: it is NAME=SIZE");
+	begins(refusal({a, "-l", "x=much"}), "64 npr-far-server: --lend x=much: much is no size in bytes");
+	begins(refusal({a, "-l", "x=-1"}), "64 npr-far-server: --lend x=-1: -1 is no size in bytes");
+	begins(refusal({a, "-l", "x=99999999T"}),
+	       "64 npr-far-server: --lend x=99999999T: 99999999T is no size in bytes");
+	begins(refusal({a, "-l", "x=1M,pages=4"}),
+	       "64 npr-far-server: --lend x=1M,pages=4: pages=4 is neither page=SIZE nor file=PATH");
+	begins(refusal({a, "-l", "x=1M,file="}),
+	       "64 npr-far-server: --lend x=1M,file=: no path behind file=");
+	begins(refusal({a, "-l", "x=1M", "-l", "x=2M"}),
+	       "64 npr-far-server: --lend: two regions have the name x");
+	begins(refusal({a, "-l", "x=1M,file=f", "-l", "y=1M,file=./f"}),
+	       "64 npr-far-server: --lend: two regions have the file ./f");
+	/* What only the library knows. */
+	begins(refusal({a, "-l", "x=1M,page=5000"}),
+	       "1 npr-far-server: far server: page_bytes is a power of two from 4 KiB to 4 MiB");
+	begins(refusal({"tcp:here", "-l", "x=1M"}), "1 npr-far-server: ");
+}
+
+} // namespace
