@@ -3,8 +3,8 @@
  * The server: it opens regions for clients and makes files durable. All else clients do by themselves.
  *
  * The end of a connection waits for what its peer has under way, which a hostile one makes last: up to 5
- * seconds over shared memory. So connections end in a thread of their own, and the others are served
- * meanwhile. Until a connection has ended its client has what it opened, because it may still write there.
+ * seconds over shared memory. Such a one ends in a thread of its own, and the others are served meanwhile.
+ * Until a connection has ended its client has what it opened, because it may still write there.
  */
 #include "protocol.hpp"
 
@@ -200,32 +200,44 @@ private:
 			for (int i = 0; i < n; i++) {
 				if (e[i].data.fd == stop_.get()) {
 					for (client &c : clients)
-						end_soon(std::move(c));
+						end_one(std::move(c));
 					return;
 				}
 				result<std::unique_ptr<transport::connection>> c =
 				    listener_->accept(transport::clock::now());
-				if (c && clients.size() + ending() < how_.max_connections)
-					clients.push_back({std::move(*c), ++number});
+				if (c) {
+					client fresh = {std::move(*c), ++number};
+
+					if (clients.size() + ending() < how_.max_connections)
+						clients.push_back(std::move(fresh));
+					else
+						end_one(std::move(fresh));
+				}
 				/* Others concern one client, which hears of it. */
 				if ((c.code() == EMFILE || c.code() == ENFILE) && !std::exchange(told, true))
 					(void)std::fprintf(stderr, "nprdma-far: %s\n", c.why().text.c_str());
 			}
 			for (client &c : clients)
 				if (!attend(c))
-					end_soon(std::move(c));
+					end_one(std::move(c));
 			std::erase_if(clients, [](const client &c) { return !c.connection; });
 		}
 	}
 
-	void end_soon(client &&c)
+	void end_one(client &&c)
 	{
-		{
-			const std::lock_guard guard(ending_mutex_);
-			to_end_.push_back(std::move(c));
-			ending_++;
+		if (!c.connection->quiesce()) {
+			{
+				const std::lock_guard guard(ending_mutex_);
+				to_end_.push_back(std::move(c));
+				ending_++;
+			}
+			more_to_end_.notify_one();
+			return;
 		}
-		more_to_end_.notify_one();
+		/* At once: a client that comes back finds its region free. */
+		std::exchange(c.connection, nullptr).reset();
+		leave(c.number);
 	}
 
 	[[nodiscard]] std::size_t ending()

@@ -384,13 +384,22 @@ public:
 	shm_connection(shm_context &c, ends e) : context_(c), e_(std::move(e)) { context_.add(this); }
 	~shm_connection() override
 	{
-		/* seq_cst: before the look at who is busy; pairs with copy() */
-		incoming().closed.store(1, std::memory_order_seq_cst);
-		shutdown();
 		/* A region of ours that goes next does not know of this connection. */
-		if (peer_is_busy())
+		if (!shm_connection::quiesce())
 			give_up(clock::now() + copy_time);
 		context_.remove(this);
+	}
+
+	bool quiesce() noexcept override
+	{
+		if (quiet_)
+			return true;
+		/* seq_cst: before the look at who is busy; pairs with copy() */
+		incoming().closed.store(1, std::memory_order_seq_cst);
+		shm_connection::shutdown();
+		/* Who becomes busy later sees that it is closed, and copies nothing: nobody looks again. */
+		quiet_ = !peer_is_busy();
+		return quiet_;
 	}
 
 	status read(std::span<const segment> segments, std::uint64_t id) noexcept override
@@ -821,6 +830,7 @@ private:
 	ends e_;
 	std::deque<operation> under_way_;
 	std::atomic<bool> broken_ = false;
+	bool quiet_ = false; /* the end has begun, and the peer copies nothing */
 	bool stalled_ = false;
 	std::atomic<bool> told_ = false; /* of a peer that is stopped; orders nothing */
 	std::int64_t seen_ns_ = 0, last_done_ns_ = 0, last_sent_ns_ = 0;

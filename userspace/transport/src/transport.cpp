@@ -13,6 +13,12 @@ namespace nprdma::transport
 
 void connection::advise(std::uint64_t, std::uint64_t, std::uint64_t, advice) noexcept {}
 
+bool connection::quiesce() noexcept
+{
+	shutdown();
+	return true;
+}
+
 result<std::unique_ptr<context>> open(std::string_view kind, const options &how)
 {
 	kind = kind.substr(0, kind.find(':'));

@@ -185,6 +185,12 @@ public:
 	[[nodiscard]] virtual bool alive() noexcept = 0;
 	/* Break the connection, from any thread: the peer sees it, and whoever is in wait() returns. */
 	virtual void shutdown() noexcept = 0;
+	/*
+	 * Begins the end, by whoever is the last to use it: only the destructor may follow. False: the peer
+	 * is in the middle of a copy from or to memory of this process, and the destructor waits for that,
+	 * for 5 seconds at most; true: it does not wait for the peer.
+	 */
+	[[nodiscard]] virtual bool quiesce() noexcept;
 
 	virtual void advise(std::uint64_t remote, std::uint64_t key, std::uint64_t bytes,
 			    advice what) noexcept;
