@@ -275,13 +275,9 @@ void measure_data_path(const options &opt, report &out)
 		if (e.window)
 			bandwidths.emplace_back(e.name, rate);
 
-		if (e.length == 4096 && !e.used) {
-			const bool read = e.opcode == IBV_WR_RDMA_READ;
-
+		if (e.length == 4096 && !e.used)
 			out.expect({fmt::format("{} without fault: unpinned / pinned by plain verbs", e.name),
-				    opt.unpinned ? overhead[2].median() : 0, read ? 1.15 : 1.6, false,
-				    opt.unpinned});
-		}
+				    opt.unpinned ? overhead[2].median() : 0, 1.1, false, opt.unpinned});
 	}
 	measure_phases(opt, ways, out);
 	if (opt.unpinned) {

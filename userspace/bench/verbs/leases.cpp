@@ -195,7 +195,8 @@ void measure_working_set(const options &opt, report &out)
 {
 	constexpr const char *percent = "/sys/module/ib_core/parameters/nprdma_lease_percent";
 	constexpr std::uint32_t length = 4096;
-	constexpr int count = 4000, window = 16;
+	/* As many to begin with: a part whose lease was refused is left alone for a second. */
+	constexpr int count = 40'000, window = 16;
 	const std::size_t bytes =
 	    4 * static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) / 100 * page_size / MiB * MiB;
 	const rc::endpoint responder(opt.dev.responder, 16);
@@ -207,7 +208,8 @@ void measure_working_set(const options &opt, report &out)
 	for (int round = 0; round < opt.rounds; round++) {
 		std::array<double, 2> one{};
 
-		for (const std::size_t leased : {0, 1}) {
+		for (const std::size_t turn : {0, 1}) {
+			const std::size_t leased = (turn + static_cast<std::size_t>(round)) % 2;
 			const kernel_parameter share(percent, leased ? "1" : "0");
 			const auto mr =
 			    responder.register_memory(mem.addr(), bytes, remote_access | IBV_ACCESS_UNPINNED);

@@ -364,13 +364,15 @@ void np_lease_begin(struct np_hold *hold)
 }
 
 /**
- * np_lease_end() - from now on memory pressure recalls it no more
+ * np_lease_end() - a hold is released: from now on memory pressure recalls it no more
  * @hold: hold
  */
 void np_lease_end(struct np_hold *hold)
 {
-	if (hold->recall)
-		list_lru_del_obj(&np_leases, &hold->lru);
+	if (!hold->recall)
+		return;
+	atomic64_inc(&hold->region->count->leases_ended);
+	list_lru_del_obj(&np_leases, &hold->lru);
 }
 
 /**

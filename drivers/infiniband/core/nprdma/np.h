@@ -182,6 +182,7 @@ struct np_grant {
  * @pages_aged: pages made absent to see whether peers still use them
  * @holds: holds that pinned a page, ever
  * @leases: holds that were leases, ever
+ * @leases_ended: of these, given back, in time or not, or ended with their holder
  * @leased: pages under leases now, counted for each
  * @recalls_change: leases recalled because the owner's memory has changed
  * @recalls_memory: because memory was short
@@ -207,6 +208,7 @@ struct np_stats {
 	u64 pages_aged;
 	u64 holds;
 	u64 leases;
+	u64 leases_ended;
 	u64 leased;
 	u64 recalls_change;
 	u64 recalls_memory;

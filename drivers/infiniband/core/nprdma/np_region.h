@@ -286,6 +286,7 @@ struct np_counters {
 	atomic64_t pages_aged;
 	atomic64_t holds;
 	atomic64_t leases;
+	atomic64_t leases_ended;
 	atomic64_t leased;
 	atomic64_t recalls[NP_RECALL_NR];
 	atomic64_t overdue;

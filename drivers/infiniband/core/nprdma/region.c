@@ -328,6 +328,7 @@ void np_region_stats(struct np_region *region, struct np_stats *stats)
 		.pages_aged = atomic64_read(&count->pages_aged),
 		.holds = atomic64_read(&count->holds),
 		.leases = atomic64_read(&count->leases),
+		.leases_ended = atomic64_read(&count->leases_ended),
 		.leased = atomic64_read(&count->leased),
 		.recalls_change = atomic64_read(&count->recalls[NP_RECALL_CHANGE]),
 		.recalls_memory = atomic64_read(&count->recalls[NP_RECALL_MEMORY]),

@@ -80,6 +80,7 @@ int np_fill_stat_mr(struct sk_buff *msg, struct ib_mr *mr)
 		NP_COUNTER("page_agings", pages_aged),
 		NP_COUNTER("holds", holds),
 		NP_COUNTER("leases", leases),
+		NP_COUNTER("leases_ended", leases_ended),
 		NP_COUNTER("recalls_change", recalls_change),
 		NP_COUNTER("recalls_memory", recalls_memory),
 		NP_COUNTER("recalls_budget", recalls_budget),

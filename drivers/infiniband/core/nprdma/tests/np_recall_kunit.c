@@ -463,8 +463,12 @@ static void np_lease_of_some_age_is_recalled(struct kunit *test)
 	np_test_is_told(test, peer, id);
 	np_region_stats(region, &stats);
 	KUNIT_EXPECT_EQ(test, stats.recalls_age, 1);
+	KUNIT_EXPECT_EQ(test, stats.leases, 1);
+	KUNIT_EXPECT_EQ(test, stats.leases_ended, 0);
 	np_test_answers(peer, RDMA_NP_OK);
 	np_test_release(test, peer, id, 0, RDMA_NP_OK);
+	np_region_stats(region, &stats);
+	KUNIT_EXPECT_EQ(test, stats.leases_ended, 1);
 	KUNIT_EXPECT_EQ(test, np_test_leased(region), 0);
 
 	WRITE_ONCE(np_hold_ms, 100);
