@@ -69,6 +69,8 @@ public:
 		++asked;
 		if (refuse)
 			return refuse;
+		if (req.addr < base || req.length > length || req.addr - base > length - req.length)
+			return -EFAULT;
 		handle = ++made;
 		leases[handle] = {req, 100 + handle};
 		info = {req.addr + (1ULL << 40), 100 + handle, 0};
@@ -186,6 +188,23 @@ protected:
 	npr::lease_keeper keeper_;
 	local_leases leases_{kernel_, keeper_};
 };
+
+/* Memory of malloc() does neither begin nor end at a page. */
+TEST_F(LocalLeases, RegionNeedNotBeginAtAPage)
+{
+	kernel_.base = address(16);
+	kernel_.length = 3 * page;
+	ASSERT_TRUE(take_again(16, 100, true));
+	EXPECT_EQ(kernel_.only().req.addr, address(16));
+
+	/* The pages around are leased with it, the first one included. */
+	const auto other = take_again(page + 8, static_cast<std::uint32_t>(2 * page), true);
+	ASSERT_TRUE(other);
+	EXPECT_EQ(other->addr, address(page + 8) + (1ULL << 40));
+	EXPECT_EQ(kernel_.leases.rbegin()->second.req.addr, address(16));
+	EXPECT_EQ(kernel_.leases.rbegin()->second.req.length, 3 * page);
+	EXPECT_EQ(kernel_.asked, 2U);
+}
 
 TEST_F(LocalLeases, SecondUseWithinAShortTimeIsLeased)
 {

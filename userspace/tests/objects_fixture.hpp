@@ -406,6 +406,8 @@ struct fake_kernel final : npr::kernel {
 			return refuse_hold;
 		if (holds_made == most_holds)
 			return -EFAULT;
+		if (local_length && (req.addr < local_base || req.addr + req.length > local_base + local_length))
+			return -EFAULT;
 		handle = ++holds_made;
 		local_leases_asked += (req.flags & RDMA_NP_FAULT_LEASE) != 0;
 		local_holds[handle] = {mr, req};

@@ -121,6 +121,7 @@ local_leases::region *local_leases::learn(std::uint32_t handle) noexcept
 
 void local_leases::make_entries(region &r, std::uint64_t base, std::uint64_t length) noexcept
 {
+	r.begin = base;
 	r.base = base & ~(page - 1);
 	r.length = base + length - r.base;
 	/* Zeroed, and without memory until it is used: regions may be large. */
@@ -299,7 +300,7 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 
 	rdma_np_hold_req req{};
 	rdma_np_hold_info info;
-	req.addr = std::max(first, r.base);
+	req.addr = std::max(first, r.begin);
 	req.length = std::min(last, r.base + r.length) - req.addr;
 	req.flags = (write ? RDMA_NP_FAULT_WRITE : 0) | RDMA_NP_FAULT_LEASE;
 	req.cookie = l->number;

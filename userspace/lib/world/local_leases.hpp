@@ -133,7 +133,8 @@ private:
 	};
 	struct region {
 		std::uint32_t handle = 0;
-		std::uint64_t base = 0, length = 0; /* 0: no region that can be leased */
+		std::uint64_t base = 0, length = 0; /* from the page where it begins; 0: no region that can be leased */
+		std::uint64_t begin = 0;	    /* where in that page; the kernel leases nothing before */
 		std::unique_ptr<entry[], free_entries> entries; /* one for each part */
 		std::unique_ptr<entry[], free_entries> pages;	/* one for each page where a lasting buffer may begin */
 		std::atomic<std::uint64_t> not_before{0};
