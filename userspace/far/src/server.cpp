@@ -23,6 +23,7 @@
 #include <random>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <thread>
 #include <utility>
@@ -36,6 +37,21 @@ namespace
 
 constexpr std::size_t most_made = 1024; /* regions of clients: each is registered, and mapped */
 constexpr int most_at_once = 16;        /* questions of one client, after which the others have their turn */
+
+/* The last block of a region's file. It is not registered, so that no client can write to it. */
+struct file_mark {
+	char magic[8];
+	std::uint64_t bytes, page_bytes; /* as lend() was given them */
+	std::uint64_t id;
+	char zeros[4064];
+};
+static_assert(sizeof(file_mark) == 4096);
+constexpr char file_magic[sizeof(file_mark::magic)] = "nprfar1"; /* and version */
+
+std::string size_of(std::uint64_t bytes, std::uint64_t page_bytes)
+{
+	return std::to_string(bytes) + " bytes in pages of " + std::to_string(page_bytes);
+}
 
 struct lent {
 	~lent()
@@ -139,21 +155,11 @@ private:
 					     "not so many"};
 		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 		if (!path.empty()) {
-			struct stat st;
-
-			r->file =
-			    transport::descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-			if (!r->file || ::fstat(r->file.get(), &st))
-				return transport::failure(errno, path);
-			if (st.st_size && st.st_size != static_cast<off_t>(r->bytes))
-				return error{EINVAL, path + ": has another size than this region needs"};
-			if (::ftruncate(r->file.get(), static_cast<off_t>(r->bytes)))
-				return transport::failure(errno, path);
-			/* The same file is the same region, also after this server was started anew. */
-			r->id = st.st_ino;
+			if (status s = open_file(*r, path); !s)
+				return s;
 			flags = MAP_SHARED;
 		} else {
-			r->id = (static_cast<std::uint64_t>(random_()) << 32 | random_()) | 1ULL << 63;
+			r->id = some_id();
 		}
 		void *const p = ::mmap(nullptr, r->bytes, PROT_READ | PROT_WRITE, flags, r->file.get(), 0);
 		if (p == MAP_FAILED)
@@ -169,6 +175,70 @@ private:
 			made_regions_++;
 		}
 		regions_.emplace(name, std::move(r));
+		return {};
+	}
+
+	std::uint64_t some_id() { return static_cast<std::uint64_t>(random_()) << 32 | random_(); }
+
+	/*
+	 * Entries are found by the page size, so a file that was made with another one would be read as
+	 * something that was never written. Its mark says what it was made with.
+	 */
+	status open_file(lent &r, const std::string &path)
+	{
+		transport::descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+		const int fd = file.get();
+		const auto end = static_cast<off_t>(r.bytes);
+		file_mark mark{};
+		struct stat st;
+
+		if (!file)
+			return transport::failure(errno, path);
+		/* The lock is the file's, whatever name it was opened by, and ends with the process. */
+		if (::flock(fd, LOCK_EX | LOCK_NB)) {
+			if (errno == EWOULDBLOCK)
+				return error{EBUSY,
+					     path + ": is lent already, by this server or by another one"};
+			return transport::failure(errno, path + ": to lock it");
+		}
+		if (::fstat(fd, &st))
+			return transport::failure(errno, path);
+		if (!S_ISREG(st.st_mode))
+			return error{EINVAL, path + ": is no regular file"};
+		if (st.st_size == 0) {
+			std::copy(std::begin(file_magic), std::end(file_magic), mark.magic);
+			mark.bytes = r.size;
+			mark.page_bytes = r.page_bytes;
+			mark.id = some_id();
+			/* This also gives the file its size: there is no file of that size without a mark. */
+			const ssize_t n = ::pwrite(fd, &mark, sizeof(mark), end);
+			const int code = n < 0 ? errno : n < static_cast<ssize_t>(sizeof(mark)) ? ENOSPC : 0;
+			if (code || ::fsync(fd)) {
+				const error why = transport::failure(code ? code : errno, path);
+
+				(void)!::ftruncate(fd, 0);
+				return why;
+			}
+		} else {
+			const off_t at = st.st_size - static_cast<off_t>(sizeof(mark));
+			if (at < 0 || ::pread(fd, &mark, sizeof(mark), at) != sizeof(mark) ||
+			    !std::equal(std::begin(file_magic), std::end(file_magic), mark.magic))
+				return error{
+				    EINVAL, path + ": is not empty, and was not made by a far server of this "
+						   "version; it is left as it is"};
+			if (mark.bytes != r.size || mark.page_bytes != r.page_bytes)
+				return error{EINVAL, path + ": is a region of " +
+							 size_of(mark.bytes, mark.page_bytes) +
+							 ", and not of " + size_of(r.size, r.page_bytes) +
+							 " as was asked for; it is left as it is"};
+			if (at != end)
+				return error{EINVAL,
+					     path + ": has another size than its region needs, something was "
+						    "cut out or put in; it is left as it is"};
+		}
+		/* A client that comes back after this server was started anew finds the same region. */
+		r.id = mark.id;
+		r.file = std::move(file);
 		return {};
 	}
 

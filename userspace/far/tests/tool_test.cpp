@@ -161,6 +161,30 @@ TEST(FarServerTool, KeepsInAFileWhatWasFlushed)
 	std::filesystem::remove(file);
 }
 
+TEST(FarServerTool, LendsAFileOnlyOnceAndOnlyAsWhatItWasMade)
+{
+	const std::string address = some_address();
+	const std::filesystem::path file =
+	    std::filesystem::temp_directory_path() / ("far-once-" + std::to_string(::getpid()));
+	const std::string as = ",file=" + file.string();
+
+	std::filesystem::remove(file);
+	{
+		process p({address, "-l", "x=1M" + as});
+		ASSERT_TRUE(p.says("serving at " + address)) << p.said();
+		EXPECT_EQ(refusal({some_address(), "-l", "x=1M" + as}),
+			  "1 npr-far-server: " + file.string() +
+			      ": is lent already, by this server or by another one\n");
+	}
+	EXPECT_EQ(refusal({some_address(), "-l", "x=1M,page=64K" + as}),
+		  "1 npr-far-server: " + file.string() +
+		      ": is a region of 1048576 bytes in pages of 4096, and not of 1048576 bytes in pages of "
+		      "65536 as was asked for; it is left as it is\n");
+	process p({address, "-l", "x=1M" + as});
+	EXPECT_TRUE(p.says("serving at " + address)) << p.said();
+	std::filesystem::remove(file);
+}
+
 TEST(FarServerTool, SaysWhatIsWrongWithItsArguments)
 {
 	const std::string a = some_address();
@@ -183,8 +207,6 @@ TEST(FarServerTool, SaysWhatIsWrongWithItsArguments)
 	       "64 npr-far-server: --lend x=1M,file=: no path behind file=");
 	begins(refusal({a, "-l", "x=1M", "-l", "x=2M"}),
 	       "64 npr-far-server: --lend: two regions have the name x");
-	begins(refusal({a, "-l", "x=1M,file=f", "-l", "y=1M,file=./f"}),
-	       "64 npr-far-server: --lend: two regions have the file ./f");
 	/* What only the library knows. */
 	begins(refusal({a, "-l", "x=1M,page=5000"}),
 	       "1 npr-far-server: far server: page_bytes is a power of two from 4 KiB to 4 MiB");

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 #include <set>
 #include <string>
@@ -157,19 +156,9 @@ std::optional<settings> parse(int argc, char **argv)
 		usage_error("There is nothing to serve: --lend lends a region, and --clients-may-make lets "
 			    "clients make theirs.");
 	std::set<std::string> names;
-	std::set<std::filesystem::path> files;
-	for (const region &r : s.regions) {
-		std::error_code none;
-
+	for (const region &r : s.regions)
 		if (!names.insert(r.name).second)
 			usage_error(fmt::format("--lend: two regions have the name {}", r.name));
-		/* They would overwrite each other. */
-		if (!r.file.empty() && !files
-					    .insert(std::filesystem::weakly_canonical(
-						std::filesystem::absolute(r.file, none), none))
-					    .second)
-			usage_error(fmt::format("--lend: two regions have the file {}", r.file));
-	}
 	return s;
 }
 
