@@ -7,13 +7,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
@@ -49,16 +52,21 @@ void must(const transport::status &s)
 		throw failed{s.why().text};
 }
 
-/* A number with K, M, G or T behind it, powers of 1024. */
+/* Digits, and maybe K, M, G or T behind them, which are powers of 1024. */
 std::uint64_t bytes_of(const std::string &text, const std::string &option)
 {
-	std::string value = text;
+	constexpr std::string_view units = "KMGT";
+	const char *const end = text.data() + text.size();
+	std::uint64_t n = 0;
+	std::size_t shift = 0;
+	const auto [digits_end, code] = std::from_chars(text.data(), end, n);
+	const std::string_view unit(digits_end, end);
 
-	try {
-		if (const std::string why = CLI::AsSizeValue(false)(value); why.empty() && text[0] != '-')
-			return std::stoull(value);
-	} catch (const std::exception &) {
-	}
+	if (unit.size() == 1)
+		shift = 10 * (units.find(unit[0]) + 1); /* 0: there is no such unit */
+	if (code == std::errc() && (unit.empty() || shift) &&
+	    n <= std::numeric_limits<std::uint64_t>::max() >> shift)
+		return n << shift;
 	usage_error(fmt::format("{}: {} is no size in bytes, as 4096, 64K or 2T", option, text));
 }
 
