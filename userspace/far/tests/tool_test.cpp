@@ -4,6 +4,7 @@
 
 #include <nprdma/far_network.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <gtest/gtest.h>
+#include <initializer_list>
 #include <string>
 #include <sys/wait.h>
 #include <thread>
@@ -26,7 +28,8 @@ namespace transport = nprdma::transport;
 class process
 {
 public:
-	explicit process(std::vector<std::string> arguments)
+	/* It has @ignored ignored from the beginning, as nohup(1) does it. */
+	explicit process(std::vector<std::string> arguments, std::initializer_list<int> ignored = {})
 	{
 		int ends[2];
 
@@ -39,6 +42,8 @@ public:
 		argv.push_back(nullptr);
 		pid_ = ::fork();
 		if (pid_ == 0) {
+			for (const int number : {SIGHUP, SIGINT})
+				::signal(number, std::ranges::count(ignored, number) ? SIG_IGN : SIG_DFL);
 			::dup2(ends[1], STDOUT_FILENO);
 			::dup2(ends[1], STDERR_FILENO);
 			::close(ends[0]);
@@ -132,6 +137,29 @@ TEST(FarServerTool, LendsMemoryAndEndsWhenItIsTold)
 	EXPECT_EQ(p.end(), 0);
 }
 
+/* Of signals that are waiting, that of the lowest number is the first to be taken: SIGHUP, SIGINT, SIGTERM.
+ */
+TEST(FarServerTool, EndsByEachSignalThatWasNotIgnoredWhenItBegan)
+{
+	const auto last_of = [](std::initializer_list<int> ignored, std::initializer_list<int> sent) {
+		const std::string address = some_address();
+		process p({address, "-l", "a=1M"}, ignored);
+
+		EXPECT_TRUE(p.says("serving at " + address)) << p.said();
+		for (const int number : sent)
+			p.signal(number);
+		EXPECT_FALSE(p.says(""));
+		EXPECT_EQ(p.end(), 0);
+		return p.said().substr(p.said().find("ends"));
+	};
+
+	EXPECT_EQ(last_of({}, {SIGHUP}), "ends, by Hangup\n");
+	EXPECT_EQ(last_of({}, {SIGINT}), "ends, by Interrupt\n");
+	EXPECT_EQ(last_of({SIGHUP}, {SIGHUP, SIGINT}), "ends, by Interrupt\n");
+	EXPECT_EQ(last_of({SIGINT}, {SIGINT, SIGHUP}), "ends, by Hangup\n");
+	EXPECT_EQ(last_of({SIGHUP, SIGINT}, {SIGHUP, SIGINT, SIGTERM}), "ends, by Terminated\n");
+}
+
 TEST(FarServerTool, KeepsInAFileWhatWasFlushed)
 {
 	const std::string address = some_address();
@@ -211,11 +239,10 @@ TEST(FarServerTool, TakesSizesOfDigitsWithOneUnitBehindThem)
 				       "18014398509481984K",
 				       "16777216T",
 				       "99999999T"}) {
-		EXPECT_EQ(refusal({a, "-l", "x=" + size}),
-			  ("64 npr-far-server: --lend x=" + size + ": " + size +
-			   " is no size in bytes, as 4096, 64K or 2T\nnpr-far-server --help says what there "
-			   "is.\n"));
-
+		EXPECT_EQ(refusal({a, "-l", "x=" + size}), "64 npr-far-server: --lend x=" + size + ": " +
+							       size +
+							       " is no size in bytes, as 4096, 64K or 2T\n"
+							       "npr-far-server --help says what there is.\n");
 		EXPECT_EQ(
 		    refusal({a, "-l", "x=1M,page=" + size}).rfind("64 npr-far-server: --lend x=1M,page=", 0),
 		    0u)

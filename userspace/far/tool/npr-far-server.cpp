@@ -183,16 +183,31 @@ bool unpins(transport::context &context)
 	return is;
 }
 
-void serve(const settings &s)
+/*
+ * The signals that end it. nohup(1) and shells have SIGHUP or SIGINT ignored, and a signal that is blocked
+ * reaches sigwait(3) all the same: those stay out.
+ */
+sigset_t ending_signals()
 {
 	sigset_t ends;
+
+	::sigemptyset(&ends);
+	::sigaddset(&ends, SIGTERM);
+	for (const int number : {SIGHUP, SIGINT}) {
+		struct sigaction how;
+
+		if (!::sigaction(number, nullptr, &how) && how.sa_handler != SIG_IGN)
+			::sigaddset(&ends, number);
+	}
+	return ends;
+}
+
+void serve(const settings &s)
+{
+	const sigset_t ends = ending_signals();
 	int number = 0;
 
 	/* Before there are threads, so that none of them is interrupted. */
-	::sigemptyset(&ends);
-	::sigaddset(&ends, SIGINT);
-	::sigaddset(&ends, SIGTERM);
-	::sigaddset(&ends, SIGHUP);
 	::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
 	const auto context = must(transport::open(s.address, s.link));
