@@ -115,6 +115,9 @@ public:
 
 	status withdraw(const std::string &name) override
 	{
+		/* Its end waits for whoever copies, from and to whatever region, and others do not wait for
+		 * that. */
+		std::unique_ptr<lent> gone;
 		const std::lock_guard guard(mutex_);
 		const auto i = regions_.find(name);
 
@@ -124,6 +127,7 @@ public:
 			return error{EBUSY, "far server: region \"" + name + "\" is in use"};
 		made_ -= i->second->made;
 		made_regions_ -= i->second->made != 0;
+		gone = std::move(i->second);
 		regions_.erase(i);
 		return {};
 	}

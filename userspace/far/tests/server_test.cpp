@@ -7,8 +7,14 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <dlfcn.h>
+#include <filesystem>
 #include <functional>
+#include <future>
 #include <gtest/gtest.h>
+#include <iterator>
+#include <optional>
+#include <pthread.h>
 #include <string>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -186,70 +192,251 @@ TEST_F(Hostile, AServerWithoutDescriptorsSaysSoOnceAndServesLater)
 	EXPECT_EQ(said.find("ulimit -n", at + 1), std::string::npos) << said;
 }
 
-/* It opens @region, begins to WRITE to it, talks nonsense meanwhile, and is stopped. */
-[[noreturn]] void stop_while_writing(const std::string &address, const request &open)
-{
-	const auto context = must(transport::open("shm"));
-	std::unique_ptr<transport::connection> c;
-	std::vector<std::byte> page(4096);
-	const auto region = must(context->register_memory(page));
-	answer a{};
+/* What a process does that is stopped in the middle of a WRITE. */
+struct stopped {
+	std::string address;
+	std::string region;      /* which it makes, of a page */
+	bool nonsense = false;   /* it talks nonsense meanwhile, upon which the server ends its connection */
+	bool by_another = false; /* the WRITE is by way of a second connection, before which it stops, too */
+};
 
-	while (!c)
-		if (auto r = context->connect(address, soon(), protocol_room))
-			c = std::move(*r);
-	must(c->send(std::as_bytes(std::span(&open, 1))));
-	must(transport::next_message(*c, std::as_writable_bytes(std::span(&a, 1)), soon()));
-	before_copy = [&] {
-		must(c->send(std::as_bytes(std::span(&page[0], 1))));
-		::raise(SIGSTOP);
-	};
-	const transport::segment s = {region.get(), page.data(), a.data.addr, a.data.key, 4096};
-	(void)c->write({&s, 1}, 1);
-	::_exit(0);
+/* What it opens, and opens with. */
+[[nodiscard]] std::unique_ptr<transport::connection> connect_until_there(transport::context &context,
+									 const std::string &address)
+{
+	for (;;)
+		if (auto c = context.connect(address, soon(), protocol_room))
+			return std::move(*c);
 }
 
-TEST(HostileProcess, OneThatIsStoppedWhileItWritesKeepsNobodyWaiting)
+[[noreturn]] void stop_while_writing(const stopped &how)
 {
-	const std::string address = "shm:far-stopped-" + std::to_string(::getpid());
+	const auto context = must(transport::open("shm"));
+	const auto c = connect_until_there(*context, how.address);
+	std::unique_ptr<transport::connection> second;
+	std::vector<std::byte> page(4096);
+	const auto region = must(context->register_memory(page));
 	request open{};
-	int how;
+	answer a{};
 
 	open.magic = protocol_magic;
 	open.what = op::open;
-	open.client = 2;
+	open.client = static_cast<std::uint64_t>(::getpid());
 	open.bytes = 4096;
 	open.page_bytes = 4096;
 	open.flags = open_make;
-	open.name[0] = 'm';
-	/* Before there are threads. */
-	const pid_t child = ::fork();
-	ASSERT_GE(child, 0);
-	if (child == 0)
-		stop_while_writing(address, open);
+	how.region.copy(open.name, sizeof(open.name) - 1);
+	must(c->send(std::as_bytes(std::span(&open, 1))));
+	must(transport::next_message(*c, std::as_writable_bytes(std::span(&a, 1)), soon()));
+	if (how.by_another) {
+		::raise(SIGSTOP);
+		second = connect_until_there(*context, how.address);
+	}
+	before_copy = [&] {
+		if (how.nonsense)
+			must(c->send(std::as_bytes(std::span(&page[0], 1))));
+		::raise(SIGSTOP);
+	};
+	const transport::segment s = {region.get(), page.data(), a.data.addr, a.data.key, 4096};
+	(void)(second ? second : c)->write({&s, 1}, 1);
+	::_exit(0);
+}
 
-	const auto there = must(transport::open("shm")), here = must(transport::open("shm"));
-	server_options options;
-	options.clients_may_make = 1 << 20;
-	const auto serving = must(server::make(*there, address, options));
-	must(serving->lend("r", 4096));
-	ASSERT_EQ(::waitpid(child, &how, WUNTRACED), child);
-	ASSERT_TRUE(WIFSTOPPED(how)) << how;
+/* Children are made before there are threads. */
+class HostileProcess : public testing::Test
+{
+protected:
+	void TearDown() override { kill(); }
+
+	void fork(const stopped &how)
+	{
+		const pid_t child = ::fork();
+
+		ASSERT_GE(child, 0);
+		if (child == 0)
+			stop_while_writing(how);
+		children_.push_back(child);
+	}
+	void wait_until_stopped() const
+	{
+		int how;
+
+		for (const pid_t child : children_) {
+			ASSERT_EQ(::waitpid(child, &how, WUNTRACED), child);
+			ASSERT_TRUE(WIFSTOPPED(how)) << how;
+		}
+	}
+	void kill()
+	{
+		for (const pid_t child : children_) {
+			(void)::kill(child, SIGKILL);
+			(void)::waitpid(child, nullptr, 0);
+		}
+		children_.clear();
+	}
+	void start(transport::context &context, unsigned max_connections = 1024)
+	{
+		server_options how;
+
+		how.clients_may_make = 1 << 20;
+		how.max_connections = max_connections;
+		server_ = must(server::make(context, address_, how));
+		must(server_->lend("r", 4096));
+	}
+	std::shared_ptr<network_store> open()
+	{
+		return must(network_store::open(*here_, address_, "r", {.shared = true, .lanes = 1}));
+	}
+	/* As soon as nobody has it. */
+	status withdraw(const std::string &name)
+	{
+		status s;
+
+		while ((s = server_->withdraw(name)).code() == EBUSY)
+			std::this_thread::yield();
+		return s;
+	}
+
+	const std::string address_ = "shm:far-stopped-" + std::to_string(::getpid());
+	std::vector<pid_t> children_;
+	const std::unique_ptr<transport::context> there_ = must(transport::open("shm")),
+						  here_ = must(transport::open("shm"));
+	std::unique_ptr<server> server_;
+};
+
+TEST_F(HostileProcess, ThatIsStoppedWhileItWritesKeepsNobodyWaiting)
+{
+	fork({address_, "m", true});
+	start(*there_);
+	wait_until_stopped();
 	/*
 	 * The server waits five seconds for the end of what it WRITEs, and others do not wait for that: one
 	 * that comes after the server has read the nonsense finds the region in use still.
 	 */
-	for (int i = 0; i < 3; i++) {
-		const auto store =
-		    must(network_store::open(*here, address, "r", {.shared = true, .lanes = 1}));
-		must(store->flush());
-	}
-	EXPECT_EQ(serving->withdraw("m").code(), EBUSY);
-	EXPECT_EQ(network_store::open(*here, address, "m", {.deadline = 10ms}).code(), EBUSY);
-	(void)::kill(child, SIGKILL);
-	(void)::waitpid(child, nullptr, 0);
-	while (serving->withdraw("m").code() == EBUSY)
+	for (int i = 0; i < 3; i++)
+		must(open()->flush());
+	EXPECT_EQ(server_->withdraw("m").code(), EBUSY);
+	EXPECT_EQ(network_store::open(*here_, address_, "m", {.deadline = 10ms}).code(), EBUSY);
+	kill();
+	EXPECT_EQ(withdraw("m").code(), 0);
+}
+
+/* Each of them is given five seconds, and the same ones. */
+TEST_F(HostileProcess, SeveralOfThemAreWaitedForAtTheSameTime)
+{
+	for (const std::string name : {"m", "n", "o"})
+		fork({address_, name, true});
+	start(*there_);
+	wait_until_stopped();
+	const auto begin = transport::clock::now();
+	for (const std::string name : {"m", "n", "o"})
+		EXPECT_EQ(withdraw(name).code(), 0);
+	const auto took = transport::clock::now() - begin;
+	EXPECT_GT(took, 3s);
+	EXPECT_LT(took, 9s);
+}
+
+/* The end of a region waits for all copies that peers make, of whatever region. */
+TEST_F(HostileProcess, ThatHoldsUpTheEndOfARegionHoldsUpNobodyElse)
+{
+	fork({address_, "m", false});
+	start(*there_);
+	must(server_->lend("gone", 4096));
+	const auto store = open();
+	wait_until_stopped();
+	auto end = std::async(std::launch::async, [&] { return server_->withdraw("gone"); });
+	/* It has been taken away, and its end is waited for. */
+	while (server_->lend("gone", 4096).code() == EEXIST)
 		std::this_thread::yield();
+	for (int i = 0; i < 100; i++)
+		must(store->flush());
+	EXPECT_EQ(end.wait_for(0s), std::future_status::timeout);
+	kill();
+	EXPECT_EQ(end.get().code(), 0);
+}
+
+/* Where the connection of some number is held until its peer has done something. */
+class holding_listener final : public transport::listener
+{
+public:
+	holding_listener(std::unique_ptr<transport::listener> of, int which, std::function<void()> until)
+	    : of_(std::move(of)), which_(which), until_(std::move(until))
+	{
+	}
+
+	transport::result<std::unique_ptr<transport::connection>>
+	accept(transport::clock::time_point deadline) override
+	{
+		auto c = of_->accept(deadline);
+
+		if (c && --which_ == 0)
+			until_();
+		return c;
+	}
+	int fd() const noexcept override { return of_->fd(); }
+	std::string address() const override { return of_->address(); }
+
+private:
+	const std::unique_ptr<transport::listener> of_;
+	int which_;
+	const std::function<void()> until_;
+};
+
+class holding_context final : public transport::context
+{
+public:
+	holding_context(int which, std::function<void()> until) : which_(which), until_(std::move(until)) {}
+
+	transport::result<std::unique_ptr<transport::region>>
+	register_memory(std::span<std::byte> memory, const transport::region_options &how) override
+	{
+		return of_->register_memory(memory, how);
+	}
+	transport::result<std::unique_ptr<transport::listener>>
+	listen(std::string_view address, std::optional<transport::message_room> most) override
+	{
+		auto l = of_->listen(address, most);
+
+		if (!l)
+			return l;
+		return std::unique_ptr<transport::listener>(
+		    std::make_unique<holding_listener>(std::move(*l), which_, until_));
+	}
+	transport::result<std::unique_ptr<transport::connection>>
+	connect(std::string_view address, transport::clock::time_point deadline,
+		std::optional<transport::message_room> room) override
+	{
+		return of_->connect(address, deadline, room);
+	}
+
+private:
+	const std::unique_ptr<transport::context> of_ = must(transport::open("shm"));
+	const int which_;
+	const std::function<void()> until_;
+};
+
+TEST_F(HostileProcess, ThatIsOneTooManyAndStoppedKeepsNobodyWaiting)
+{
+	std::promise<void> in_the_copy;
+	/* Those of the child and of this process come first. */
+	holding_context there(3, [&] {
+		wait_until_stopped();
+		in_the_copy.set_value();
+	});
+
+	fork({address_, "m", false, true});
+	start(there, 2);
+	wait_until_stopped();
+	const auto store = open();
+	ASSERT_EQ(::kill(children_[0], SIGCONT), 0);
+	in_the_copy.get_future().wait();
+	const auto begin = transport::clock::now();
+	for (int i = 0; i < 100; i++)
+		must(store->flush());
+	EXPECT_LT(transport::clock::now() - begin, 3s);
+	kill();
+	EXPECT_EQ(withdraw("m").code(), 0);
+	server_.reset();
 }
 
 } // namespace
