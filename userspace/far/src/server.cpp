@@ -25,6 +25,7 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -86,23 +87,36 @@ public:
 	      listener_(std::move(listener)),
 	      how_(how),
 	      stop_(std::move(stop)),
-	      events_(std::move(events)),
-	      ender_([this] { end(); }),
-	      thread_([this] { serve(); })
+	      events_(std::move(events))
 	{
 	}
+	/* Also after start() has failed: the threads that are there end. */
 	~serving() override
 	{
 		const std::uint64_t one = 1;
 
-		(void)!::write(stop_.get(), &one, sizeof(one));
-		thread_.join();
+		if (thread_.joinable()) {
+			(void)!::write(stop_.get(), &one, sizeof(one));
+			thread_.join();
+		}
 		{
 			const std::lock_guard guard(ending_mutex_);
 			last_ = true;
 		}
 		more_to_end_.notify_one();
-		ender_.join();
+		if (ender_.joinable())
+			ender_.join();
+	}
+
+	status start()
+	{
+		try {
+			ender_ = std::thread([this] { end(); });
+			thread_ = std::thread([this] { serve(); });
+		} catch (const std::system_error &e) {
+			return transport::failure(e.code().value(), "far server: to start a thread");
+		}
+		return {};
 	}
 
 	status lend(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
@@ -494,8 +508,11 @@ result<std::unique_ptr<server>> server::make(transport::context &context, std::s
 	if (!stop || !events || ::epoll_ctl(events.get(), EPOLL_CTL_ADD, stop.get(), &a) ||
 	    ::epoll_ctl(events.get(), EPOLL_CTL_ADD, (*listener)->fd(), &b))
 		return transport::failure(errno, "far server");
-	return std::unique_ptr<server>(std::make_unique<serving>(context, std::move(*listener), how,
-								 std::move(stop), std::move(events)));
+	auto made =
+	    std::make_unique<serving>(context, std::move(*listener), how, std::move(stop), std::move(events));
+	if (status s = made->start(); !s)
+		return s.why();
+	return std::unique_ptr<server>(std::move(made));
 }
 
 } // namespace nprdma::far

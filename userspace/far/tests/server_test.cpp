@@ -22,10 +22,12 @@
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 namespace
 {
 std::function<void()> before_copy;
+std::atomic<int> failing_thread = 0; /* 1: the next one that is to be started; 0: none */
 } // namespace
 
 /* The program's own, as that of no_descriptors.hpp. */
@@ -36,6 +38,17 @@ process_vm_writev(pid_t pid, const iovec *local, unsigned long n, const iovec *r
 	if (before_copy)
 		before_copy();
 	return ::syscall(SYS_process_vm_writev, pid, local, n, remote, m, flags);
+}
+
+extern "C" __attribute__((visibility("default"))) int
+pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*f)(void *), void *with) noexcept
+{
+	static const auto real =
+	    reinterpret_cast<decltype(&::pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+
+	if (failing_thread > 0 && --failing_thread == 0)
+		return EAGAIN;
+	return real(thread, how, f, with);
 }
 
 namespace
@@ -173,6 +186,44 @@ TEST_F(Hostile, WhatIsWithdrawnCountsNoMore)
 	r.bytes = (1 << 30) + 1;
 	r.page_bytes = 4096;
 	EXPECT_EQ(ask(*c, r), EDQUOT);
+}
+
+/* Its old connection is seen to be closed before the new one is heard. */
+TEST_F(Hostile, WhatAClientHasClosedTheNextOneOpensAtOnce)
+{
+	request r = of(op::open, "r");
+
+	r.flags = 0;
+	for (int i = 0; i < 200; i++) {
+		r.client++;
+		ASSERT_EQ(ask(*connect(), r), 0) << i;
+	}
+}
+
+TEST(ServerThreads, ThatCannotBeHadAreAnErrorAfterWhichNoneIsLeft)
+{
+	const auto context = must(transport::open("shm"));
+	const std::string address = "shm:far-threads-" + std::to_string(::getpid());
+	const auto threads = [] {
+		return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+	};
+	const auto before = threads();
+	int n = 0;
+
+	for (;; n++) {
+		failing_thread = n + 1;
+		const auto server = server::make(*context, address);
+		failing_thread = 0;
+		if (server)
+			break;
+		EXPECT_EQ(server.code(), EAGAIN) << server.why().text;
+		/* Who has been joined may be seen for a moment still. */
+		const auto until = soon();
+		while (threads() != before && transport::clock::now() < until)
+			std::this_thread::yield();
+		EXPECT_EQ(threads(), before);
+	}
+	EXPECT_GE(n, 2);
 }
 
 TEST_F(Hostile, AServerWithoutDescriptorsSaysSoOnceAndServesLater)

@@ -35,7 +35,7 @@ public:
 	server(const server &) = delete;
 	server &operator=(const server &) = delete;
 
-	/* @context stays until the server ends. */
+	/* @context stays until the server ends. EAGAIN: there are no threads to be had. */
 	static result<std::unique_ptr<server>> make(transport::context &context, std::string_view address,
 						    const server_options &how = {});
 	/*
