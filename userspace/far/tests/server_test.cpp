@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <dlfcn.h>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <future>
 #include <gtest/gtest.h>
 #include <iterator>
+#include <mutex>
 #include <optional>
 #include <pthread.h>
 #include <string>
@@ -28,6 +30,36 @@ namespace
 {
 std::function<void()> before_copy;
 std::atomic<int> failing_thread = 0; /* 1: the next one that is to be started; 0: none */
+
+/* What fdatasync() does. */
+struct {
+	std::mutex mutex;
+	std::condition_variable change;
+	bool slow = false; /* it does not end, but for 30 seconds */
+	int error = 0;
+	unsigned inside = 0, calls = 0;
+
+	void be(bool is_slow)
+	{
+		const std::lock_guard guard(mutex);
+
+		slow = is_slow;
+		calls = 0;
+		change.notify_all();
+	}
+	void fail_with(int code)
+	{
+		const std::lock_guard guard(mutex);
+
+		error = code;
+	}
+	[[nodiscard]] bool wait_for_one()
+	{
+		std::unique_lock lock(mutex);
+
+		return change.wait_for(lock, std::chrono::seconds(10), [&] { return inside != 0; });
+	}
+} disk;
 } // namespace
 
 /* The program's own, as that of no_descriptors.hpp. */
@@ -38,6 +70,19 @@ process_vm_writev(pid_t pid, const iovec *local, unsigned long n, const iovec *r
 	if (before_copy)
 		before_copy();
 	return ::syscall(SYS_process_vm_writev, pid, local, n, remote, m, flags);
+}
+
+extern "C" __attribute__((visibility("default"))) int fdatasync(int fd)
+{
+	std::unique_lock lock(disk.mutex);
+
+	disk.calls++;
+	disk.inside++;
+	disk.change.notify_all();
+	disk.change.wait_for(lock, std::chrono::seconds(30), [] { return !disk.slow; });
+	disk.inside--;
+	errno = disk.error;
+	return disk.error ? -1 : static_cast<int>(::syscall(SYS_fdatasync, fd));
 }
 
 extern "C" __attribute__((visibility("default"))) int
@@ -97,13 +142,21 @@ protected:
 		return r;
 	}
 
-	static int ask(transport::connection &c, const request &r)
+	static void say(transport::connection &c, const request &r)
+	{
+		must(c.send(std::as_bytes(std::span(&r, 1))));
+	}
+	static int hear(transport::connection &c)
 	{
 		answer a{};
 
-		must(c.send(std::as_bytes(std::span(&r, 1))));
 		must(transport::next_message(c, std::as_writable_bytes(std::span(&a, 1)), soon()));
 		return a.code;
+	}
+	static int ask(transport::connection &c, const request &r)
+	{
+		say(c, r);
+		return hear(c);
 	}
 
 	std::unique_ptr<transport::context> there_, here_;
@@ -198,6 +251,144 @@ TEST_F(Hostile, WhatAClientHasClosedTheNextOneOpensAtOnce)
 		r.client++;
 		ASSERT_EQ(ask(*connect(), r), 0) << i;
 	}
+}
+
+/* Two regions of files besides. */
+class HostileToADisk : public Hostile
+{
+protected:
+	void SetUp() override
+	{
+		Hostile::SetUp();
+		where_ =
+		    std::filesystem::path(testing::TempDir()) / ("far-disk-" + std::to_string(::getpid()));
+		std::filesystem::create_directory(where_);
+		must(server_->lend("f", 1 << 20, 4096, where_ / "f"));
+		must(server_->lend("g", 1 << 20, 4096, where_ / "g"));
+		disk.be(false);
+	}
+	void TearDown() override
+	{
+		disk.fail_with(0);
+		disk.be(false);
+		server_.reset();
+		std::filesystem::remove_all(where_);
+	}
+
+	/* Of one client, alone. */
+	std::unique_ptr<transport::connection> open(const std::string &name, std::uint64_t client)
+	{
+		request r = of(op::open, name);
+		auto c = connect();
+
+		r.flags = 0;
+		r.client = client;
+		return ask(*c, r) == 0 ? std::move(c) : nullptr;
+	}
+	std::unique_ptr<transport::connection> open_when_free(const std::string &name, std::uint64_t client)
+	{
+		for (const auto until = soon(); transport::clock::now() < until;)
+			if (auto c = open(name, client))
+				return c;
+		return nullptr;
+	}
+
+	std::filesystem::path where_;
+};
+
+TEST_F(HostileToADisk, ThatIsSlowOnlyWhoFlushesWaits)
+{
+	const auto writer = open("f", 1), other = open("r", 2);
+	answer a{};
+
+	ASSERT_TRUE(writer && other);
+	disk.be(true);
+	say(*writer, of(op::flush, "f"));
+	ASSERT_TRUE(disk.wait_for_one());
+	for (int i = 0; i < 3; i++)
+		EXPECT_EQ(ask(*other, of(op::flush, "r")), 0);
+	EXPECT_TRUE(open("g", 3));
+	EXPECT_EQ(*writer->receive(std::as_writable_bytes(std::span(&a, 1))), 0u);
+	EXPECT_TRUE(writer->alive());
+	disk.be(false);
+	EXPECT_EQ(hear(*writer), 0);
+	/* And so on. */
+	EXPECT_EQ(ask(*writer, of(op::flush, "f")), 0);
+}
+
+TEST_F(HostileToADisk, ThatFailsIsAnError)
+{
+	const auto c = open("f", 1);
+
+	ASSERT_TRUE(c);
+	disk.fail_with(EIO);
+	EXPECT_EQ(ask(*c, of(op::flush, "f")), EIO);
+	disk.fail_with(0);
+	EXPECT_EQ(ask(*c, of(op::flush, "f")), 0);
+}
+
+TEST_F(HostileToADisk, WhoAsksBeforeTheAnswerIsDropped)
+{
+	const auto c = open("f", 1);
+
+	ASSERT_TRUE(c);
+	disk.be(true);
+	say(*c, of(op::flush, "f"));
+	ASSERT_TRUE(disk.wait_for_one());
+	say(*c, of(op::flush, "f"));
+	const auto until = soon();
+	while (c->alive() && transport::clock::now() < until)
+		std::this_thread::yield();
+	EXPECT_FALSE(c->alive());
+}
+
+TEST_F(HostileToADisk, WhoIsGoneMeanwhileIsForgotten)
+{
+	auto first = open("f", 1), second = open("g", 2);
+
+	ASSERT_TRUE(first && second);
+	disk.be(true);
+	say(*first, of(op::flush, "f"));
+	ASSERT_TRUE(disk.wait_for_one());
+	say(*second, of(op::flush, "g"));
+	first.reset();
+	second.reset();
+	/* The next ones have the regions, as connections have ended; the files are not given back yet. */
+	ASSERT_TRUE(open_when_free("f", 3) && open_when_free("g", 4));
+	EXPECT_EQ(server_->withdraw("f").code(), EBUSY);
+	const unsigned before = disk.calls;
+	disk.be(false);
+	for (const std::string name : {"f", "g"}) {
+		int code;
+
+		while ((code = server_->withdraw(name).code()) == EBUSY)
+			std::this_thread::yield();
+		EXPECT_EQ(code, 0);
+	}
+	/* What was to be flushed for nobody was not. */
+	EXPECT_EQ(before, 1u);
+	EXPECT_EQ(disk.calls, 0u);
+	EXPECT_EQ(ask(*connect(), of(op::open, "r")), 0);
+}
+
+TEST_F(HostileToADisk, TheServerEndsAfterWhatIsUnderWay)
+{
+	const auto first = open("f", 1), second = open("g", 2);
+
+	ASSERT_TRUE(first && second);
+	disk.be(true);
+	say(*first, of(op::flush, "f"));
+	ASSERT_TRUE(disk.wait_for_one());
+	say(*second, of(op::flush, "g"));
+	auto end = std::async(std::launch::async, [&] { server_.reset(); });
+	/* Both have lost their connections: nobody waits. */
+	const auto until = soon();
+	while ((first->alive() || second->alive()) && transport::clock::now() < until)
+		std::this_thread::yield();
+	EXPECT_FALSE(first->alive() || second->alive());
+	EXPECT_EQ(end.wait_for(0s), std::future_status::timeout);
+	disk.be(false);
+	end.get();
 }
 
 TEST(ServerThreads, ThatCannotBeHadAreAnErrorAfterWhichNoneIsLeft)
