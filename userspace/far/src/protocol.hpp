@@ -13,7 +13,8 @@ constexpr std::uint32_t protocol_magic = 0x31726166; /* and version */
 enum class op : std::uint32_t { open = 1, flush = 2 };
 constexpr std::uint32_t open_read_only = 1, open_shared = 2, open_make = 4;
 
-/* Of a connection: who asks waits for the answer. The server gives no more. */
+/* Of a connection: who asks waits for the answer, and who does not may be dropped. The server gives no more.
+ */
 constexpr transport::message_room protocol_room = {4, 256};
 
 struct request {

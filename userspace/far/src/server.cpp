@@ -5,6 +5,9 @@
  * The end of a connection waits for what its peer has under way, which a hostile one makes last: up to 5
  * seconds over shared memory. Such a one ends in a thread of its own, and the others are served meanwhile.
  * Until a connection has ended its client has what it opened, because it may still write there.
+ *
+ * A file is made durable by another thread, as a disk may be slow: who asked for it waits for the answer, and
+ * the others are served. Threads know a connection by its number, so that it may end meanwhile.
  */
 #include "protocol.hpp"
 
@@ -20,10 +23,13 @@
 #include <fcntl.h>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,6 +43,21 @@ namespace
 constexpr std::size_t most_made = 1024; /* regions of clients: each is registered, and mapped */
 constexpr int most_at_once = 16;        /* questions of one client, after which the others have their turn */
 
+/* The last block of a region's file. It is not registered, so that no client can write to it. */
+struct file_mark {
+	char magic[8];
+	std::uint64_t bytes, page_bytes; /* as lend() was given them */
+	std::uint64_t id;
+	char zeros[4064];
+};
+static_assert(sizeof(file_mark) == 4096);
+constexpr char file_magic[sizeof(file_mark::magic)] = "nprfar1"; /* and version */
+
+std::string size_of(std::uint64_t bytes, std::uint64_t page_bytes)
+{
+	return std::to_string(bytes) + " bytes in pages of " + std::to_string(page_bytes);
+}
+
 struct lent {
 	~lent()
 	{
@@ -46,9 +67,9 @@ struct lent {
 	}
 
 	std::uint64_t id = 0, bytes = 0;
-	std::size_t page_bytes = 0, table_bytes = 0; /* entries are behind the data */
-	std::byte *memory = nullptr;                 /* of @bytes */
-	transport::descriptor file;
+	std::size_t page_bytes = 0, table_bytes = 0;       /* entries are behind the data */
+	std::byte *memory = nullptr;                       /* of @bytes */
+	std::shared_ptr<const transport::descriptor> file; /* and of those who make it durable */
 	std::unique_ptr<transport::region> data;
 	std::uint64_t size = 0; /* as the client sees it */
 	std::uint64_t made = 0; /* of a client: what counts of it */
@@ -58,35 +79,69 @@ struct lent {
 
 struct client {
 	std::unique_ptr<transport::connection> connection;
-	std::uint64_t number; /* no other one ever has it */
+	std::uint64_t number;  /* no other one ever has it */
+	bool flushing = false; /* it waits for the answer */
+};
+
+/* Of the client of this number, which may be gone. */
+struct flush_request {
+	std::uint64_t number;
+	std::shared_ptr<const transport::descriptor> file;
+};
+struct flush_result {
+	std::uint64_t number;
+	int code; /* 0 or of errno */
 };
 
 class serving final : public server
 {
 public:
 	serving(transport::context &context, std::unique_ptr<transport::listener> listener,
-		const server_options &how, transport::descriptor stop, transport::descriptor events)
+		const server_options &how, transport::descriptor stop, transport::descriptor flushed,
+		transport::descriptor events)
 	    : context_(context),
 	      listener_(std::move(listener)),
 	      how_(how),
 	      stop_(std::move(stop)),
-	      events_(std::move(events)),
-	      ender_([this] { end(); }),
-	      thread_([this] { serve(); })
+	      flushed_(std::move(flushed)),
+	      events_(std::move(events))
 	{
 	}
+	/* Also after start() has failed: the threads that are there end. */
 	~serving() override
 	{
 		const std::uint64_t one = 1;
 
-		(void)!::write(stop_.get(), &one, sizeof(one));
-		thread_.join();
+		if (thread_.joinable()) {
+			(void)!::write(stop_.get(), &one, sizeof(one));
+			thread_.join();
+		}
 		{
 			const std::lock_guard guard(ending_mutex_);
 			last_ = true;
 		}
 		more_to_end_.notify_one();
-		ender_.join();
+		if (ender_.joinable())
+			ender_.join();
+		{
+			const std::lock_guard guard(flush_mutex_);
+			last_flush_ = true;
+		}
+		more_to_flush_.notify_one();
+		if (flusher_.joinable())
+			flusher_.join();
+	}
+
+	status start()
+	{
+		try {
+			ender_ = std::thread([this] { end(); });
+			flusher_ = std::thread([this] { flush(); });
+			thread_ = std::thread([this] { serve(); });
+		} catch (const std::system_error &e) {
+			return transport::failure(e.code().value(), "far server: to start a thread");
+		}
+		return {};
 	}
 
 	status lend(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
@@ -99,15 +154,21 @@ public:
 
 	status withdraw(const std::string &name) override
 	{
+		/* Its end waits for whoever copies, from and to whatever region, and others do not wait for
+		 * that. */
+		std::unique_ptr<lent> gone;
 		const std::lock_guard guard(mutex_);
 		const auto i = regions_.find(name);
 
 		if (i == regions_.end())
 			return error{ENOENT, "far server: no region \"" + name + "\""};
-		if (!i->second->users.empty())
+		/* Also one that is being made durable for a client that is gone: its file is locked until
+		 * then. */
+		if (!i->second->users.empty() || i->second->file.use_count() > 1)
 			return error{EBUSY, "far server: region \"" + name + "\" is in use"};
 		made_ -= i->second->made;
 		made_regions_ -= i->second->made != 0;
+		gone = std::move(i->second);
 		regions_.erase(i);
 		return {};
 	}
@@ -139,23 +200,14 @@ private:
 					     "not so many"};
 		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 		if (!path.empty()) {
-			struct stat st;
-
-			r->file =
-			    transport::descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-			if (!r->file || ::fstat(r->file.get(), &st))
-				return transport::failure(errno, path);
-			if (st.st_size && st.st_size != static_cast<off_t>(r->bytes))
-				return error{EINVAL, path + ": has another size than this region needs"};
-			if (::ftruncate(r->file.get(), static_cast<off_t>(r->bytes)))
-				return transport::failure(errno, path);
-			/* The same file is the same region, also after this server was started anew. */
-			r->id = st.st_ino;
+			if (status s = open_file(*r, path); !s)
+				return s;
 			flags = MAP_SHARED;
 		} else {
-			r->id = (static_cast<std::uint64_t>(random_()) << 32 | random_()) | 1ULL << 63;
+			r->id = some_id();
 		}
-		void *const p = ::mmap(nullptr, r->bytes, PROT_READ | PROT_WRITE, flags, r->file.get(), 0);
+		void *const p = ::mmap(nullptr, r->bytes, PROT_READ | PROT_WRITE, flags,
+				       r->file ? r->file->get() : -1, 0);
 		if (p == MAP_FAILED)
 			return transport::failure(errno, "far server: memory for region \"" + name + "\"");
 		r->memory = static_cast<std::byte *>(p);
@@ -169,6 +221,70 @@ private:
 			made_regions_++;
 		}
 		regions_.emplace(name, std::move(r));
+		return {};
+	}
+
+	std::uint64_t some_id() { return static_cast<std::uint64_t>(random_()) << 32 | random_(); }
+
+	/*
+	 * Entries are found by the page size, so a file that was made with another one would be read as
+	 * something that was never written. Its mark says what it was made with.
+	 */
+	status open_file(lent &r, const std::string &path)
+	{
+		transport::descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+		const int fd = file.get();
+		const auto end = static_cast<off_t>(r.bytes);
+		file_mark mark{};
+		struct stat st;
+
+		if (!file)
+			return transport::failure(errno, path);
+		/* The lock is the file's, whatever name it was opened by, and ends with the process. */
+		if (::flock(fd, LOCK_EX | LOCK_NB)) {
+			if (errno == EWOULDBLOCK)
+				return error{EBUSY,
+					     path + ": is lent already, by this server or by another one"};
+			return transport::failure(errno, path + ": to lock it");
+		}
+		if (::fstat(fd, &st))
+			return transport::failure(errno, path);
+		if (!S_ISREG(st.st_mode))
+			return error{EINVAL, path + ": is no regular file"};
+		if (st.st_size == 0) {
+			std::copy(std::begin(file_magic), std::end(file_magic), mark.magic);
+			mark.bytes = r.size;
+			mark.page_bytes = r.page_bytes;
+			mark.id = some_id();
+			/* This also gives the file its size: there is no file of that size without a mark. */
+			const ssize_t n = ::pwrite(fd, &mark, sizeof(mark), end);
+			const int code = n < 0 ? errno : n < static_cast<ssize_t>(sizeof(mark)) ? ENOSPC : 0;
+			if (code || ::fsync(fd)) {
+				const error why = transport::failure(code ? code : errno, path);
+
+				(void)!::ftruncate(fd, 0);
+				return why;
+			}
+		} else {
+			const off_t at = st.st_size - static_cast<off_t>(sizeof(mark));
+			if (at < 0 || ::pread(fd, &mark, sizeof(mark), at) != sizeof(mark) ||
+			    !std::equal(std::begin(file_magic), std::end(file_magic), mark.magic))
+				return error{
+				    EINVAL, path + ": is not empty, and was not made by a far server of this "
+						   "version; it is left as it is"};
+			if (mark.bytes != r.size || mark.page_bytes != r.page_bytes)
+				return error{EINVAL, path + ": is a region of " +
+							 size_of(mark.bytes, mark.page_bytes) +
+							 ", and not of " + size_of(r.size, r.page_bytes) +
+							 " as was asked for; it is left as it is"};
+			if (at != end)
+				return error{EINVAL,
+					     path + ": has another size than its region needs, something was "
+						    "cut out or put in; it is left as it is"};
+		}
+		/* A client that comes back after this server was started anew finds the same region. */
+		r.id = mark.id;
+		r.file = std::make_shared<const transport::descriptor>(std::move(file));
 		return {};
 	}
 
@@ -189,19 +305,23 @@ private:
 
 		block_signals();
 		for (;;) {
-			epoll_event e[2];
+			epoll_event e[3];
 
 			all.clear();
 			for (const client &c : clients)
 				all.push_back(c.connection.get());
 			(void)transport::wait(all, transport::clock::now() + std::chrono::hours(1),
 					      events_.get());
-			const int n = ::epoll_wait(events_.get(), e, 2, 0);
+			const int n = ::epoll_wait(events_.get(), e, 3, 0);
 			for (int i = 0; i < n; i++) {
 				if (e[i].data.fd == stop_.get()) {
 					for (client &c : clients)
 						end_one(std::move(c));
 					return;
+				}
+				if (e[i].data.fd == flushed_.get()) {
+					answer_flushes(clients);
+					continue;
 				}
 				result<std::unique_ptr<transport::connection>> c =
 				    listener_->accept(transport::clock::now());
@@ -266,8 +386,67 @@ private:
 		}
 	}
 
+	/*
+	 * Makes files durable, which takes as long as the disk does, for whoever asked first. A client has
+	 * one request in the queue at most.
+	 */
+	void flush() noexcept
+	{
+		std::unique_lock lock(flush_mutex_);
+
+		block_signals();
+		for (;;) {
+			const std::uint64_t one = 1;
+
+			more_to_flush_.wait(lock, [&] { return last_flush_ || !to_flush_.empty(); });
+			/* Who waits for the others has lost his connection. */
+			if (last_flush_)
+				return;
+			flush_request r = std::move(to_flush_.front());
+			to_flush_.pop_front();
+			lock.unlock();
+			/* A shared mapping's pages are the file's. */
+			const int code = ::fdatasync(r.file->get()) ? errno : 0;
+			r.file.reset();
+			lock.lock();
+			results_.push_back({r.number, code});
+			(void)!::write(flushed_.get(), &one, sizeof(one));
+		}
+	}
+
+	void answer_flushes(std::vector<client> &clients)
+	{
+		std::vector<flush_result> results;
+		std::uint64_t count;
+
+		(void)!::read(flushed_.get(), &count, sizeof(count));
+		{
+			const std::lock_guard guard(flush_mutex_);
+			results.swap(results_);
+		}
+		for (const flush_result &r : results) {
+			const auto c = std::find_if(clients.begin(), clients.end(),
+						    [&](const client &x) { return x.number == r.number; });
+			answer a{};
+
+			if (c == clients.end())
+				continue;
+			a.magic = protocol_magic;
+			if (r.code)
+				refuse(a, transport::failure(r.code, "far server: fdatasync"));
+			c->flushing = false;
+			/* There is room, or the client does not play by the rules. */
+			if (status s = c->connection->send(std::as_bytes(std::span(&a, 1))); !s)
+				c->connection->shutdown();
+		}
+	}
+
 	void leave(std::uint64_t number)
 	{
+		{
+			const std::lock_guard guard(flush_mutex_);
+			std::erase_if(to_flush_, [&](const auto &r) { return r.number == number; });
+		}
 		const std::lock_guard guard(mutex_);
 
 		for (auto &[name, r] : regions_)
@@ -276,7 +455,7 @@ private:
 	}
 
 	/* False: it is gone, or talks nonsense. */
-	bool attend(const client &of) noexcept
+	bool attend(client &of) noexcept
 	{
 		transport::connection &c = *of.connection;
 		transport::completion done[8];
@@ -290,12 +469,16 @@ private:
 				return false;
 			if (!*n)
 				return c.alive();
-			if (*n != sizeof(r) || r.magic != protocol_magic || r.name[sizeof(r.name) - 1])
+			if (*n != sizeof(r) || r.magic != protocol_magic || r.name[sizeof(r.name) - 1] ||
+			    of.flushing)
 				return false;
-			const answer a = handle(of.number, r);
+			const std::optional<answer> a = handle(of.number, r);
+			of.flushing = !a;
 			/* One answer for each question: there is room, or the client does not play by the
 			 * rules. */
-			if (status s = c.send(std::as_bytes(std::span(&a, 1))); !s)
+			if (!a)
+				continue;
+			if (status s = c.send(std::as_bytes(std::span(&*a, 1))); !s)
 				return false;
 		}
 		return c.alive();
@@ -313,32 +496,29 @@ private:
 		why.text.copy(a.text, sizeof(a.text) - 1);
 	}
 
-	answer handle(std::uint64_t number, const request &r) noexcept
+	/* Nothing: the answer comes when the file is durable. */
+	std::optional<answer> handle(std::uint64_t number, const request &r) noexcept
 	{
 		answer a{};
 		const std::string name = r.name;
 
 		a.magic = protocol_magic;
 		if (r.what == op::flush) {
-			transport::descriptor file;
-			std::uint64_t size = 0;
-			{
-				const std::lock_guard guard(mutex_);
-				const auto i = regions_.find(name);
-				if (i == regions_.end() || !has_open(*i->second, number)) {
-					refuse(a, {EINVAL, "far server: to flush what is not open"});
-					return a;
-				}
-				if (i->second->file) {
-					file = transport::descriptor(
-					    ::fcntl(i->second->file.get(), F_DUPFD_CLOEXEC, 0));
-					size = i->second->bytes;
-				}
+			const std::lock_guard guard(mutex_);
+			const auto i = regions_.find(name);
+
+			if (i == regions_.end() || !has_open(*i->second, number)) {
+				refuse(a, {EINVAL, "far server: to flush what is not open"});
+				return a;
 			}
-			/* A shared mapping's pages are the file's. */
-			if (size && (!file || ::fdatasync(file.get())))
-				refuse(a, transport::failure(errno, "far server: fdatasync"));
-			return a;
+			if (!i->second->file)
+				return a;
+			{
+				const std::lock_guard flush_guard(flush_mutex_);
+				to_flush_.push_back({number, i->second->file});
+			}
+			more_to_flush_.notify_one();
+			return std::nullopt;
 		}
 		if (r.what != op::open) {
 			refuse(a, {EINVAL, "far server: an unknown request"});
@@ -387,7 +567,7 @@ private:
 	transport::context &context_;
 	const std::unique_ptr<transport::listener> listener_;
 	const server_options how_;
-	const transport::descriptor stop_, events_;
+	const transport::descriptor stop_, flushed_, events_;
 	std::mutex mutex_; /* of what follows */
 	std::map<std::string, std::unique_ptr<lent>> regions_;
 	std::map<std::uint64_t, std::uint64_t> owner_; /* the client of each connection */
@@ -400,7 +580,13 @@ private:
 	std::deque<client> to_end_;
 	std::size_t ending_ = 0; /* with the one that is being ended */
 	bool last_ = false;
-	std::thread ender_, thread_;
+
+	std::mutex flush_mutex_; /* of what follows; taken after mutex_ if both are */
+	std::condition_variable more_to_flush_;
+	std::deque<flush_request> to_flush_;
+	std::vector<flush_result> results_; /* flushed_ is readable for them */
+	bool last_flush_ = false;
+	std::thread ender_, flusher_, thread_;
 };
 
 } // namespace
@@ -412,16 +598,23 @@ result<std::unique_ptr<server>> server::make(transport::context &context, std::s
 
 	if (!listener)
 		return listener.why();
-	transport::descriptor stop(::eventfd(0, EFD_CLOEXEC)), events(::epoll_create1(EPOLL_CLOEXEC));
-	epoll_event a{}, b{};
-	a.events = b.events = EPOLLIN;
-	a.data.fd = stop.get();
-	b.data.fd = (*listener)->fd();
-	if (!stop || !events || ::epoll_ctl(events.get(), EPOLL_CTL_ADD, stop.get(), &a) ||
-	    ::epoll_ctl(events.get(), EPOLL_CTL_ADD, (*listener)->fd(), &b))
+	transport::descriptor stop(::eventfd(0, EFD_CLOEXEC)),
+	    flushed(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), events(::epoll_create1(EPOLL_CLOEXEC));
+	const auto watch = [&](int fd) {
+		epoll_event e{};
+
+		e.events = EPOLLIN;
+		e.data.fd = fd;
+		return ::epoll_ctl(events.get(), EPOLL_CTL_ADD, fd, &e) == 0;
+	};
+	if (!stop || !flushed || !events || !watch(stop.get()) || !watch(flushed.get()) ||
+	    !watch((*listener)->fd()))
 		return transport::failure(errno, "far server");
-	return std::unique_ptr<server>(std::make_unique<serving>(context, std::move(*listener), how,
-								 std::move(stop), std::move(events)));
+	auto made = std::make_unique<serving>(context, std::move(*listener), how, std::move(stop),
+					      std::move(flushed), std::move(events));
+	if (status s = made->start(); !s)
+		return s.why();
+	return std::unique_ptr<server>(std::move(made));
 }
 
 } // namespace nprdma::far

@@ -4,6 +4,7 @@
 
 #include <nprdma/far_network.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <gtest/gtest.h>
+#include <initializer_list>
 #include <string>
 #include <sys/wait.h>
 #include <thread>
@@ -26,7 +28,8 @@ namespace transport = nprdma::transport;
 class process
 {
 public:
-	explicit process(std::vector<std::string> arguments)
+	/* It has @ignored ignored from the beginning, as nohup(1) does it. */
+	explicit process(std::vector<std::string> arguments, std::initializer_list<int> ignored = {})
 	{
 		int ends[2];
 
@@ -39,6 +42,8 @@ public:
 		argv.push_back(nullptr);
 		pid_ = ::fork();
 		if (pid_ == 0) {
+			for (const int number : {SIGHUP, SIGINT})
+				::signal(number, std::ranges::count(ignored, number) ? SIG_IGN : SIG_DFL);
 			::dup2(ends[1], STDOUT_FILENO);
 			::dup2(ends[1], STDERR_FILENO);
 			::close(ends[0]);
@@ -132,6 +137,29 @@ TEST(FarServerTool, LendsMemoryAndEndsWhenItIsTold)
 	EXPECT_EQ(p.end(), 0);
 }
 
+/* Of signals that are waiting, that of the lowest number is the first to be taken: SIGHUP, SIGINT, SIGTERM.
+ */
+TEST(FarServerTool, EndsByEachSignalThatWasNotIgnoredWhenItBegan)
+{
+	const auto last_of = [](std::initializer_list<int> ignored, std::initializer_list<int> sent) {
+		const std::string address = some_address();
+		process p({address, "-l", "a=1M"}, ignored);
+
+		EXPECT_TRUE(p.says("serving at " + address)) << p.said();
+		for (const int number : sent)
+			p.signal(number);
+		EXPECT_FALSE(p.says(""));
+		EXPECT_EQ(p.end(), 0);
+		return p.said().substr(p.said().find("ends"));
+	};
+
+	EXPECT_EQ(last_of({}, {SIGHUP}), "ends, by Hangup\n");
+	EXPECT_EQ(last_of({}, {SIGINT}), "ends, by Interrupt\n");
+	EXPECT_EQ(last_of({SIGHUP}, {SIGHUP, SIGINT}), "ends, by Interrupt\n");
+	EXPECT_EQ(last_of({SIGINT}, {SIGINT, SIGHUP}), "ends, by Hangup\n");
+	EXPECT_EQ(last_of({SIGHUP, SIGINT}, {SIGHUP, SIGINT, SIGTERM}), "ends, by Terminated\n");
+}
+
 TEST(FarServerTool, KeepsInAFileWhatWasFlushed)
 {
 	const std::string address = some_address();
@@ -161,6 +189,80 @@ TEST(FarServerTool, KeepsInAFileWhatWasFlushed)
 	std::filesystem::remove(file);
 }
 
+TEST(FarServerTool, LendsAFileOnlyOnceAndOnlyAsWhatItWasMade)
+{
+	const std::string address = some_address();
+	const std::filesystem::path file =
+	    std::filesystem::temp_directory_path() / ("far-once-" + std::to_string(::getpid()));
+	const std::string as = ",file=" + file.string();
+
+	std::filesystem::remove(file);
+	{
+		process p({address, "-l", "x=1M" + as});
+		ASSERT_TRUE(p.says("serving at " + address)) << p.said();
+		EXPECT_EQ(refusal({some_address(), "-l", "x=1M" + as}),
+			  "1 npr-far-server: " + file.string() +
+			      ": is lent already, by this server or by another one\n");
+	}
+	EXPECT_EQ(refusal({some_address(), "-l", "x=1M,page=64K" + as}),
+		  "1 npr-far-server: " + file.string() +
+		      ": is a region of 1048576 bytes in pages of 4096, and not of 1048576 bytes in pages of "
+		      "65536 as was asked for; it is left as it is\n");
+	process p({address, "-l", "x=1M" + as});
+	EXPECT_TRUE(p.says("serving at " + address)) << p.said();
+	std::filesystem::remove(file);
+}
+
+/* 2^24 TiB is one byte more than the largest number. */
+TEST(FarServerTool, TakesSizesOfDigitsWithOneUnitBehindThem)
+{
+	const std::string a = some_address();
+
+	for (const std::string size : {"",
+				       "K",
+				       "-1",
+				       "-1K",
+				       "+1",
+				       " 1M",
+				       "1M ",
+				       "1 M",
+				       "0x10000",
+				       "0x",
+				       "1KK",
+				       "1KiB",
+				       "1KB",
+				       "1k",
+				       "1P",
+				       "1.5M",
+				       "1e6",
+				       "18446744073709551616",
+				       "18014398509481984K",
+				       "16777216T",
+				       "99999999T"}) {
+		EXPECT_EQ(refusal({a, "-l", "x=" + size}), "64 npr-far-server: --lend x=" + size + ": " +
+							       size +
+							       " is no size in bytes, as 4096, 64K or 2T\n"
+							       "npr-far-server --help says what there is.\n");
+		EXPECT_EQ(
+		    refusal({a, "-l", "x=1M,page=" + size}).rfind("64 npr-far-server: --lend x=1M,page=", 0),
+		    0u)
+		    << size;
+	}
+	/* These are numbers, which only the library refuses. */
+	for (const std::string size : {"0", "0K", "18446744073709551615", "18014398509481983K",
+				       "17592186044415M", "17179869183G", "16777215T"})
+		EXPECT_EQ(refusal({a, "-l", "x=" + size}),
+			  "1 npr-far-server: far server: a region has 1 byte to 64 TiB\n")
+		    << size;
+	process p({a, "-l", "k=64K,page=16K", "-l", "b=5000", "-l", "g=1G", "-l", "t=1T"});
+	ASSERT_TRUE(p.says("serving at " + a)) << p.said();
+	for (const std::string line :
+	     {"k: 65536 bytes in pages of 16384, memory\n", "b: 5000 bytes in pages of 4096, memory\n",
+	      "g: 1073741824 bytes in pages of 4096, memory\n",
+	      "t: 1099511627776 bytes in pages of 4096, memory\n"})
+		EXPECT_NE(p.said().find(line), std::string::npos) << p.said();
+}
+
 TEST(FarServerTool, SaysWhatIsWrongWithItsArguments)
 {
 	const std::string a = some_address();
@@ -174,17 +276,14 @@ TEST(FarServerTool, SaysWhatIsWrongWithItsArguments)
 	       "64 npr-far-server: --lend x: it is NAME=SIZE[,page=SIZE][,file=PATH]");
 	begins(refusal({a, "-l", "=1M"}), "64 npr-far-server: --lend =1M: it is NAME=SIZE");
 	begins(refusal({a, "-l", "x=much"}), "64 npr-far-server: --lend x=much: much is no size in bytes");
-	begins(refusal({a, "-l", "x=-1"}), "64 npr-far-server: --lend x=-1: -1 is no size in bytes");
-	begins(refusal({a, "-l", "x=99999999T"}),
-	       "64 npr-far-server: --lend x=99999999T: 99999999T is no size in bytes");
+	begins(refusal({a, "--clients-may-make", "K"}),
+	       "64 npr-far-server: --clients-may-make: K is no size in bytes");
 	begins(refusal({a, "-l", "x=1M,pages=4"}),
 	       "64 npr-far-server: --lend x=1M,pages=4: pages=4 is neither page=SIZE nor file=PATH");
 	begins(refusal({a, "-l", "x=1M,file="}),
 	       "64 npr-far-server: --lend x=1M,file=: no path behind file=");
 	begins(refusal({a, "-l", "x=1M", "-l", "x=2M"}),
 	       "64 npr-far-server: --lend: two regions have the name x");
-	begins(refusal({a, "-l", "x=1M,file=f", "-l", "y=1M,file=./f"}),
-	       "64 npr-far-server: --lend: two regions have the file ./f");
 	/* What only the library knows. */
 	begins(refusal({a, "-l", "x=1M,page=5000"}),
 	       "1 npr-far-server: far server: page_bytes is a power of two from 4 KiB to 4 MiB");

@@ -7,14 +7,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
@@ -50,16 +52,21 @@ void must(const transport::status &s)
 		throw failed{s.why().text};
 }
 
-/* A number with K, M, G or T behind it, powers of 1024. */
+/* Digits, and maybe K, M, G or T behind them, which are powers of 1024. */
 std::uint64_t bytes_of(const std::string &text, const std::string &option)
 {
-	std::string value = text;
+	constexpr std::string_view units = "KMGT";
+	const char *const end = text.data() + text.size();
+	std::uint64_t n = 0;
+	std::size_t shift = 0;
+	const auto [digits_end, code] = std::from_chars(text.data(), end, n);
+	const std::string_view unit(digits_end, end);
 
-	try {
-		if (const std::string why = CLI::AsSizeValue(false)(value); why.empty() && text[0] != '-')
-			return std::stoull(value);
-	} catch (const std::exception &) {
-	}
+	if (unit.size() == 1)
+		shift = 10 * (units.find(unit[0]) + 1); /* 0: there is no such unit */
+	if (code == std::errc() && (unit.empty() || shift) &&
+	    n <= std::numeric_limits<std::uint64_t>::max() >> shift)
+		return n << shift;
 	usage_error(fmt::format("{}: {} is no size in bytes, as 4096, 64K or 2T", option, text));
 }
 
@@ -157,19 +164,9 @@ std::optional<settings> parse(int argc, char **argv)
 		usage_error("There is nothing to serve: --lend lends a region, and --clients-may-make lets "
 			    "clients make theirs.");
 	std::set<std::string> names;
-	std::set<std::filesystem::path> files;
-	for (const region &r : s.regions) {
-		std::error_code none;
-
+	for (const region &r : s.regions)
 		if (!names.insert(r.name).second)
 			usage_error(fmt::format("--lend: two regions have the name {}", r.name));
-		/* They would overwrite each other. */
-		if (!r.file.empty() && !files
-					    .insert(std::filesystem::weakly_canonical(
-						std::filesystem::absolute(r.file, none), none))
-					    .second)
-			usage_error(fmt::format("--lend: two regions have the file {}", r.file));
-	}
 	return s;
 }
 
@@ -186,16 +183,31 @@ bool unpins(transport::context &context)
 	return is;
 }
 
-void serve(const settings &s)
+/*
+ * The signals that end it. nohup(1) and shells have SIGHUP or SIGINT ignored, and a signal that is blocked
+ * reaches sigwait(3) all the same: those stay out.
+ */
+sigset_t ending_signals()
 {
 	sigset_t ends;
+
+	::sigemptyset(&ends);
+	::sigaddset(&ends, SIGTERM);
+	for (const int number : {SIGHUP, SIGINT}) {
+		struct sigaction how;
+
+		if (!::sigaction(number, nullptr, &how) && how.sa_handler != SIG_IGN)
+			::sigaddset(&ends, number);
+	}
+	return ends;
+}
+
+void serve(const settings &s)
+{
+	const sigset_t ends = ending_signals();
 	int number = 0;
 
 	/* Before there are threads, so that none of them is interrupted. */
-	::sigemptyset(&ends);
-	::sigaddset(&ends, SIGINT);
-	::sigaddset(&ends, SIGTERM);
-	::sigaddset(&ends, SIGHUP);
 	::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
 	const auto context = must(transport::open(s.address, s.link));

@@ -50,6 +50,7 @@ constexpr std::size_t max_regions = 4096;
 constexpr auto set_up_time = std::chrono::seconds(2); /* of a peer that has connected */
 /* Of one system call of a peer: 2 GiB, though memory has to be found for all of it. */
 constexpr auto copy_time = std::chrono::seconds(5);
+constexpr auto look_again = std::chrono::microseconds(50);
 
 std::int64_t now_ns() noexcept
 {
@@ -334,6 +335,7 @@ private:
 	const mapping memory_;
 	std::mutex mutex_; /* of what follows, and of free slots of own() */
 	std::uint64_t generation_ = 0;
+	std::uint64_t ends_ = 0; /* of regions, so far */
 	std::vector<shm_connection *> connections_;
 };
 
@@ -386,7 +388,7 @@ public:
 	{
 		/* A region of ours that goes next does not know of this connection. */
 		if (!shm_connection::quiesce())
-			give_up(clock::now() + copy_time);
+			give_up(closed_at_ + copy_time);
 		context_.remove(this);
 	}
 
@@ -399,6 +401,11 @@ public:
 		shm_connection::shutdown();
 		/* Who becomes busy later sees that it is closed, and copies nothing: nobody looks again. */
 		quiet_ = !peer_is_busy();
+		if (!quiet_ && closed_at_ == clock::time_point()) {
+			/* What the destructor gives time for is what has begun now. */
+			e_.own_gate.close();
+			closed_at_ = clock::now();
+		}
 		return quiet_;
 	}
 
@@ -558,24 +565,53 @@ public:
 	 */
 	void give_up(clock::time_point until) noexcept
 	{
+		abandon();
+		if (!is_quiet(until))
+			tell();
+	}
+
+	/*
+	 * Is nothing under way of what the peer had begun when region @number of the context ended? For the
+	 * context, under its mutex. @late: what it begins from here on fails; @too_late: it is no more waited
+	 * for.
+	 */
+	[[nodiscard]] bool passes(std::uint64_t number, bool late, bool too_late) noexcept
+	{
+		if (passed_ >= number)
+			return true;
+		if (peer_is_busy()) {
+			if (late && !std::exchange(late_, true))
+				abandon();
+			if (!too_late)
+				return false;
+			tell();
+		}
+		passed_ = number;
+		return true;
+	}
+
+private:
+	struct operation {
+		std::uint64_t id;
+		std::int64_t due_ns;
+		int error;
+	};
+
+	void abandon() noexcept
+	{
 		e_.own_gate.close();
 		shutdown();
-		if (!is_quiet(until) && !told_.exchange(true, std::memory_order_relaxed))
+	}
+
+	void tell() noexcept
+	{
+		if (!told_.exchange(true, std::memory_order_relaxed))
 			(void)std::fprintf(
 			    stderr,
 			    "nprdma-transport: process %d is stopped where it copies from or to "
 			    "memory of this one: the connection is given up\n",
 			    static_cast<int>(e_.peer));
 	}
-
-private:
-	static constexpr auto look_again = std::chrono::microseconds(50);
-
-	struct operation {
-		std::uint64_t id;
-		std::int64_t due_ns;
-		int error;
-	};
 
 	[[nodiscard]] bool broken() const noexcept
 	{
@@ -830,7 +866,10 @@ private:
 	ends e_;
 	std::deque<operation> under_way_;
 	std::atomic<bool> broken_ = false;
-	bool quiet_ = false; /* the end has begun, and the peer copies nothing */
+	std::uint64_t passed_ = 0;      /* passes() has said so of this end of a region, and of all before */
+	bool late_ = false;             /* it was asked late, and has given up */
+	bool quiet_ = false;            /* the end has begun, and the peer copies nothing */
+	clock::time_point closed_at_{}; /* when the end had begun, and the peer was in a copy */
 	bool stalled_ = false;
 	std::atomic<bool> told_ = false; /* of a peer that is stopped; orders nothing */
 	std::int64_t seen_ns_ = 0, last_done_ns_ = 0, last_sent_ns_ = 0;
@@ -895,15 +934,29 @@ result<std::unique_ptr<region>> shm_context::register_memory(std::span<std::byte
 
 void shm_context::deregister(std::size_t slot) noexcept
 {
-	const std::lock_guard guard(mutex_);
+	std::uint64_t number;
 
-	/* seq_cst: before the look at who is busy */
-	own().regions[slot].key.store(0, std::memory_order_seq_cst);
-	/* Who copies much copies it by several system calls, and is not given up at once. */
-	const clock::time_point begin = clock::now();
-	for (shm_connection *c : connections_)
-		if (!c->is_quiet(begin + copy_time))
-			c->give_up(begin + 2 * copy_time);
+	{
+		const std::lock_guard guard(mutex_);
+
+		/* seq_cst: before the look at who is busy */
+		own().regions[slot].key.store(0, std::memory_order_seq_cst);
+		number = ++ends_;
+	}
+	/*
+	 * Who copies much copies it by several system calls, and is not given up at once. Others register and
+	 * connect meanwhile, so connections come and go.
+	 */
+	for (const clock::time_point begin = clock::now();; std::this_thread::sleep_for(look_again)) {
+		const std::lock_guard guard(mutex_);
+		const clock::time_point now = clock::now();
+		bool all = true;
+
+		for (shm_connection *c : connections_)
+			all &= c->passes(number, now >= begin + copy_time, now >= begin + 2 * copy_time);
+		if (all)
+			return;
+	}
 }
 
 result<std::unique_ptr<listener>> shm_context::listen(std::string_view address,

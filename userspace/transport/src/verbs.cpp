@@ -11,6 +11,7 @@
 #include "door.hpp"
 #include "kinds.hpp"
 #include "owners.hpp"
+#include "tcp.hpp"
 
 #include <nprdma/nprdma.hpp>
 
@@ -20,7 +21,6 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <thread>
@@ -735,7 +735,7 @@ private:
 
 	status take_caller(int which)
 	{
-		const int on = 1, all = sizeof(setup);
+		const int all = sizeof(setup);
 		result<descriptor> s = door_.take(which);
 
 		if (!s)
@@ -743,7 +743,7 @@ private:
 		if (!*s)
 			return {};
 		const int fd = s->get();
-		(void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+		set_up_tcp(fd);
 		if (::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &all, sizeof(all)) || !door_.watch(fd))
 			return failure(errno, address_);
 		if (callers_.size() >= door::most_callers)
@@ -838,11 +838,11 @@ result<std::unique_ptr<region>> verbs_context::register_memory(std::span<std::by
 result<std::unique_ptr<connection>> verbs_context::meet(descriptor socket, clock::time_point deadline,
 							const message_room &room)
 {
-	const int fd = socket.get(), on = 1;
+	const int fd = socket.get();
 	auto c = std::make_unique<verbs_connection>(*this, std::move(socket));
 	const char go = 1;
 
-	(void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	set_up_tcp(fd);
 	if (status s = c->make(static_cast<std::uint32_t>(room.messages),
 			       static_cast<std::uint32_t>(room.max_message));
 	    !s)

@@ -5,6 +5,7 @@
  */
 #include "must.hpp"
 #include "no_descriptors.hpp"
+#include "tcp.hpp"
 
 #include <nprdma/transport.hpp>
 
@@ -582,6 +583,31 @@ TYPED_TEST(Transport, WhoConnectsWaitsForADescriptorAndTheListenerDoesNotSpin)
 	(void)must(connected.get());
 }
 
+/* Is a host noticed that is gone without a word, within some 30 seconds? */
+bool is_kept_alive(int fd)
+{
+	const auto of = [fd](int level, int name) {
+		int value = -1;
+		socklen_t bytes = sizeof(value);
+
+		return ::getsockopt(fd, level, name, &value, &bytes) ? -1 : value;
+	};
+
+	return of(SOL_SOCKET, SO_KEEPALIVE) == 1 && of(IPPROTO_TCP, TCP_KEEPIDLE) == 10 &&
+	       of(IPPROTO_TCP, TCP_KEEPINTVL) == 5 && of(IPPROTO_TCP, TCP_KEEPCNT) == 4;
+}
+
+TEST(Tcp, IsSetUpToNoticeAHostThatIsGone)
+{
+	const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	ASSERT_GE(fd, 0);
+	EXPECT_FALSE(is_kept_alive(fd));
+	set_up_tcp(fd);
+	EXPECT_TRUE(is_kept_alive(fd));
+	::close(fd);
+}
+
 /* What only verbs have. */
 class Verbs : public Transport<verbs>
 {
@@ -627,6 +653,24 @@ TEST_F(Verbs, APeerOfAnotherKindIsRefused)
 	::close(fd);
 	auto both = pair();
 	EXPECT_TRUE(both.first->alive());
+}
+
+TEST_F(Verbs, BothEndsNoticeAHostThatIsGone)
+{
+	int connected = 0;
+
+	/* Those of the fixture's connection are all that there are. */
+	for (int fd = 3; fd < 1024; fd++) {
+		sockaddr_storage peer;
+		socklen_t bytes = sizeof(peer);
+
+		if (::getpeername(fd, reinterpret_cast<sockaddr *>(&peer), &bytes) ||
+		    peer.ss_family != AF_INET)
+			continue;
+		connected++;
+		EXPECT_TRUE(is_kept_alive(fd)) << fd;
+	}
+	EXPECT_EQ(connected, 2);
 }
 
 /* What only shared memory can show natively. */

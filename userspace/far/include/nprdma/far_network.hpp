@@ -35,13 +35,15 @@ public:
 	server(const server &) = delete;
 	server &operator=(const server &) = delete;
 
-	/* @context stays until the server ends. */
+	/* @context stays until the server ends. EAGAIN: there are no threads to be had. */
 	static result<std::unique_ptr<server>> make(transport::context &context, std::string_view address,
 						    const server_options &how = {});
 	/*
 	 * @bytes of zeros, unpinned where the device can: more than there is memory for, if there is swap.
-	 * With @path the pages are those of the file, which is made or made longer, and a client's flush() is
-	 * durable. EEXIST: there is a region of that name. @page_bytes: a power of two, 4 KiB to 4 MiB.
+	 * With @path the pages are those of the file, which is made if it is not there or empty, and a
+	 * client's flush() is durable. @page_bytes: a power of two, 4 KiB to 4 MiB. EEXIST: there is a region
+	 * of that name. EBUSY: the file is lent already, by whatever server. EINVAL: it was made with other
+	 * @bytes or @page_bytes, or is something else, and is left as it is.
 	 */
 	virtual status lend(const std::string &name, std::uint64_t bytes, std::size_t page_bytes = 4096,
 			    const std::string &path = {}) = 0;

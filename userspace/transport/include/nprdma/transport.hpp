@@ -188,7 +188,7 @@ public:
 	/*
 	 * Begins the end, by whoever is the last to use it: only the destructor may follow. False: the peer
 	 * is in the middle of a copy from or to memory of this process, and the destructor waits for that,
-	 * for 5 seconds at most; true: it does not wait for the peer.
+	 * until 5 seconds after the first call at most; true: it does not wait for the peer.
 	 */
 	[[nodiscard]] virtual bool quiesce() noexcept;
 
