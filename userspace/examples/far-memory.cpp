@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Memory of another process, or host, as if it were here: a server lends a region, and a client sorts numbers
- *in it with less memory than they take.
+ * in it with less memory than they take.
  *
  *	far-memory server ADDRESS [FILE]	until it is killed
  *	far-memory client ADDRESS
