@@ -146,7 +146,13 @@ ibv_context *npr::preload::adopt_opened(ibv_context *context)
 
 NPR_EXPORT int ibv_close_device(ibv_context *context)
 {
-	if (const std::unique_ptr<device> d(find(context)); d) {
+	if (std::unique_ptr<device> d(find(context)); d && d->process != getpid()) {
+		/*
+		 * A child after fork(), which has nothing but its own descriptor to give up: the threads of the library are
+		 * the parent's, the kernel's objects too, and a lock may have been taken for ever.
+		 */
+		give_back(*d.release());
+	} else if (d) {
 		/* Not every application destroys all it has before. */
 		d->qps.drain([](npr_qp *qp) { (void)npr_detach_qp(qp); });
 		d->srqs.drain([](npr_srq *srq) { (void)npr_detach_srq(srq); });

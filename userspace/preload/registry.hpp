@@ -14,6 +14,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <unistd.h>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -138,6 +139,7 @@ struct device {
 	extended_ops extended;
 	npr_context *const lib; /* it has the CQs */
 	const int max_cqe;	/* of one CQ */
+	const pid_t process = getpid(); /* not a child of it after fork() */
 	bool owner = true;	/* it can have unpinned regions; peers' it can reach anyhow */
 	tally &told;
 	memory_kind memory;

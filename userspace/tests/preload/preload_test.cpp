@@ -22,8 +22,10 @@
 #include <memory>
 #include <nprdma/nprdma.h>
 #include <poll.h>
+#include <sys/wait.h>
 #include <thread>
 #include <tuple>
+#include <unistd.h>
 #include <vector>
 
 extern "C" int rsocket(int domain, int type, int protocol);
@@ -452,6 +454,29 @@ TEST(Preload, ContextThatIsOpenedAgainIsANewOne)
 }
 
 /* There it would be found by nobody, and the program would not know why its memory is refused. */
+/* By a destructor that exit() calls, for one. There a thread to be joined would be waited for for ever. */
+TEST(Preload, ChildClosesItsDeviceAndTheParentsGoesOn)
+{
+	device d;
+	connection c(d);
+
+	/* With all of the library's threads. */
+	c.expect_taken(1);
+	c.expect_taken(2);
+	const unsigned before = fake::of(d.context).holds;
+	const pid_t child = fork();
+	ASSERT_GE(child, 0);
+	if (!child) {
+		alarm(10);
+		const int rc = ibv_close_device(d.context);
+		_exit(rc ? 1 : fake::of(d.context).holds == before ? 0 : 2);
+	}
+	int status = -1;
+	ASSERT_EQ(waitpid(child, &status, 0), child);
+	EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+	c.expect_taken(3);
+}
+
 TEST(Preload, ObjectWithAHandleOutOfRangeIsNotMade)
 {
 	device d;
