@@ -72,6 +72,16 @@ bench: all ## the figures: registration, latency, bandwidth, faults
 far-figures: userspace ## the figures of nprdma-far, over shared memory of this machine
 	@scripts/far-figures
 
+.PHONY: sync-figures
+sync-figures: userspace ## the figures of nprdma-sync, between threads of this machine
+	@mkdir -p $(BUILD)/sync
+	@userspace/sync/digits/figures.py $(BUILD)/userspace/release/sync $(BUILD)/sync
+
+.PHONY: alloc-figures
+alloc-figures: userspace ## the figures of nprdma-alloc that need no adapter
+	@mkdir -p $(BUILD)/alloc
+	@$(BUILD)/userspace/release/alloc/bench/alloc_bench.py --json $(BUILD)/alloc/alloc.json
+
 .PHONY: compat
 compat: all ## programs of others on unpinned memory, and the tables of them (two hours)
 	@scripts/compat
