@@ -365,8 +365,11 @@ TEST(Preload, QueuePairForOperationsThatTheLibraryHasNotIsRefused)
 		for (unsigned bit = 0; bit < 64; ++bit) {
 			attr.send_ops_flags = 1ULL << bit | IBV_QP_EX_WITH_SEND;
 			errno = 0;
+			testing::internal::CaptureStderr();
 			ibv_qp *const qp = ibv_create_qp_ex(d.context, &attr);
+			const std::string said = testing::internal::GetCapturedStderr();
 			EXPECT_EQ(qp != nullptr, bit <= 9) << bit;
+			EXPECT_EQ(said.find("does not have is refused") != std::string::npos, bit > 9) << said;
 			if (!qp) {
 				EXPECT_EQ(errno, EOPNOTSUPP);
 				continue;
