@@ -120,6 +120,7 @@ void give_back(const device &d)
 
 NPR_EXPORT ibv_context *ibv_open_device(ibv_device *dev)
 {
+	const opening now;
 	ibv_context *const context = verbs().ibv_open_device(dev);
 
 	if (context)

@@ -111,6 +111,7 @@ NPR_EXPORT ibv_context *mlx5dv_open_device(ibv_device *device, mlx5dv_context_at
 		errno = EOPNOTSUPP;
 		return nullptr;
 	}
+	const opening now;
 	ibv_context *const context = f(device, attr);
 	if (context)
 		all().direct.store(true, std::memory_order_relaxed);

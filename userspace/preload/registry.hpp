@@ -149,6 +149,15 @@ struct device {
 	npr::handle_table<ibv_srq, npr_srq> srqs;
 };
 
+/* While there is one, this thread opens a device by the libibverbs that this library knows. */
+class opening {
+public:
+	opening() noexcept;
+	~opening();
+	opening(const opening &) = delete;
+	opening &operator=(const opening &) = delete;
+};
+
 /*
  * @what needs all memory of the program on this device pinned. False and EOPNOTSUPP: it is not, and the user is
  * told so. The user is told that memory stays pinned when the first region does.

@@ -137,7 +137,10 @@ void say(const ibv_context *context, const char *format, ...)
 	va_start(args, format);
 	(void)std::vsnprintf(line.data(), line.size(), format, args);
 	va_end(args);
-	std::fprintf(stderr, "libnprdma-preload: %s: %s\n", ibv_get_device_name(context->device), line.data());
+	if (context)
+		std::fprintf(stderr, "libnprdma-preload: %s: %s\n", ibv_get_device_name(context->device), line.data());
+	else
+		std::fprintf(stderr, "libnprdma-preload: %s\n", line.data());
 	errno = error;
 }
 

@@ -22,6 +22,8 @@
 #include <memory>
 #include <nprdma/nprdma.h>
 #include <poll.h>
+#include <string>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
 #include <tuple>
@@ -478,6 +480,36 @@ TEST(Preload, ChildClosesItsDeviceAndTheParentsGoesOn)
 	ASSERT_EQ(waitpid(child, &status, 0), child);
 	EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 	c.expect_taken(3);
+}
+
+TEST(Preload, LibibverbsThatIsNotSeenIsToldOfOnce)
+{
+	const auto said = [](auto &&f) {
+		testing::internal::CaptureStderr();
+		f();
+		return testing::internal::GetCapturedStderr();
+	};
+	constexpr char none[] = "/dev/infiniband/uverbs99";
+
+	EXPECT_EQ(said([] {
+		device d;
+		close(open("/dev/null", O_RDONLY));
+	}), "");
+	EXPECT_EQ(said([&] { EXPECT_EQ(open(none, O_RDWR), -1); }),
+		  "libnprdma-preload: a libibverbs that this library does not see opens /dev/infiniband/uverbs99: "
+		  "what it registers stays pinned\n");
+	EXPECT_EQ(said([&] { EXPECT_EQ(open64(none, O_RDWR), -1); }), "");
+	EXPECT_EQ(errno, ENOENT);
+
+	/* And files are opened as ever. */
+	const std::string path = testing::TempDir() + "npr-open-" + std::to_string(getpid());
+	const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL, 0640);
+	struct stat st{};
+	ASSERT_GE(fd, 0);
+	EXPECT_EQ(fstat(fd, &st), 0);
+	EXPECT_EQ(st.st_mode & 0707U, 0600U);
+	close(fd);
+	EXPECT_EQ(unlink(path.c_str()), 0);
 }
 
 TEST(Preload, ObjectWithAHandleOutOfRangeIsNotMade)

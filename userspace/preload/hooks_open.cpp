@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * A libibverbs that this library does not see: one that is linked into the program or into a library of it, that is
+ * loaded with RTLD_DEEPBIND, or whose functions were looked up with dlvsym(). What it registers stays pinned, and the
+ * user is told so when it opens a device, which it does by the C library's open().
+ */
+/* It has an open() of its own, inline. */
+#undef _FORTIFY_SOURCE
+#include "real.hpp"
+#include "registry.hpp"
+#include "report.hpp"
+
+#include <atomic>
+#include <cstdarg>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace npr::preload {
+
+namespace {
+
+thread_local unsigned ours;
+std::atomic<bool> told{false};
+
+using open_fn = int(const char *path, int flags, ...);
+/* As others before the first call, which may come in a signal handler. Null before our constructors: then by the kernel. */
+open_fn *const next_open = reinterpret_cast<open_fn *>(dlsym(RTLD_NEXT, "open"));
+open_fn *const next_open64 = reinterpret_cast<open_fn *>(dlsym(RTLD_NEXT, "open64"));
+
+void look_at(const char *path)
+{
+	constexpr char devices[] = "/dev/infiniband/uverbs";
+
+	if (!path || ours || std::strncmp(path, devices, sizeof(devices) - 1) || told.exchange(true, std::memory_order_relaxed))
+		return;
+	say(nullptr, "a libibverbs that this library does not see opens %s: what it registers stays pinned", path);
+}
+
+int open_by(open_fn *next, const char *path, int flags, mode_t mode)
+{
+	look_at(path);
+	if (next)
+		return next(path, flags, mode);
+	return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+
+} // namespace
+
+opening::opening() noexcept
+{
+	++ours;
+}
+
+opening::~opening()
+{
+	--ours;
+}
+
+} // namespace npr::preload
+
+using namespace npr::preload;
+
+NPR_EXPORT int open(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+
+	if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {
+		std::va_list args;
+
+		va_start(args, flags);
+		mode = va_arg(args, mode_t);
+		va_end(args);
+	}
+	return open_by(next_open, path, flags, mode);
+}
+
+NPR_EXPORT int open64(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+
+	if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {
+		std::va_list args;
+
+		va_start(args, flags);
+		mode = va_arg(args, mode_t);
+		va_end(args);
+	}
+	return open_by(next_open64, path, flags | O_LARGEFILE, mode);
+}
