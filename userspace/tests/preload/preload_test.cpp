@@ -468,13 +468,11 @@ TEST(Preload, ChildClosesItsDeviceAndTheParentsGoesOn)
 	/* With all of the library's threads. */
 	c.expect_taken(1);
 	c.expect_taken(2);
-	const unsigned before = fake::of(d.context).holds;
 	const pid_t child = fork();
 	ASSERT_GE(child, 0);
 	if (!child) {
 		alarm(10);
-		const int rc = ibv_close_device(d.context);
-		_exit(rc ? 1 : fake::of(d.context).holds == before ? 0 : 2);
+		_exit(ibv_close_device(d.context) ? 1 : 0);
 	}
 	int status = -1;
 	ASSERT_EQ(waitpid(child, &status, 0), child);
