@@ -38,6 +38,12 @@ void look_at(const char *path)
 	say(nullptr, "a libibverbs that this library does not see opens %s: what it registers stays pinned", path);
 }
 
+/* Is there a third argument? */
+bool has_mode(int flags)
+{
+	return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
+}
+
 int open_by(open_fn *next, const char *path, int flags, mode_t mode)
 {
 	look_at(path);
@@ -64,28 +70,20 @@ using namespace npr::preload;
 
 NPR_EXPORT int open(const char *path, int flags, ...)
 {
-	mode_t mode = 0;
+	std::va_list args;
 
-	if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {
-		std::va_list args;
-
-		va_start(args, flags);
-		mode = va_arg(args, mode_t);
-		va_end(args);
-	}
+	va_start(args, flags);
+	const mode_t mode = has_mode(flags) ? va_arg(args, mode_t) : 0;
+	va_end(args);
 	return open_by(next_open, path, flags, mode);
 }
 
 NPR_EXPORT int open64(const char *path, int flags, ...)
 {
-	mode_t mode = 0;
+	std::va_list args;
 
-	if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {
-		std::va_list args;
-
-		va_start(args, flags);
-		mode = va_arg(args, mode_t);
-		va_end(args);
-	}
+	va_start(args, flags);
+	const mode_t mode = has_mode(flags) ? va_arg(args, mode_t) : 0;
+	va_end(args);
 	return open_by(next_open64, path, flags | O_LARGEFILE, mode);
 }

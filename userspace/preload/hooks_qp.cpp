@@ -211,7 +211,7 @@ ibv_qp *npr::preload::create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *at
 	if (!is_taken(attr->qp_type) || !find(attr->send_cq) || !find(attr->recv_cq))
 		return make_left(d, attr->qp_type, attr->recv_cq, attr->srq, ex, make);
 	if (ex && attr->send_ops_flags & ~send_ops) {
-		say(&d.verbs, "a queue pair for operations of ibv_wr_*() that the library does not have is refused");
+		say(&d.verbs, "a queue pair for operations of ibv_wr_*() that the library does not have is refused: without this library the provider decides");
 		errno = EOPNOTSUPP;
 		return nullptr;
 	}

@@ -18,6 +18,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+__attribute__((visibility("default"))) std::atomic<unsigned> fake_holds_freed{0};
+
 __attribute__((visibility("default"))) ibv_device fake_device{};
 
 using namespace fake;
@@ -242,6 +244,7 @@ int method(context &c, ib_uverbs_ioctl_hdr &h)
 		return 0;
 	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_FREE:
 		c.holds.fetch_sub(1);
+		fake_holds_freed.fetch_add(1);
 		return 0;
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY_MR:
 		/* Those of this process are not leased, which no test here is about. */

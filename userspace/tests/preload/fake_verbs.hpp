@@ -109,6 +109,7 @@ extern ibv_device fake_device;
 extern std::atomic<ibv_fork_status> fake_fork_status;
 /* Past ibv_open_device(). */
 ibv_context *fake_open(ibv_device *device);
+extern std::atomic<unsigned> fake_holds_freed; /* of all devices; for who looks when they are closed */
 /* Somebody asked for an event of @cq, which the provider's channel tells now. */
 void fake_event(ibv_comp_channel *real, ibv_cq *cq);
 /* The kernel's methods: 0, or -1 and errno. */
