@@ -225,21 +225,24 @@ static int lease_few(void)
 	return ret < 0 ? (int)ret : 0;
 }
 
+/* Of another process: its status, 0 if it got what lease_few() asks for */
+static int others_get_few(void)
+{
+	int status = -1;
+	pid_t pid = np_fork();
+
+	if (!pid)
+		_exit(-lease_few());
+	return pid < 0 || waitpid(pid, &status, 0) != pid ? -1 : status;
+}
+
 /* It is stopped, say: whoever has little gets some all the same, and the rest is as it was. */
 TEST_F(lease, process_that_ignores_recalls_keeps_nobody_out)
 {
-	int status;
-	pid_t pid;
-
 	ASSERT_EQ(0, np_group_enter("32M", "max"));
 	ASSERT_EQ(0, lease_open(self, 32UL << 20));
 	ASSERT_EQ(0, lease_to_the_last(self));
-	pid = np_fork();
-	ASSERT_LE(0, pid);
-	if (!pid)
-		_exit(-lease_few());
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	EXPECT_EQ(0, status);
+	EXPECT_EQ(0, others_get_few());
 	EXPECT_LE(1, *self->posted);
 	/* Who ignores them has had his share. */
 	EXPECT_EQ(-EBUSY, lease_slot(self, self->nr));
@@ -282,12 +285,7 @@ TEST_F(lease, recall_that_is_ignored_makes_room_for_others_only)
 	poll(NULL, 0, 100);
 	EXPECT_EQ(-EBUSY, lease_slot(self, self->nr));
 	/* There was some. */
-	pid = np_fork();
-	ASSERT_LE(0, pid);
-	if (!pid)
-		_exit(-lease_few());
-	ASSERT_EQ(pid, waitpid(pid, &status, 0));
-	EXPECT_EQ(0, status);
+	EXPECT_EQ(0, others_get_few());
 }
 
 #define DEEP	256U
