@@ -95,6 +95,14 @@ struct RemoteLeases : ::testing::Test {
 		a.eng->step();
 	}
 
+	/* The last one of those that are told asks for a lease, if any does. */
+	void asking(app &b, ibv_wr_opcode op, std::size_t memory, std::uint64_t offset, std::uint64_t length)
+	{
+		b.post(op, memory, offset, length);
+		b.world.run_wire();
+		EXPECT_GE(b.poll(), 1U) << "it waits for no lease";
+	}
+
 	[[nodiscard]] npr_stats stats() const { return a.eng->stats(); }
 	[[nodiscard]] const std::vector<std::uint64_t> &released() const { return a.world.released; }
 	sim_region &r() { return a.world.regions[0]; }
@@ -110,6 +118,9 @@ TEST_F(RemoteLeases, SecondRequestAsksAndTheFirstDoesNot)
 		done(op, 100, 50);
 		EXPECT_TRUE(a.world.faults.empty());
 		a.post(op, 0, 200, 5000);
+		EXPECT_TRUE(a.world.faults.empty()) << "nobody knows yet whether it has to be brought";
+		a.world.run_wire();
+		EXPECT_EQ(a.poll(), 1U) << "it waits for no lease";
 		ASSERT_EQ(a.world.faults.size(), 1U);
 		const sim::pending_fault f = a.world.faults[0];
 		EXPECT_EQ(f.req.flags, RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE | rights);
@@ -118,16 +129,29 @@ TEST_F(RemoteLeases, SecondRequestAsksAndTheFirstDoesNot)
 		EXPECT_EQ(f.ranges[0].length, 5000U);
 		EXPECT_EQ(f.ranges[1].addr, r().info.base);
 		EXPECT_EQ(f.ranges[1].length, r().info.length);
-		a.world.run_wire();
-		EXPECT_EQ(a.poll(), 1U) << "it waits for no lease";
 		a.post(op, 0, 200, 50);
-		a.post(op, 0, 200, 50);
+		asking(a, op, 0, 200, 50);
 		EXPECT_EQ(a.world.faults.size(), 1U) << "asked twice at once";
 		a.world.settle();
 		a.poll();
 		EXPECT_EQ(a.world.holds.size(), 1U);
 		recall(a.world.holds.begin()->first);
 	}
+}
+
+/* What pages have come for one by one are leased when they are used again, and not while they come. */
+TEST_F(RemoteLeases, RequestWhosePagesHadToComeAsksForNone)
+{
+	for (const ibv_wr_opcode op : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE}) {
+		a.world.all_out(r());
+		for (std::uint64_t p = 8; p--;) /* downwards: nothing is read ahead */
+			done(op, p * page_size);
+		EXPECT_EQ(a.world.lease_requests, 0U);
+	}
+	asking(a, IBV_WR_RDMA_WRITE, 0, 5 * page_size, 64);
+	EXPECT_EQ(a.world.lease_requests, 1U) << "this one found its page";
+	a.world.settle();
+	EXPECT_EQ(stats().leases, 1U);
 }
 
 TEST_F(RemoteLeases, SecondRequestThatComesLateOrIsAnotherKindDoesNotAsk)
@@ -171,7 +195,7 @@ TEST_F(RemoteLeases, ReadOnlyRegionIsLeasedToBeRead)
 	a.world.all_in(q, false);
 	know(q);
 	done(IBV_WR_RDMA_READ);
-	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	asking(a, IBV_WR_RDMA_READ, 0, 0, 64);
 	ASSERT_EQ(a.world.faults.size(), 1U);
 	EXPECT_FALSE(a.world.faults[0].req.flags & RDMA_NP_FAULT_WRITE);
 	a.world.settle();
@@ -208,7 +232,7 @@ TEST_F(RemoteLeases, RefusalIsRespectedForASecond)
 		a.world.chance_no_lease = how == 0 ? 100 : 0;
 		a.world.lease_error = how == 1 ? -EBUSY : 0;
 		done(IBV_WR_RDMA_READ);
-		a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		asking(a, IBV_WR_RDMA_READ, 0, 0, 64);
 		if (how == 2 && !a.world.faults.empty())
 			a.world.serve_fault(0, RDMA_NP_NOMEM);
 		a.world.settle();
@@ -250,7 +274,7 @@ TEST_F(RemoteLeases, NoMoreThanFourAreAskedForAtOnce)
 	EXPECT_EQ(b.world.lease_requests, 4U);
 	EXPECT_EQ(b.world.faults.size(), 4U);
 	b.world.settle();
-	b.post(IBV_WR_RDMA_READ, 5, 0, 8);
+	asking(b, IBV_WR_RDMA_READ, 5, 0, 8);
 	EXPECT_EQ(b.world.lease_requests, 5U);
 	b.world.settle();
 	b.poll();
@@ -262,11 +286,11 @@ TEST_F(RemoteLeases, NoneIsAskedForWhereFaultsAreScarce)
 	for (std::size_t i = 1; i <= 3; ++i) {
 		add(4);
 		a.post(IBV_WR_RDMA_READ, i, 0, 8);
-		a.post(IBV_WR_RDMA_READ, i, 0, 8);
+		asking(a, IBV_WR_RDMA_READ, i, 0, 8);
 	}
 	add(4);
 	a.post(IBV_WR_RDMA_READ, 4, 0, 8);
-	a.post(IBV_WR_RDMA_READ, 4, 0, 8);
+	asking(a, IBV_WR_RDMA_READ, 4, 0, 8);
 	EXPECT_EQ(a.world.lease_requests, 3U) << "of 4, of which half and one are for others";
 	a.world.settle();
 	a.poll();
@@ -431,7 +455,7 @@ struct LongRegion : RemoteLeases {
 	std::vector<rdma_np_range> asked(std::uint64_t offset, std::uint64_t length)
 	{
 		done(IBV_WR_RDMA_READ, offset, length);
-		a.post(IBV_WR_RDMA_READ, 0, offset, length);
+		asking(a, IBV_WR_RDMA_READ, 0, offset, length);
 		EXPECT_EQ(a.world.faults.size(), 1U);
 		const std::vector<rdma_np_range> ranges = a.world.faults.empty() ? std::vector<rdma_np_range>{}
 										 : a.world.faults[0].ranges;
@@ -1014,7 +1038,7 @@ TEST_F(RemoteLeases, MoreEarlyRecallsThanThereIsRoomForRecallAll)
 	a.world.released.clear();
 
 	done(IBV_WR_RDMA_READ);
-	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	asking(a, IBV_WR_RDMA_READ, 0, 0, 64);
 	ASSERT_EQ(a.world.faults.size(), 1U);
 	a.world.serve_fault(0);
 	hold = a.world.holds.begin()->first;
@@ -1143,39 +1167,38 @@ TEST_F(RemoteLeases, LeaseLongestWithoutUseMakesRoom)
 	/* Each is of one page, in one part. */
 	std::vector<std::uint64_t> holds;
 	a.world.all_out(r());
-	for (std::uint64_t p = 0; p < 4; ++p)
+	for (std::uint64_t p = 4; p--;) /* downwards: nothing is read ahead */
 		holds.push_back(lease(IBV_WR_RDMA_READ, 2 * p * page_size));
-	EXPECT_TRUE(is_leased());
-	a.post(IBV_WR_RDMA_READ, 0, 2 * page_size, 64);
+	EXPECT_TRUE(is_leased(6 * page_size + 8));
+	a.post(IBV_WR_RDMA_READ, 0, 4 * page_size, 64);
 	ASSERT_EQ(a.world.queue.size(), 1U);
+	a.world.clock += remote_leases::growth + 10 * ms;
 	/* The second one is under way, and of the others the third was idle for the longest time. */
-	a.post(IBV_WR_RDMA_READ, 0, 8 * page_size, 64);
-	a.post(IBV_WR_RDMA_READ, 0, 8 * page_size, 64);
+	EXPECT_EQ(a.eng->advise(r().rkey, r().info.base + 8 * page_size, 64, NPR_ADVISE_READ_OFTEN), 0);
 	a.world.run_control();
 	EXPECT_EQ(released(), ids{holds[2]});
 	EXPECT_EQ(stats().leases, 5U);
 	a.world.settle();
 	a.poll();
 	EXPECT_TRUE(is_leased(8 * page_size + 8));
-	EXPECT_FALSE(is_leased(4 * page_size + 8));
+	EXPECT_FALSE(is_leased(2 * page_size + 8));
 }
 
 TEST_F(RemoteLeases, NoIdleLeaseMakesNoRoom)
 {
 	a.world.all_out(r());
-	for (std::uint64_t p = 0; p < 4; ++p)
+	for (std::uint64_t p = 4; p--;)
 		lease(IBV_WR_RDMA_READ, 2 * p * page_size);
 	for (std::uint64_t p = 0; p < 4; ++p)
 		a.post(IBV_WR_RDMA_READ, 0, 2 * p * page_size, 64);
 	ASSERT_EQ(a.world.queue.size(), 4U);
 	a.world.clock += remote_leases::growth + 10 * ms;
-	a.post(IBV_WR_RDMA_READ, 0, 8 * page_size, 64);
-	a.post(IBV_WR_RDMA_READ, 0, 8 * page_size, 64);
+	EXPECT_EQ(a.eng->advise(r().rkey, r().info.base + 8 * page_size, 64, NPR_ADVISE_READ_OFTEN), 0);
 	a.world.run_control();
 	ASSERT_EQ(released().size(), 1U);
 	EXPECT_EQ(stats().leases, 4U);
 	a.world.settle();
-	EXPECT_EQ(a.poll(), 6U);
+	EXPECT_EQ(a.poll(), 4U);
 }
 
 TEST(RemoteLeaseTable, HoldsNoMoreThan192)

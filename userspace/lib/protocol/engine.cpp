@@ -440,8 +440,8 @@ void engine::issue() noexcept
 		if (!o.started) {
 			o.started = true;
 			++live(o);
-			if (r)
-				want_lease(o.wr, o.length, *r);
+			if (r && needs_hold(o))
+				want_lease(o.wr, o.length, *r, true);
 		}
 		while (o.issued < o.length) {
 			if (!has_piece() || !posting_.empty() ||

@@ -709,7 +709,12 @@ private:
 								      const region &r) const noexcept;
 	[[nodiscard]] std::uint32_t find_lease(const ibv_send_wr &wr, std::uint32_t length,
 					       const region &r) const noexcept;
-	void want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept;
+	/* Without a lease it takes a hold, whether its pages are there or not. */
+	[[nodiscard]] bool needs_hold(const op &o) const noexcept
+	{
+		return o.kind == op_kind::once || (o.kind == op_kind::write && config_.ordered_writes);
+	}
+	void want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r, bool now) noexcept;
 	[[nodiscard]] int advise_region(const region &r, std::uint32_t rkey, std::uint64_t addr, std::uint64_t length,
 					npr_advice advice) noexcept;
 	void use_seldom(const region &r, std::uint64_t addr, std::uint64_t last) noexcept;

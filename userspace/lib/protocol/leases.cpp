@@ -64,7 +64,7 @@ int engine::advise_region(const region &r, std::uint32_t rkey, std::uint64_t add
 		wr.wr.rdma.remote_addr = first; /* an atomic's, too */
 		(is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey) = rkey;
 		if (find_lease(wr, static_cast<std::uint32_t>(bytes), r) == none)
-			want_lease(wr, static_cast<std::uint32_t>(bytes), r);
+			want_lease(wr, static_cast<std::uint32_t>(bytes), r, true);
 	}
 	return 0;
 }
@@ -118,15 +118,17 @@ std::uint32_t engine::find_lease(const ibv_send_wr &wr, std::uint32_t length, co
 }
 
 /*
- * A request begins without a lease. The second one of its kind in this part within a short time asks for
- * one: of its pages, and of all others of the part that are resident already.
+ * A request is without a lease. The second one of its kind in this part within a short time asks for one: of its
+ * pages, and of all others of the part that are resident already. Not @now: its pages have come only for it. A lease would be
+ * of little more than these, and its FAULT would be in the way of the next one's.
  */
-void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r) noexcept
+void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r, bool now) noexcept
 {
 	const rdma_np_region_info &i = r.info;
 	const auto need = lease_range(wr, length, r);
 
-	if (!need || trouble_.dead || trouble_.broken || !leases_.wants(need->key, need->write, world_.recently()))
+	if (!need || trouble_.dead || trouble_.broken || !leases_.wants(need->key, need->write, world_.recently()) ||
+	    !now)
 		return;
 	/* work requests go first */
 	if (asked_leases_ == max_lease_asks || faults_ > config_.max_faults / 2)

@@ -151,6 +151,8 @@ void engine::end_piece(piece &p) noexcept
 		p.at = stage::tail;
 		return proceed(p);
 	}
+	if (config_.leases && p.reg && !needs_hold(o))
+		want_lease(o.wr, o.length, *p.reg, p.quick || !p.faulted);
 	free_piece(p);
 	if (!--o.pieces && o.issued == o.length)
 		finish(o);

@@ -582,12 +582,8 @@ bool engine::move_quick(const ibv_send_wr &wr, binding &b, bool last) noexcept
 {
 	region &r = *b.to;
 
-	if (!(wr.opcode == IBV_WR_RDMA_READ	 ? quick_move<false>(wr, r, last)
-	      : wr.opcode == IBV_WR_RDMA_WRITE && quick_move<true>(wr, r, last)))
-		return false;
-	if (config_.leases)
-		want_lease(wr, wr.sg_list[0].length, r);
-	return true;
+	return wr.opcode == IBV_WR_RDMA_READ	 ? quick_move<false>(wr, r, last)
+	       : wr.opcode == IBV_WR_RDMA_WRITE && quick_move<true>(wr, r, last);
 }
 
 /* A quick piece needs more than one try. */
