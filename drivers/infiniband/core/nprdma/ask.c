@@ -347,6 +347,15 @@ static void np_fault_say_lease(struct np_fault *fault, const struct np_msg *answ
 	ev->lease_length = said.length;
 }
 
+static void np_fault_say_words(const struct np_msg *answer, struct rdma_np_event *ev)
+{
+	unsigned int i;
+
+	ev->nr_words = answer->faulted.nr_words;
+	for (i = 0; i < ev->nr_words; i++)
+		ev->words[i] = cpu_to_le64(answer->faulted.words[i]);
+}
+
 static void np_fault_done(struct np_trans *trans, u32 status,
 			  const struct np_msg *answer)
 {
@@ -354,7 +363,6 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	struct np_peer *peer = trans->peer;
 	struct rdma_np_event *ev = &fault->ev.ev;
 	bool full = status == NP_WIRE_FULL;
-	unsigned int i;
 
 	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid,
 				status, trans->tries,
@@ -370,9 +378,7 @@ static void np_fault_done(struct np_trans *trans, u32 status,
 	spin_unlock(&peer->lock);
 
 	if (!status) {
-		ev->nr_words = answer->faulted.nr_words;
-		for (i = 0; i < ev->nr_words; i++)
-			ev->words[i] = cpu_to_le64(answer->faulted.words[i]);
+		np_fault_say_words(answer, ev);
 		ev->hold_id = fault->hold_id;
 		np_fault_say_lease(fault, answer, ev);
 	}
@@ -885,6 +891,54 @@ void np_peer_answered(struct np_peer *peer, const struct np_msg *msg)
 		np_trans_finish(trans, msg->status, msg);
 }
 EXPORT_SYMBOL_IF_KUNIT(np_peer_answered);
+
+/**
+ * np_peer_answered_at_once - np_peer_answered(), if nothing has to be waited for
+ * @peer: from whom
+ * @msg: the answer
+ *
+ * That is of a FAULT which has brought its pages, and no hold: what most who wait for an
+ * answer wait for. Its event tells it, and that is all there is to do.
+ *
+ * Context: softirq too: whom it interrupts may have the locks, so it waits for none
+ * Return: false: nothing has happened, and np_peer_answered() must follow
+ */
+bool np_peer_answered_at_once(struct np_peer *peer, const struct np_msg *msg)
+{
+	struct np_fault *fault;
+	struct np_trans *trans;
+
+	if (msg->type != NP_MSG_FAULT || msg->status != RDMA_NP_OK || msg->faulted.hold_id)
+		return false;
+	if (!spin_trylock(&peer->lock))
+		return false;
+	trans = np_trans_find(peer, msg);
+	if (!trans || trans->msg.fault.flags & RDMA_NP_FAULT_HOLD)
+		goto later;
+	fault = container_of(trans, struct np_fault, trans);
+	np_fault_say_words(msg, &fault->ev.ev);
+	fault->ev.ev.status = RDMA_NP_OK;
+	/* The event's; who reads it meanwhile gives it back. The list's reference stays */
+	kref_get(&trans->ref);
+	if (!np_channel_try_post(fault->channel, &fault->ev)) {
+		np_trans_put(trans);
+		/* What comes of it in the end may be something else */
+		fault->ev.ev.nr_words = 0;
+		goto later;
+	}
+	np_trans_heard(trans, msg);
+	__clear_bit(trans->msg.fault.lane, peer->lanes);
+	spin_unlock(&peer->lock);
+	trace_np_fault_complete(peer->hca->ibdev, peer->qpn, trans->msg.tid, msg->status,
+				trans->tries, ktime_get_ns() - trans->sent);
+	np_trans_end(trans);
+	return true;
+
+later:
+	spin_unlock(&peer->lock);
+	return false;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_peer_answered_at_once);
 
 /**
  * np_ask_kill - The QP is not connected any more: end all requests of ours

@@ -97,6 +97,21 @@ void np_channel_unreserve(struct np_channel *channel)
 }
 EXPORT_SYMBOL_IF_KUNIT(np_channel_unreserve);
 
+/* Under the channel's lock. False: it is closed */
+static bool np_channel_append(struct np_channel *channel, struct np_ev *ev)
+{
+	lockdep_assert_held(&channel->lock);
+	ev->seq = ++channel->seq;
+	if (channel->closed) {
+		channel->reserved -= ev->reserved;
+		return false;
+	}
+	list_add_tail(&ev->entry, &channel->events);
+	if (channel->posted)
+		WRITE_ONCE(*channel->posted, ev->seq);
+	return true;
+}
+
 /**
  * np_channel_post - Append an event
  * @channel: the channel
@@ -110,14 +125,7 @@ bool np_channel_post(struct np_channel *channel, struct np_ev *ev)
 	bool ok;
 
 	spin_lock(&channel->lock);
-	ok = !channel->closed;
-	ev->seq = ++channel->seq;
-	if (ok)
-		list_add_tail(&ev->entry, &channel->events);
-	if (ok && channel->posted)
-		WRITE_ONCE(*channel->posted, ev->seq);
-	if (!ok)
-		channel->reserved -= ev->reserved;
+	ok = np_channel_append(channel, ev);
 	spin_unlock(&channel->lock);
 	if (ok)
 		wake_up_interruptible_poll(&channel->wait,
@@ -125,6 +133,29 @@ bool np_channel_post(struct np_channel *channel, struct np_ev *ev)
 	return ok;
 }
 EXPORT_SYMBOL_GPL(np_channel_post);
+
+/**
+ * np_channel_try_post - Append an event, if nobody has the channel's lock
+ * @channel: the channel
+ * @ev: as for np_channel_post()
+ *
+ * Context: softirq too: whom it interrupts may have the lock
+ * Return: false: nothing has happened, or the channel is closed: np_channel_post() says which
+ */
+bool np_channel_try_post(struct np_channel *channel, struct np_ev *ev)
+{
+	bool ok;
+
+	if (!spin_trylock(&channel->lock))
+		return false;
+	ok = !channel->closed && np_channel_append(channel, ev);
+	spin_unlock(&channel->lock);
+	if (ok)
+		wake_up_interruptible_poll(&channel->wait,
+					   EPOLLIN | EPOLLRDNORM);
+	return ok;
+}
+EXPORT_SYMBOL_GPL(np_channel_try_post);
 
 /**
  * np_channel_unpost - Take back an event, if it was not read yet

@@ -329,7 +329,7 @@ EXPORT_SYMBOL_IF_KUNIT(np_pgrant_make);
  * No reference is taken that would be given back here: the last one of a region
  * unmaps its windows, which sleeps.
  *
- * Context: completion handler
+ * Context: handler of what arrives
  * Return: the region with a reference; -ENXIO: there is none; -EBUSY: over a bound
  */
 struct np_region *np_grant_begin(struct np_peer *peer, u64 id, unsigned int depth,

@@ -466,7 +466,7 @@ static void np_held_expire(struct work_struct *work)
  * @peer: the peer
  * @id: of the hold; nothing happens if there is none: it is a copy
  *
- * Context: completion handler: process context, does not sleep
+ * Context: handler of what arrives: process context, does not sleep
  */
 void np_held_release(struct np_peer *peer, u64 id)
 {

@@ -202,13 +202,15 @@ void np_port_close(struct np_port *port)
  * @hca: the device
  * @port_num: number of the port
  * @receive: takes what arrives
+ * @at_once: takes what came by the quick transport, where it can without waiting
  */
 void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num,
-		  np_receive_fn *receive)
+		  np_receive_fn *receive, np_receive_at_once_fn *at_once)
 {
 	port->hca = hca;
 	port->port_num = port_num;
 	port->receive = receive;
+	port->receive_at_once = at_once;
 	init_waitqueue_head(&port->idle);
 	port->send = np_mad_send;
 	spin_lock_init(&port->lock);

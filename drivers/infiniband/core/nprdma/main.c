@@ -40,7 +40,8 @@ static int np_client_add(struct ib_device *ibdev)
 	np_hca_init(hca, ibdev);
 
 	for (i = 0; i < hca->nr_ports; i++)
-		np_port_init(&hca->ports[i], hca, i + 1, np_receive);
+		np_port_init(&hca->ports[i], hca, i + 1, np_receive,
+			     np_receive_at_once);
 	/*
 	 * A handler finds its peers through the port alone, but user space
 	 * finds the device by its client data: last.

@@ -33,11 +33,23 @@ struct np_ud;
  * @from: from there
  * @recv: the MAD; NULL: came by the quick transport
  *
- * Context: completion handler: process context, does not sleep
+ * Context: a worker that handles what arrived: process context, does not sleep
  */
 typedef void np_receive_fn(struct np_port *port, const struct np_msg *msg,
 			   bool malformed, const struct np_addr *from,
 			   struct ib_mad_recv_wc *recv);
+
+/**
+ * typedef np_receive_at_once_fn - np_receive_fn(), if nothing has to be waited for
+ * @port: here
+ * @msg: came by the quick transport
+ * @from: from there
+ *
+ * Context: softirq
+ * Return: false: nothing has happened, and np_receive_fn() must follow
+ */
+typedef bool np_receive_at_once_fn(struct np_port *port, const struct np_msg *msg,
+				   const struct np_addr *from);
 
 /**
  * struct np_path - a way to another kernel
@@ -65,6 +77,7 @@ struct np_path {
  * @hca: the device
  * @port_num: number of the port
  * @receive: takes what arrives
+ * @receive_at_once: takes it where that can be done without waiting
  * @send: send one message, once, by MAD; see np_send()
  * @ud: the quick transport; NULL: none
  * @at_once_from: ns: until then FAULTs are not served where they arrive
@@ -80,6 +93,7 @@ struct np_port {
 	struct np_hca *hca;
 	u32 port_num;
 	np_receive_fn *receive;
+	np_receive_at_once_fn *receive_at_once;
 	int (*send)(struct np_path *path, const struct np_msg *msg);
 	struct np_ud *ud;
 	u64 at_once_from;
@@ -192,7 +206,7 @@ void np_send(struct np_path *path, const struct np_msg *msg);
 /* MADs (mad.c) */
 
 void np_port_init(struct np_port *port, struct np_hca *hca, u32 port_num,
-		  np_receive_fn *receive);
+		  np_receive_fn *receive, np_receive_at_once_fn *at_once);
 int np_port_open(struct np_port *port);
 void np_port_close(struct np_port *port);
 

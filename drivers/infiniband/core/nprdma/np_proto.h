@@ -346,6 +346,7 @@ void np_peer_put(struct np_peer *peer);
 bool np_peer_begin(struct np_peer *peer);
 void np_peer_end(struct np_peer *peer);
 struct np_path *np_peer_path(struct np_peer *peer);
+struct np_path *np_peer_try_path(struct np_peer *peer);
 void np_peer_send(struct np_peer *peer, const struct np_msg *msg);
 void np_answer_init(struct np_msg *answer, const struct np_msg *msg, u32 status);
 void np_answer_peer(struct np_peer *peer, const struct np_msg *answer);
@@ -398,6 +399,7 @@ struct np_trans *np_trans_find(struct np_peer *peer, const struct np_msg *msg);
 bool np_trans_heard(struct np_trans *trans, const struct np_msg *msg);
 void np_trans_finish(struct np_trans *trans, u32 status,
 		     const struct np_msg *answer);
+void np_trans_end(struct np_trans *trans);
 
 /* Asking (ask.c) */
 
@@ -413,6 +415,7 @@ u32 np_peer_told_recall(struct np_peer *peer, u64 hold_id);
 bool np_peer_keeps(struct np_peer *peer, u64 hold_id);
 bool np_peer_uses(struct np_peer *peer, u64 region_id);
 void np_peer_answered(struct np_peer *peer, const struct np_msg *msg);
+bool np_peer_answered_at_once(struct np_peer *peer, const struct np_msg *msg);
 void np_ask_kill(struct np_peer *peer);
 void np_ask_leave(struct np_peer *peer);
 
@@ -535,6 +538,7 @@ static inline void np_serve_leave(struct np_peer *peer)
 /* Arrivals (receive.c) */
 
 np_receive_fn np_receive;
+np_receive_at_once_fn np_receive_at_once;
 #if IS_ENABLED(CONFIG_KUNIT)
 extern unsigned int np_hold_ms;
 extern unsigned int np_lease_ms;
@@ -579,6 +583,7 @@ void np_channel_put(struct np_channel *channel);
 int np_channel_reserve(struct np_channel *channel);
 void np_channel_unreserve(struct np_channel *channel);
 bool np_channel_post(struct np_channel *channel, struct np_ev *ev);
+bool np_channel_try_post(struct np_channel *channel, struct np_ev *ev);
 void np_channel_unpost(struct np_channel *channel, struct np_ev *ev);
 u64 np_channel_peek(struct np_channel *channel, struct rdma_np_event *out);
 void np_channel_take(struct np_channel *channel, u64 seq);

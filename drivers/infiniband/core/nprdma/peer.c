@@ -613,6 +613,26 @@ struct np_path *np_peer_path(struct np_peer *peer)
 }
 
 /**
+ * np_peer_try_path - np_peer_path(), if nobody has the peer's lock
+ * @peer: the peer
+ *
+ * Context: softirq too: whom it interrupts may have the lock
+ * Return: with a reference; NULL: the peer has ended, or the lock is taken
+ */
+struct np_path *np_peer_try_path(struct np_peer *peer)
+{
+	struct np_path *path;
+
+	if (!spin_trylock(&peer->lock))
+		return NULL;
+	path = peer->path;
+	if (path)
+		np_path_get(path);
+	spin_unlock(&peer->lock);
+	return path;
+}
+
+/**
  * np_peer_send - Send one message to a peer, once
  * @peer: the peer; nothing is sent if it has ended
  * @msg: the message

@@ -7,8 +7,9 @@
  * secret that this address was told (but RESOLVE, whose answer tells it), and the region
  * belongs to that QP's PD: exactly those who could have used the rkey of a pinned region.
  *
- * np_receive() runs in the handler of a completion, with all the port's other MADs
- * behind it, so it never sleeps.  It answers peers where that needs no waiting; other
+ * np_receive() runs in the handler of what arrives, with all the port's other messages
+ * behind it, so it never sleeps. The commonest answers do not even come there: see
+ * np_receive_at_once().  It answers peers where that needs no waiting; other
  * FAULTs go to a queue of the memory's owner, who may keep them waiting, and the rest to
  * one of ours.  So do answers to those who are no peers: to make an address handle may take a
  * second, in which a neighbour is looked for.  Everything that is queued is counted; over
@@ -349,6 +350,53 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
 	}
 }
 
+/* Is it from who @peer is connected to */
+static bool np_peer_is_at(const struct np_peer *peer, const struct np_port *port,
+			  const struct np_msg *msg, const struct np_addr *from)
+{
+	return peer->port == port && peer->remote_qpn == msg->src_qpn &&
+	       np_addr_match(&peer->addr, from);
+}
+
+/**
+ * np_receive_at_once - np_receive(), if nothing has to be waited for
+ * @port: here
+ * @msg: came by the quick transport
+ * @from: from there
+ *
+ * That are answers that bring pages. Each saves the way over a worker, for which somebody
+ * waits with it. Requests need a context that may walk page tables, whose locks are
+ * no softirq's.
+ *
+ * Context: softirq
+ * Return: false: nothing has happened, and np_receive() must follow
+ */
+bool np_receive_at_once(struct np_port *port, const struct np_msg *msg,
+			const struct np_addr *from)
+{
+	struct np_path *path = NULL;
+	struct np_peer *peer;
+	bool done = false;
+
+	if (!msg->answer)
+		return false;
+	peer = np_peer_find(port->hca, msg->dst_qpn);
+	if (!peer)
+		return false;
+	if (np_peer_is_at(peer, port, msg, from))
+		path = np_peer_try_path(peer);
+	if (path && np_peer_believes(peer, path, msg, from)) {
+		done = np_peer_answered_at_once(peer, msg);
+		if (done)
+			WRITE_ONCE(path->ud_known, true);
+	}
+	if (path)
+		np_path_put(path);
+	np_peer_put(peer);
+	return done;
+}
+EXPORT_SYMBOL_IF_KUNIT(np_receive_at_once);
+
 /**
  * np_receive - A message arrived
  * @port: here
@@ -360,7 +408,7 @@ static void np_receive_peer(struct np_port *port, struct np_peer *peer,
  * MADs are of kernels only if they come from QP1: any QP may send to it, if its process
  * may set a privileged Q_Key.
  *
- * Context: completion handler: process context, does not sleep
+ * Context: handler of what arrives: process context, does not sleep
  */
 void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 		const struct np_addr *from, struct ib_mad_recv_wc *recv)
@@ -379,8 +427,7 @@ void np_receive(struct np_port *port, const struct np_msg *msg, bool malformed,
 	}
 
 	peer = np_peer_find(port->hca, msg->dst_qpn);
-	if (peer && peer->port == port && peer->remote_qpn == msg->src_qpn &&
-	    np_addr_match(&peer->addr, from))
+	if (peer && np_peer_is_at(peer, port, msg, from))
 		path = np_peer_path(peer);
 	if (path)
 		np_receive_peer(port, peer, path, msg, from, recv);

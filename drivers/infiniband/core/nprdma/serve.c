@@ -315,7 +315,7 @@ static bool np_fault_at_once(struct np_serve_lane *sl, unsigned int depth)
  * @peer: of whom
  * @msg: the request
  *
- * Context: completion handler: process context, does not sleep
+ * Context: handler of what arrives: process context, does not sleep
  */
 void np_serve_fault(struct np_peer *peer, const struct np_msg *msg)
 {
@@ -461,7 +461,7 @@ out:
  * @peer: of whom
  * @msg: the request
  *
- * Context: completion handler: process context, does not sleep
+ * Context: handler of what arrives: process context, does not sleep
  */
 void np_serve_release(struct np_peer *peer, const struct np_msg *msg)
 {

@@ -108,6 +108,19 @@ void np_trans_finish(struct np_trans *trans, u32 status,
 	np_trans_unref(trans);
 }
 
+/**
+ * np_trans_end - np_trans_finish() of what was told already: nothing is called
+ * @trans: the caller took it off its peer's list
+ *
+ * Context: any but with the peer's lock
+ */
+void np_trans_end(struct np_trans *trans)
+{
+	if (cancel_delayed_work(&trans->work))
+		np_trans_unref(trans);
+	np_trans_unref(trans);
+}
+
 /*
  * Under the peer's lock: jiffies until a request may be sent again, or look again. What
  * holds up one answer holds up all that are under way, and to ask for all of them again,
@@ -344,9 +357,7 @@ bool np_trans_cancel(struct np_trans *trans)
 	}
 	list_del_init(&trans->entry);
 	spin_unlock(&peer->lock);
-	if (cancel_delayed_work(&trans->work))
-		np_trans_unref(trans);
-	np_trans_unref(trans);
+	np_trans_end(trans);
 	return true;
 }
 EXPORT_SYMBOL_IF_KUNIT(np_trans_cancel);

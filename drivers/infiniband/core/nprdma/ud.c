@@ -9,6 +9,10 @@
  * whatever is not answered is sent again by MAD, and a request that came by MAD is
  * answered by MAD.
  *
+ * Completions are handled in softirq. An answer that somebody waits for is told there: a
+ * worker in between would take longer than all the rest. What is left goes to a worker,
+ * in the order in which it arrived, for it takes locks, and walks page tables.
+ *
  * The Q_Key keeps stray messages out, and nobody who means harm: whoever has
  * CAP_NET_RAW may send with it. A message counts only if it comes from the address of a
  * peer and from the UD QP that the peer's kernel has named in a MAD with the secret of
@@ -16,6 +20,7 @@
  * would not believe what we send here: see np_path.ud_known.
  */
 #include <linux/dma-mapping.h>
+#include <linux/llist.h>
 #include <linux/slab.h>
 #include <kunit/visibility.h>
 
@@ -33,12 +38,18 @@
  * @ud: the QP it belongs to
  * @buf: GRH, or on Ethernet the header in its place, and message
  * @dma: of @buf
+ * @entry: in np_ud.arrived
+ * @from: where the message there came from
+ * @length: of what arrived, with the GRH
  */
 struct np_ud_recv {
 	struct ib_cqe cqe;
 	struct np_ud *ud;
 	u8 *buf;
 	dma_addr_t dma;
+	struct llist_node entry;
+	struct np_addr from;
+	u32 length;
 };
 
 /**
@@ -54,6 +65,8 @@ struct np_ud_recv {
  * @broken: the QP failed, so all goes by MAD
  * @bufs: memory of all receive buffers
  * @dma: of @bufs
+ * @arrived: receive buffers with messages for @work, the newest first
+ * @work: receives them, and posts the buffers again
  * @recv: receive buffers
  */
 struct np_ud {
@@ -68,6 +81,8 @@ struct np_ud {
 	bool broken;
 	u8 *bufs;
 	dma_addr_t dma;
+	struct llist_head arrived;
+	struct work_struct work;
 	struct np_ud_recv recv[NP_UD_RECV];
 };
 
@@ -177,7 +192,7 @@ int np_ud_send(struct np_path *path, const struct np_msg *msg)
 	np_wire_stamp(&wire, path->port);
 	sge.length = sizeof(wire.hdr) + be16_to_cpu(wire.hdr.length);
 
-	spin_lock(&ud->lock);
+	spin_lock_bh(&ud->lock);
 	if (ud->inflight < NP_UD_SEND) {
 		if (ud->unsignaled == NP_UD_SIGNAL - 1)
 			wr.wr.send_flags |= IB_SEND_SIGNALED;
@@ -187,7 +202,7 @@ int np_ud_send(struct np_path *path, const struct np_msg *msg)
 			ud->unsignaled = (ud->unsignaled + 1) % NP_UD_SIGNAL;
 		}
 	}
-	spin_unlock(&ud->lock);
+	spin_unlock_bh(&ud->lock);
 	return err;
 }
 
@@ -245,25 +260,65 @@ VISIBLE_IF_KUNIT bool np_ud_decode(const u8 *buf, u32 length, struct np_msg *msg
 }
 EXPORT_SYMBOL_IF_KUNIT(np_ud_decode);
 
+/* The buffer is free again. */
+static void np_ud_post_again(struct np_ud_recv *recv)
+{
+	if (np_ud_post(recv))
+		WRITE_ONCE(recv->ud->broken, true);
+}
+
+static bool np_ud_is_answer(const struct np_ud_recv *recv)
+{
+	const struct np_wire *wire = (const struct np_wire *)(recv->buf + NP_UD_GRH);
+
+	return wire->hdr.flags & NP_WIRE_ANSWER;
+}
+
+static bool np_ud_message(const struct np_ud_recv *recv, struct np_msg *msg)
+{
+	if (!np_ud_decode(recv->buf, recv->length, msg))
+		return false;
+	msg->quick = true;
+	return true;
+}
+
+static void np_ud_work(struct work_struct *work)
+{
+	struct np_ud *ud = container_of(work, struct np_ud, work);
+	struct np_ud_recv *recv, *next;
+	struct llist_node *arrived;
+	struct np_msg msg;
+
+	arrived = llist_reverse_order(llist_del_all(&ud->arrived));
+	llist_for_each_entry_safe(recv, next, arrived, entry) {
+		if (np_ud_message(recv, &msg))
+			ud->port->receive(ud->port, &msg, false, &recv->from, NULL);
+		np_ud_post_again(recv);
+	}
+}
+
+/* In softirq */
 static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 {
 	struct np_ud_recv *recv = container_of(wc->wr_cqe, struct np_ud_recv,
 					       cqe);
 	struct np_ud *ud = recv->ud;
-	struct np_addr from;
 	struct np_msg msg;
 
 	if (wc->status != IB_WC_SUCCESS) {
 		np_ud_fail(ud, wc);
 		return;
 	}
-	if (!np_wc_addr(ud->port, wc, recv->buf, &from) &&
-	    np_ud_decode(recv->buf, wc->byte_len, &msg)) {
-		msg.quick = true;
-		ud->port->receive(ud->port, &msg, false, &from, NULL);
+	recv->length = wc->byte_len;
+	if (np_wc_addr(ud->port, wc, recv->buf, &recv->from) ||
+	    (np_ud_is_answer(recv) &&
+	     (!np_ud_message(recv, &msg) ||
+	      ud->port->receive_at_once(ud->port, &msg, &recv->from)))) {
+		np_ud_post_again(recv);
+		return;
 	}
-	if (np_ud_post(recv))
-		WRITE_ONCE(ud->broken, true);
+	if (llist_add(&recv->entry, &ud->arrived))
+		queue_work(np_wq, &ud->work);
 }
 
 static int np_ud_ready(struct np_ud *ud)
@@ -293,11 +348,13 @@ static int np_ud_ready(struct np_ud *ud)
 static void np_ud_free(struct np_ud *ud)
 {
 	/*
-	 * Handlers post receives again, so they end first. Those of sends touch
+	 * Handlers and the work post receives again, so they end first. Those of sends touch
 	 * only memory of ours, and a UD send queue cannot be drained: what
 	 * drivers post for that is an RDMA WRITE.
 	 */
 	ib_drain_rq(ud->qp);
+	/* Nothing arrives any more; what it posts again is flushed */
+	flush_work(&ud->work);
 	ib_destroy_qp(ud->qp);
 	ib_free_cq(ud->cq);
 	dma_free_coherent(ud->port->hca->ibdev->dma_device,
@@ -370,6 +427,8 @@ void np_ud_open(struct np_port *port)
 	ud->port = port;
 	ud->sent.done = np_ud_sent;
 	spin_lock_init(&ud->lock);
+	init_llist_head(&ud->arrived);
+	INIT_WORK(&ud->work, np_ud_work);
 
 	ud->bufs = dma_alloc_coherent(ibdev->dma_device,
 				      NP_UD_RECV * NP_UD_SIZE, &ud->dma,
@@ -379,7 +438,7 @@ void np_ud_open(struct np_port *port)
 		goto err_free;
 	}
 	ud->cq = ib_alloc_cq_any(ibdev, ud, NP_UD_SEND + NP_UD_RECV + 2,
-				 IB_POLL_WORKQUEUE);
+				 IB_POLL_SOFTIRQ);
 	if (IS_ERR(ud->cq)) {
 		err = PTR_ERR(ud->cq);
 		goto err_bufs;

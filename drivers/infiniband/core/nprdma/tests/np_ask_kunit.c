@@ -40,6 +40,115 @@ static void np_fault_has_one_event(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
 }
 
+/* The answer to what was sent as number @nr, as it comes by the quick transport */
+static bool np_test_at_once(struct kunit *test, unsigned int nr, u8 status, u64 hold_id)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_msg answer = {
+		.type = t->sent[nr].type,
+		.answer = true,
+		.quick = true,
+		.status = status,
+		.tid = t->sent[nr].tid,
+		.faulted = { .hold_id = hold_id, .nr_words = 1, .words = { 7 } },
+	};
+
+	return np_peer_answered_at_once(&t->fake.peer, &answer);
+}
+
+static void np_fault_is_answered_in_softirq(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct rdma_np_event ev;
+	bool once, twice;
+
+	np_bind(test, 7);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 0xc00c1e, 0), 0);
+	local_bh_disable();
+	once = np_test_at_once(test, 0, RDMA_NP_OK, 0);
+	twice = np_test_at_once(test, 0, RDMA_NP_OK, 0);
+	local_bh_enable();
+	KUNIT_EXPECT_TRUE(test, once);
+	KUNIT_EXPECT_FALSE(test, twice);
+	KUNIT_EXPECT_TRUE(test, bitmap_empty(peer->lanes, NP_LANES));
+	KUNIT_EXPECT_TRUE(test, list_empty(&peer->trans));
+	/* It has all been done: a copy changes nothing, nor does the peer's end */
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
+	np_peer_fail(peer);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.type, RDMA_NP_EVENT_FAULT);
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
+	KUNIT_EXPECT_EQ(test, ev.cookie, 0xc00c1e);
+	KUNIT_EXPECT_EQ(test, ev.nr_words, 1);
+	KUNIT_EXPECT_EQ(test, le64_to_cpu(ev.words[0]), 7);
+	KUNIT_EXPECT_EQ(test, ev.hold_id, 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, t->nr_sent, 1);
+}
+
+/* What the softirq has interrupted may have any of the locks: then a worker does it */
+static void np_fault_answered_in_softirq_waits_for_no_lock(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct rdma_np_event ev;
+	bool with_peers, with_channels;
+
+	np_bind(test, 7);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	spin_lock(&peer->lock);
+	with_peers = np_test_at_once(test, 0, RDMA_NP_OK, 0);
+	spin_unlock(&peer->lock);
+	spin_lock(&t->channel.lock);
+	with_channels = np_test_at_once(test, 0, RDMA_NP_OK, 0);
+	spin_unlock(&t->channel.lock);
+	KUNIT_EXPECT_FALSE(test, with_peers);
+	KUNIT_EXPECT_FALSE(test, with_channels);
+	/* And nothing has happened */
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_FALSE(test, bitmap_empty(peer->lanes, NP_LANES));
+	KUNIT_EXPECT_FALSE(test, list_empty(&peer->trans));
+	np_peer_fail(peer);
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_QP);
+	KUNIT_EXPECT_EQ(test, ev.nr_words, 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+}
+
+/* What takes more than an event goes over a worker */
+static void np_only_pages_are_answered_in_softirq(struct kunit *test)
+{
+	static const u8 status[] = {
+		RDMA_NP_BUSY, RDMA_NP_GONE, RDMA_NP_ACCESS, NP_WIRE_FULL, NP_WIRE_WORKING,
+	};
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct rdma_np_event ev;
+	unsigned int i;
+
+	np_bind(test, 7);
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 0, 0), 0);
+	for (i = 0; i < ARRAY_SIZE(status); i++)
+		KUNIT_EXPECT_FALSE_MSG(test, np_test_at_once(test, 0, status[i], 0),
+				       "status %u", status[i]);
+	/* A hold that nobody has asked for goes back, which sends a message */
+	KUNIT_EXPECT_FALSE(test, np_test_at_once(test, 0, RDMA_NP_OK, 0x99));
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 1, RDMA_NP_FAULT_HOLD), 0);
+	KUNIT_EXPECT_FALSE(test, np_test_at_once(test, 1, RDMA_NP_OK, 0x99));
+	KUNIT_EXPECT_FALSE(test, np_test_at_once(test, 1, RDMA_NP_OK, 0));
+	KUNIT_EXPECT_EQ(test, peer->nr_kept, 0);
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, bitmap_weight(peer->lanes, NP_LANES), 2);
+	/* Of a closed channel nobody reads, and the worker gives back what it had */
+	KUNIT_EXPECT_EQ(test, t->channel.reserved, 2);
+	np_channel_close(&t->channel);
+	KUNIT_EXPECT_FALSE(test, np_test_at_once(test, 0, RDMA_NP_OK, 0));
+	KUNIT_EXPECT_EQ(test, t->channel.reserved, 2);
+	np_answer_to(test, 0, RDMA_NP_OK, 0);
+	np_answer_to(test, 1, RDMA_NP_BUSY, 0);
+}
+
 static void np_fault_lanes_are_bounded(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -378,6 +487,9 @@ static void np_requests_are_not_sent_again_together(struct kunit *test)
 
 static struct kunit_case np_ask_cases[] = {
 	KUNIT_CASE(np_fault_has_one_event),
+	KUNIT_CASE(np_fault_is_answered_in_softirq),
+	KUNIT_CASE(np_fault_answered_in_softirq_waits_for_no_lock),
+	KUNIT_CASE(np_only_pages_are_answered_in_softirq),
 	KUNIT_CASE(np_fault_lanes_are_bounded),
 	KUNIT_CASE(np_fault_lanes_close_while_the_peer_is_full),
 	KUNIT_CASE(np_fault_alone_waits_for_a_full_peer),

@@ -28,6 +28,9 @@ static void np_test_from(struct np_ask_test *t, const struct np_msg *msg, u32 qp
 	struct ib_grh grh = {};
 	struct ib_mad_recv_wc recv = { .wc = &wc, .recv_buf.grh = &grh };
 
+	/* As np_ud_received() does it */
+	if (msg->quick && np_receive_at_once(&t->fake.port, msg, &from))
+		return;
 	np_receive(&t->fake.port, msg, false, &from, msg->quick ? NULL : &recv);
 	flush_workqueue(np_wq);
 }
@@ -219,6 +222,51 @@ static void np_quick_message_is_believed_from_its_qp_only(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, peer->path->ud_qpn, 0x515253);
 }
 
+/* Where it is told at once nobody else looks at it */
+static void np_answer_is_believed_in_softirq_from_its_qp_only(struct kunit *test)
+{
+	struct np_ask_test *t = np_ask_test(test);
+	struct np_peer *peer = &t->fake.peer;
+	struct np_addr from = { .qpn = 0x515253 };
+	struct np_msg answer, wrong, request;
+	struct np_addr other = from;
+	struct rdma_np_event ev;
+
+	np_test_believes_init(test);
+	peer->path->ud_qpn = from.qpn;
+	KUNIT_ASSERT_EQ(test, np_ask_fault(test, 7, 5, 0), 0);
+	answer = np_true_msg(peer, NP_MSG_FAULT, true);
+	answer.quick = true;
+	answer.tid = t->sent[0].tid;
+	answer.faulted.hold_id = 0;
+
+	wrong = answer;
+	wrong.secret ^= 1;
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->fake.port, &wrong, &from));
+	wrong = answer;
+	wrong.src_qpn ^= 1;
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->fake.port, &wrong, &from));
+	wrong = answer;
+	wrong.dst_qpn ^= 1;
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->fake.port, &wrong, &from));
+	other.qpn++;
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->fake.port, &answer, &other));
+	other = from;
+	other.lid++;
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->fake.port, &answer, &other));
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->other, &answer, &from));
+	request = np_true_msg(peer, NP_MSG_FAULT, false);
+	request.quick = true;
+	KUNIT_EXPECT_FALSE(test, np_receive_at_once(&t->fake.port, &request, &from));
+	KUNIT_EXPECT_FALSE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_FALSE(test, peer->path->ud_known);
+
+	KUNIT_EXPECT_TRUE(test, np_receive_at_once(&t->fake.port, &answer, &from));
+	KUNIT_ASSERT_TRUE(test, np_channel_pop(&t->channel, &ev));
+	KUNIT_EXPECT_EQ(test, ev.status, RDMA_NP_OK);
+	KUNIT_EXPECT_TRUE(test, peer->path->ud_known);
+}
+
 static void np_ud_qpn_is_learned_from_a_mad_with_the_secret(struct kunit *test)
 {
 	struct np_ask_test *t = np_ask_test(test);
@@ -307,6 +355,7 @@ static struct kunit_case np_belief_cases[] = {
 	KUNIT_CASE(np_gone_without_the_secret_waits_for_who_uses_the_keys),
 	KUNIT_CASE(np_recall_without_the_secret_does_not_end_a_lease),
 	KUNIT_CASE(np_quick_message_is_believed_from_its_qp_only),
+	KUNIT_CASE(np_answer_is_believed_in_softirq_from_its_qp_only),
 	KUNIT_CASE(np_ud_qpn_is_learned_from_a_mad_with_the_secret),
 	KUNIT_CASE(np_answer_to_resolve_repeats_its_nonce),
 	KUNIT_CASE(np_fault_is_repeated_with_the_newest_secret),
