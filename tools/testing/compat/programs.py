@@ -114,15 +114,25 @@ def unpack_pyverbs():
                 f.write(text)
 
 
+def tests_in(module):
+    with open(f"{PYVERBS}/tests/{module}.py", encoding="utf-8") as f:
+        return re.findall(r"^    def (test_\w+)\(", f.read(), re.MULTILINE)
+
+
 def pyverbs_tests(link):
     """What the tests of rdma-core have for an adapter with verbs; test_odp by the test."""
     unpack_pyverbs()
-    for name in ("addr", "atomic", "cq", "cq_events", "cqex", "device", "fork", "mr", "parent_domain", "pd", "qp",
-                 "qpex", "relaxed_ordering", "shared_pd", "tag_matching"):
+    for name in ("addr", "atomic", "cq", "cq_events", "cqex", "device", "flow", "fork", "mr", "parent_domain", "pd",
+                 "qp", "qpex", "relaxed_ordering", "rss_traffic", "shared_pd", "tag_matching"):
         yield link.pyverbs(f"test_{name}", f"test_{name}")
-    with open(f"{PYVERBS}/tests/test_odp.py", encoding="utf-8") as f:
-        for name in re.findall(r"^    def (test_\w+)\(", f.read(), re.MULTILINE):
-            yield link.pyverbs(name, "test_odp", "-k", f"*.{name}", odp=True)
+    # Each has two processes of its own, at the address of mlx5_0's interface; those of multicast join a group there.
+    groups = {"test_rdmacm": [], "test_rdmacm, multicast": []}
+    for name in tests_in("test_rdmacm"):
+        groups["test_rdmacm, multicast" if "multicast" in name else "test_rdmacm"] += ("-k", f"*.{name}")
+    for name, which in groups.items():
+        yield link.pyverbs(name, "test_rdmacm", *which)
+    for name in tests_in("test_odp"):
+        yield link.pyverbs(name, "test_odp", "-k", f"*.{name}", odp=True)
 
 
 def cm(name, server, client, **more):
