@@ -179,6 +179,21 @@ def rdma_cm_programs():
     for n, verb in enumerate(("write", "read", "send")):
         yield fio(f"fio, verb {verb}", "--rw=read --bs=64k --size=8m --iodepth=16",
                   f"--rw=write --verb={verb} --bs=64k --size=8m --iodepth=8", 8700 + n)
+    # --verify of this engine looks at what the server receives, and at nothing else: FIO_UNIDIR has no phase that
+    # reads back, and of READs and WRITEs the server has no completions. All receives are there before the first message.
+    # With --thread the process that reports what was unpinned is the one that registers it.
+    verified = "--thread --verify=crc32c --bs=64k --size=2m"
+    yield fio("fio, verb send, --verify", f"--rw=read {verified} --iodepth=32",
+              f"--rw=write --verb=send {verified} --iodepth=8", 8705)
+    # So for those the buffers are files, and what is in the one that was written to is looked at.
+    small = "--thread --bs=1m --iodepth=16 --size=32m --iomem=mmapshared:/tmp/compat"
+    files = "truncate -s 20M /tmp/compat-server /tmp/compat-client"
+    yield fio("fio, verb write, data checked", f"--rw=read {small}-server",
+              f"--rw=write --verb=write --buffer_pattern=0x{PATTERN} {small}-client", 8706, before=files,
+              check=f"{HERE}/blocks /tmp/compat-server {PATTERN}", after="rm /tmp/compat-server /tmp/compat-client")
+    yield fio("fio, verb read, data checked", f"--rw=read {small}-server", f"--rw=write --verb=read {small}-client", 8707,
+              before=f"{files} && {HERE}/blocks --make /tmp/compat-server {PATTERN}",
+              check=f"{HERE}/blocks /tmp/compat-client {PATTERN}", after="rm /tmp/compat-server /tmp/compat-client")
     # Its buffers are files; pinned they do not fit, and those of the client's requests do: what is posted is
     # held. What the client wrote is in the server's file.
     buffers = f"--bs=1m --iodepth=256 --size=256m --buffer_pattern=0x{PATTERN} --iomem=mmapshared:{DISK}"
