@@ -6,6 +6,7 @@
  */
 #include <algorithm>
 
+#include "administrator.h"
 #include "device.h"
 
 namespace nphca {
@@ -219,7 +220,7 @@ cmd_status device::query_vport(uint16_t op, const_bytes in, bytes out)
 		set(c, vport_node_guid, guid);
 		set(c, vport_cap_mask1, 0x02010000); /* has CM, client reregistration */
 		set(c, vport_lid, lid);
-		set(c, vport_sm_lid, 1);
+		set(c, vport_sm_lid, administrator_lid);
 		set(c, vport_subnet_timeout, 18);
 		return cmd_status::ok;
 	}

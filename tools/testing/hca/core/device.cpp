@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "administrator.h"
+
 namespace nphca {
 
 device::device(fabric &f, uint16_t l, const nphca_config &config, const nphca_host_ops &ops, void *host)
-	: fab(f), lid(l), guid(config.guid ? config.guid : 0x0002c90300000000ull + (uint64_t{l} << 8)),
+	: fab(f), lid(l), guid(config.guid ? config.guid : guid_of_lid(l)),
 	  ethernet(config.ethernet), posted(ops_, host), ops_(ops), host_(host), seed_(config.seed)
 {
 	start_numbers();

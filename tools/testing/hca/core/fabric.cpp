@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "administrator.h"
 #include "device.h"
 #include "link.h"
 #include "qp.h"
@@ -185,6 +186,11 @@ bool fabric::join(const nphca_link_ops &ops, void *host)
 
 void fabric::deliver(packet &p)
 {
+	if (is_for_administrator(p)) {
+		administer(p);
+		deliver_from_link(p);
+		return;
+	}
 	deliver_from_link(p);
 	if (link_ && !to(p))
 		link_->send(p);
