@@ -441,7 +441,7 @@ static void swap_on(void)
 /* A port of Ethernet is up when its network interface is. */
 static void interfaces_up(void)
 {
-	char *const argv[] = { "tools/testing/guest/roce-up", NULL };
+	char *const argv[] = { "tools/testing/guest/interfaces-up", NULL };
 	char text[800], more[800];
 	int status, p[2];
 	size_t n = 0;
