@@ -184,6 +184,27 @@ ibv_srq *create_srq_ex(ibv_context *c, ibv_srq_init_attr_ex *attr)
 	return new_srq(c, attr->pd);
 }
 
+ibv_mr *new_mr(ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, unsigned access)
+{
+	auto m = std::make_unique<mr>();
+
+	const context &c = of(pd->context);
+	if (const int error = access & RDMA_NP_ACCESS_UNPINNED ? c.refuses_unpinned : c.refuses_pinned) {
+		errno = error;
+		return nullptr;
+	}
+	m->iova = iova;
+	m->access = access;
+	m->verbs.context = pd->context;
+	m->verbs.pd = pd;
+	m->verbs.addr = addr;
+	m->verbs.length = length;
+	m->verbs.handle = new_handle(of(pd->context));
+	m->verbs.lkey = m->verbs.rkey = (m->verbs.handle + 1) << 8;
+	of(pd->context).pinned += !(access & RDMA_NP_ACCESS_UNPINNED);
+	return &m.release()->verbs;
+}
+
 ibv_wq *create_wq(ibv_context *c, ibv_wq_init_attr *)
 {
 	auto w = std::make_unique<ibv_wq>();
@@ -357,40 +378,37 @@ EXPORT ibv_context *ibv_import_device(int)
 	return fake_open(&fake_device);
 }
 
+/* Of these three none calls another, which the program may have in its place. */
 EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	auto m = std::make_unique<mr>();
-
-	const context &c = of(pd->context);
-	if (const int error = access & RDMA_NP_ACCESS_UNPINNED ? c.refuses_unpinned : c.refuses_pinned) {
-		errno = error;
-		return nullptr;
-	}
-	m->iova = iova;
-	m->access = access;
-	m->verbs.context = pd->context;
-	m->verbs.pd = pd;
-	m->verbs.addr = addr;
-	m->verbs.length = length;
-	m->verbs.handle = new_handle(of(pd->context));
-	m->verbs.lkey = m->verbs.rkey = (m->verbs.handle + 1) << 8;
-	of(pd->context).pinned += !(access & RDMA_NP_ACCESS_UNPINNED);
-	return &m.release()->verbs;
+	return new_mr(pd, addr, length, iova, access);
 }
 
 EXPORT ibv_mr *ibv_reg_mr(ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return ibv_reg_mr_iova2(pd, addr, length, reinterpret_cast<std::uintptr_t>(addr), static_cast<unsigned>(access));
+	return new_mr(pd, addr, length, reinterpret_cast<std::uintptr_t>(addr), static_cast<unsigned>(access));
 }
 
 EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
 {
-	return ibv_reg_mr_iova2(pd, addr, length, iova, static_cast<unsigned>(access));
+	return new_mr(pd, addr, length, iova, static_cast<unsigned>(access));
 }
 
-EXPORT int ibv_rereg_mr(ibv_mr *, int, ibv_pd *, void *, size_t, int)
+/* Not what is unpinned, as the kernel has it. */
+EXPORT int ibv_rereg_mr(ibv_mr *v, int flags, ibv_pd *, void *addr, size_t length, int access)
 {
-	return EOPNOTSUPP;
+	mr &m = of(v);
+
+	if (m.access & RDMA_NP_ACCESS_UNPINNED)
+		return errno = EOPNOTSUPP;
+	if (flags & IBV_REREG_MR_CHANGE_ACCESS)
+		m.access = static_cast<unsigned>(access);
+	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+		v->addr = addr;
+		v->length = length;
+		m.iova = reinterpret_cast<std::uintptr_t>(addr);
+	}
+	return 0;
 }
 
 EXPORT int ibv_dereg_mr(ibv_mr *v)
@@ -450,9 +468,10 @@ EXPORT ibv_cq *ibv_create_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp
 	return new_cq(c, cqe, cq_context, channel);
 }
 
-EXPORT int ibv_resize_cq(ibv_cq *, int)
+EXPORT int ibv_resize_cq(ibv_cq *v, int cqe)
 {
-	return EOPNOTSUPP;
+	v->cqe = cqe;
+	return 0;
 }
 
 EXPORT int ibv_destroy_cq(ibv_cq *v)
