@@ -404,6 +404,8 @@ struct fake_kernel final : npr::kernel {
 		}
 		if (refuse_hold)
 			return refuse_hold;
+		if (local_holds.size() >= most_held)
+			return -ENOMEM;
 		if (holds_made == most_holds)
 			return -EFAULT;
 		if (local_length && (req.addr < local_base || req.addr + req.length > local_base + local_length))
@@ -486,6 +488,7 @@ struct fake_kernel final : npr::kernel {
 	bool withhold = false;
 	int refuse_fault = 0; /* once */
 	int refuse_hold = 0;
+	std::size_t most_held = SIZE_MAX; /* at once, leases included: RLIMIT_MEMLOCK */
 	bool block_hold = false; /* until unblock(): as if the memory were on a disk */
 	std::uint32_t holds_made = 0, most_holds = ~0U;
 	std::map<std::uint32_t, std::pair<std::uint32_t, rdma_np_hold_req>> local_holds;

@@ -263,6 +263,44 @@ TEST_F(LeasedReceives, NoneIsPostedUnderALeaseThatIsRecalled)
 	EXPECT_EQ(next().wr_id, 2U);
 }
 
+/* They count in RLIMIT_MEMLOCK, and memory that is needed now comes before what may be used again. */
+TEST_F(LeasedReceives, GoBackWhereTheLimitOfLockedMemoryIsReached)
+{
+	npr_qp *const qp = attach(1);
+	ibv_mr other = mr;
+	ibv_sge s{kernel_ptr->local_base, 64, key + 1};
+	ibv_recv_wr wr{}, *bad;
+
+	other.lkey = key + 1;
+	other.handle = 43;
+	ctx.regions.add(other);
+	wr.wr_id = 7;
+	wr.sg_list = &s;
+	wr.num_sge = 1;
+	ASSERT_NO_FATAL_FAILURE(warm(qp));
+	{
+		const std::lock_guard lock(kernel_ptr->mutex);
+		ASSERT_FALSE(kernel_ptr->local_holds.empty());
+		kernel_ptr->most_held = kernel_ptr->local_holds.size();
+	}
+	ASSERT_EQ(npr_post_recv(qp, &wr, &bad), 0) << "none is in use";
+	EXPECT_EQ(dev.receives.back().second, held_lkey);
+	/* What is in use stays, and then there is too little. */
+	{
+		const std::lock_guard lock(kernel_ptr->mutex);
+		EXPECT_EQ(kernel_ptr->local_holds.size(), 1U);
+		kernel_ptr->most_held = 1;
+	}
+	EXPECT_EQ(npr_post_recv(qp, &wr, &bad), -ENOBUFS);
+	EXPECT_EQ(dev.receives.size(), 1U);
+	arrive(1);
+	EXPECT_EQ(next().wr_id, 7U);
+	EXPECT_EQ(npr_post_recv(qp, &wr, &bad), 0);
+	arrive(1);
+	EXPECT_EQ(next().wr_id, 7U);
+	(void)ctx.regions.remove(other);
+}
+
 TEST_F(LeasedReceives, OfADetachedQueuePairAreNobodys)
 {
 	ibv_wc wc{};
