@@ -157,6 +157,7 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 		/* Not every application destroys all it has before. */
 		d->qps.drain([](npr_qp *qp) { (void)npr_detach_qp(qp); });
 		d->srqs.drain([](npr_srq *srq) { (void)npr_detach_srq(srq); });
+		d->builders.drain([](builder *b) { const std::unique_ptr<builder> owned(b); });
 		while (ibv_cq *const cq = any_cq(d->lib))
 			(void)npr_detach_cq(take(all().cqs, cq).lib);
 		{

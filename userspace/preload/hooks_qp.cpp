@@ -132,24 +132,46 @@ bool is_taken(ibv_qp_type type)
 	return type == IBV_QPT_RC || type == IBV_QPT_UC || type == IBV_QPT_UD;
 }
 
+/* What ibv_wr_*() posts to @qp, which is left to the provider, has keys of twins. @qp; or null and errno. */
+ibv_qp *with_builder(device &d, ibv_qp *qp)
+{
+	ibv_qp_ex *const ex = verbs().ibv_qp_to_qp_ex(qp);
+
+	if (!ex)
+		return qp;
+	try {
+		auto b = std::make_unique<builder>(d.regions, *ex);
+
+		if (d.builders.set(qp->handle, qp, b.get())) {
+			builder::put_into(*ex);
+			(void)b.release(); /* until the QP is destroyed */
+			return qp;
+		}
+	} catch (const std::bad_alloc &) {
+	}
+	if (may_be_left(d, "QP", qp->qp_num, ENOMEM))
+		return qp;
+	(void)verbs().ibv_destroy_qp(qp);
+	errno = ENOMEM;
+	return nullptr;
+}
+
 /*
- * By @make(), a QP that the library does not take. Its memory is pinned, by twins of regions. That is not
- * enough for one that posts otherwise than by ibv_post_*() (@ex). It is not enough for XRC: peers reach regions through
- * it, and have no way to ask for pages. It is not enough where receives into unpinned memory would complete on a CQ
- * that the library does not poll.
+ * By @make(), a QP that the library does not take; @ex: with ibv_wr_*(). Its memory is pinned, by twins of regions. That
+ * is not enough for XRC: peers reach regions through it, and have no way to ask for pages. It is not enough where
+ * receives into unpinned memory would complete on a CQ that the library does not poll.
  */
 template <class F>
 ibv_qp *make_left(device &d, ibv_qp_type type, ibv_cq *recv_cq, ibv_srq *srq, bool ex, F &&make)
 {
 	if (type == IBV_QPT_XRC_RECV && d.regions.any_remote())
 		return make_pinned(d, "an XRC queue pair of a program with memory for peers", make);
-	if (ex)
-		return make_pinned(d, "a queue pair that the library does not take, with ibv_wr_*(),", make);
 	if (srq && d.srqs.find(srq->handle, srq) && !find(recv_cq))
 		return make_pinned(d, "a shared receive queue whose completions come where the library does not poll", make);
 	tell_left(d, is_taken(type) ? "a queue pair on a completion queue that the library does not take" :
 				      "a queue pair that is neither RC nor UC nor UD");
-	return make();
+	ibv_qp *const qp = make();
+	return qp && ex ? with_builder(d, qp) : qp;
 }
 
 /*
@@ -244,6 +266,8 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
 	const completions unseen(qp);
 	device *const d = find(qp->context);
+	const std::uint32_t handle = qp->handle;
+	builder *const left = d ? d->builders.find(handle, qp) : nullptr;
 	/* Before: what is under way ends by means of the QP. */
 	auto ex = detach(qp);
 	const int rc = verbs().ibv_destroy_qp(qp);
@@ -253,6 +277,11 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 		(void)take(all().rights, qp);
 		if (d)
 			d->memory.gone(qp);
+		if (left) {
+			const std::unique_ptr<builder> owned(left);
+
+			d->builders.remove(handle, left);
+		}
 	}
 	/* It is still there, which is what the caller is told. */
 	if (rc && ex)

@@ -3,6 +3,7 @@
 #ifndef NPR_PRELOAD_REGISTRY_HPP
 #define NPR_PRELOAD_REGISTRY_HPP
 
+#include "builders.hpp"
 #include "object/cq.hpp"
 #include "object/srq.hpp"
 #include "report.hpp"
@@ -147,6 +148,7 @@ struct device {
 	twins regions; /* unpinned ones */
 	npr::handle_table<ibv_qp, npr_qp> qps;
 	npr::handle_table<ibv_srq, npr_srq> srqs;
+	npr::handle_table<ibv_qp, builder> builders; /* of QPs that are left to the provider */
 };
 
 /* While there is one, this thread opens a device by the libibverbs that this library knows. */

@@ -55,11 +55,10 @@ public:
 	 */
 	template <class Wr, class Wants, class Post>
 	[[nodiscard]] int post(Wr *wr, Wr **bad, Wants &&wants, Post &&post);
-
-private:
-	/* 0 or an errno. */
+	/* The provider may use the key of @sge. 0 or an errno. */
 	[[nodiscard]] int translate(ibv_sge &sge) noexcept;
 
+private:
 	tally &tally_;
 	std::atomic<bool> any_{false}; /* relaxed: who names a region has synchronised with who made it */
 	std::mutex mutex_;

@@ -11,6 +11,7 @@
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+#include <utility>
 
 /* Macros that choose between functions; these here are the functions. */
 #undef ibv_reg_mr
@@ -140,9 +141,56 @@ ibv_qp *create(ibv_context *c, ibv_pd *pd, ibv_cq *send_cq, ibv_cq *recv_cq, ibv
 	return &q.release()->verbs.qp_base;
 }
 
+/* Between ibv_wr_start() and the end; elsewhere a provider has no lock, and the program is wrong. */
+qp &begun_of(ibv_qp_ex *q)
+{
+	if (!of(&q->qp_base).begun)
+		std::abort();
+	return of(&q->qp_base);
+}
+
+void set_building(ibv_qp_ex &ex)
+{
+	ex.wr_start = [](ibv_qp_ex *q) {
+		qp &p = of(&q->qp_base);
+
+		if (std::exchange(p.begun, true))
+			std::abort();
+		p.built.clear();
+	};
+	ex.wr_send = [](ibv_qp_ex *q) { (void)begun_of(q); };
+	ex.wr_set_sge = [](ibv_qp_ex *q, std::uint32_t lkey, std::uint64_t addr, std::uint32_t length) {
+		begun_of(q).built.push_back({addr, length, lkey});
+	};
+	ex.wr_set_sge_list = [](ibv_qp_ex *q, std::size_t n, const ibv_sge *list) {
+		qp &p = begun_of(q);
+
+		p.built.insert(p.built.end(), list, list + n);
+	};
+	ex.wr_complete = [](ibv_qp_ex *q) {
+		qp &p = begun_of(q);
+
+		p.begun = false;
+		p.sends.fetch_add(1);
+		return 0;
+	};
+	ex.wr_abort = [](ibv_qp_ex *q) {
+		qp &p = begun_of(q);
+
+		p.begun = false;
+		++p.aborts;
+	};
+}
+
 ibv_qp *create_qp_ex(ibv_context *c, ibv_qp_init_attr_ex *attr)
 {
-	return create(c, attr->pd, attr->send_cq, attr->recv_cq, attr->srq, attr->qp_type);
+	ibv_qp *const q = create(c, attr->pd, attr->send_cq, attr->recv_cq, attr->srq, attr->qp_type);
+
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
+		of(q).extended = true;
+		set_building(of(q).verbs);
+	}
+	return q;
 }
 
 ibv_cq *new_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp_channel *channel)
@@ -580,7 +628,7 @@ EXPORT int ibv_query_qp_data_in_order(ibv_qp *, ibv_wr_opcode, uint32_t)
 	return 1;
 }
 
-EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *)
+EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *q)
 {
-	return nullptr;
+	return of(q).extended ? &of(q).verbs : nullptr;
 }

@@ -50,6 +50,10 @@ struct channel {
 
 struct qp {
 	ibv_qp_ex verbs;
+	bool extended; /* made for ibv_wr_*() */
+	bool begun;    /* ibv_wr_start() has the lock */
+	std::vector<ibv_sge> built; /* of the requests that were completed last, or are being built */
+	unsigned aborts;
 	std::atomic<unsigned> sends, receives;
 	std::atomic<std::uint64_t> wr_id; /* of the last one sent */
 	std::atomic<std::uint32_t> lkey;

@@ -688,49 +688,158 @@ TEST(Preload, OnlyARegionThatIsUnpinnedRefusesWhatNeedsPinnedMemory)
 	EXPECT_FALSE(ibv_create_wq(d.context, &wq));
 }
 
+/* And where the program builds its work requests by ibv_wr_*(). */
+TEST(Preload, ExtendedRequestsOfWhatIsLeftHavePinnedMemory)
+{
+	std::unique_ptr<fake::qp> forgotten; /* what not every application destroys */
+	device d;
+	connection c(d);
+	ibv_cq_ex *const timed = make_cq_ex(d, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+	ibv_qp_init_attr_ex attr{};
+	ibv_sge list[2] = {c.sge(), c.sge()};
+	std::uint32_t twin = 0;
+
+	list[1].lkey = 7; /* somebody else's */
+	attr.pd = &d.pd;
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	attr.cap = {4, 4, 4, 4, 64};
+	for (const ibv_qp_type type : {IBV_QPT_XRC_SEND, IBV_QPT_RAW_PACKET, IBV_QPT_RC}) {
+		attr.qp_type = type;
+		attr.send_cq = attr.recv_cq = type == IBV_QPT_RC ? ibv_cq_ex_to_cq(timed) : c.cq;
+		ibv_qp *const qp = ibv_create_qp_ex(d.context, &attr);
+		ASSERT_TRUE(qp) << type;
+		ibv_qp_ex *const ex = ibv_qp_to_qp_ex(qp);
+		ASSERT_EQ(&ex->qp_base, qp) << "the provider's";
+		const std::vector<ibv_sge> &built = fake::of(qp).built;
+
+		ibv_wr_start(ex);
+		ibv_wr_send(ex);
+		ibv_wr_set_sge(ex, list[0].lkey, list[0].addr, 8);
+		ibv_wr_send(ex);
+		ibv_wr_set_sge_list(ex, 2, list);
+		EXPECT_EQ(ibv_wr_complete(ex), 0);
+		EXPECT_EQ(fake::of(qp).sends, 1U);
+		ASSERT_EQ(built.size(), 3U);
+		twin = built[0].lkey;
+		EXPECT_NE(twin, c.mr->lkey);
+		EXPECT_NE(twin, fake::held_lkey);
+		EXPECT_EQ(built[0].addr, list[0].addr);
+		EXPECT_EQ(built[0].length, 8U);
+		EXPECT_EQ(built[1].lkey, twin);
+		EXPECT_EQ(built[2].lkey, 7U);
+		EXPECT_EQ(list[0].lkey, c.mr->lkey) << "the program's list is the program's";
+		EXPECT_EQ(fake::of(d.context).pinned, 1U) << "one twin for all";
+		const std::uint32_t handle = qp->handle;
+		EXPECT_TRUE(npr::preload::find(d.context)->builders.find_any(handle));
+		EXPECT_EQ(ibv_destroy_qp(qp), 0);
+		EXPECT_FALSE(npr::preload::find(d.context)->builders.find_any(handle));
+	}
+	c.expect_taken();
+	attr.qp_type = IBV_QPT_XRC_SEND;
+	attr.send_cq = attr.recv_cq = c.cq;
+	forgotten.reset(&fake::of(ibv_create_qp_ex(d.context, &attr)));
+	EXPECT_EQ(ibv_destroy_cq(ibv_cq_ex_to_cq(timed)), 0);
+}
+
+TEST(Preload, ExtendedRequestsWithoutPinnedMemoryAreNotPosted)
+{
+	device d;
+	connection c(d);
+	ibv_qp_init_attr_ex attr{};
+
+	attr.pd = &d.pd;
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	attr.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	attr.cap = {4, 4, 4, 4, 64};
+	attr.qp_type = IBV_QPT_XRC_SEND;
+	attr.send_cq = attr.recv_cq = c.cq;
+	ibv_qp *const qp = ibv_create_qp_ex(d.context, &attr);
+	ASSERT_TRUE(qp);
+	ibv_qp_ex *const ex = ibv_qp_to_qp_ex(qp);
+	ibv_sge list[2] = {c.sge(), c.sge()};
+
+	list[0].lkey = 7;
+	fake::of(d.context).refuses_pinned = ENOMEM;
+	for (const bool as_list : {false, true}) {
+		fake::of(qp).aborts = 0;
+		ibv_wr_start(ex);
+		ibv_wr_send(ex);
+		if (as_list)
+			ibv_wr_set_sge_list(ex, 2, list);
+		else
+			ibv_wr_set_sge(ex, list[1].lkey, list[1].addr, 8);
+		/* What could have been posted alone is not, either. */
+		ibv_wr_send(ex);
+		ibv_wr_set_sge(ex, 7, list[0].addr, 8);
+		EXPECT_EQ(ibv_wr_complete(ex), ENOMEM);
+		EXPECT_EQ(fake::of(qp).sends, 0U);
+		EXPECT_EQ(fake::of(qp).aborts, 1U) << "the provider's lock is given back";
+		EXPECT_TRUE(fake::of(qp).built.empty());
+	}
+	/* What is begun next is another's. */
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, list[1].lkey, list[1].addr, 8);
+	ibv_wr_abort(ex);
+	fake::of(d.context).refuses_pinned = 0;
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, list[1].lkey, list[1].addr, 8);
+	EXPECT_EQ(ibv_wr_complete(ex), 0);
+	EXPECT_EQ(fake::of(qp).sends, 1U);
+	/* One that cannot be destroyed goes on. */
+	fake::of(qp).busy = true;
+	EXPECT_EQ(ibv_destroy_qp(qp), EBUSY);
+	fake::of(qp).busy = false;
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 1, &list[1]);
+	EXPECT_EQ(ibv_wr_complete(ex), 0);
+	EXPECT_NE(fake::of(qp).built.at(0).lkey, c.mr->lkey);
+	/* One whose handle nobody finds is not made. */
+	fake::of(d.context).first_handle = 1U << 24;
+	const std::size_t before = fake::of(d.context).handles.size();
+	errno = 0;
+	EXPECT_FALSE(ibv_create_qp_ex(d.context, &attr));
+	EXPECT_EQ(errno, ENOMEM);
+	EXPECT_EQ(fake::of(d.context).handles.size(), before);
+	EXPECT_EQ(ibv_destroy_qp(qp), 0);
+}
+
 TEST(Preload, QueuesThatTheLibraryCannotPostToNeedPinnedMemory)
 {
 	device d;
 	ibv_wq_init_attr wq{};
 	ibv_srq_init_attr_ex tags{};
-	ibv_qp_init_attr_ex raw{};
 
 	tags.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
 	tags.srq_type = IBV_SRQT_TM;
-	tags.pd = raw.pd = &d.pd;
-	raw.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-	raw.qp_type = IBV_QPT_RAW_PACKET;
-	raw.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	tags.pd = &d.pd;
 	{
 		connection unpinned(d);
 
-		raw.send_cq = raw.recv_cq = unpinned.cq;
-		for (unsigned k = 0; k < 3; ++k) {
+		for (unsigned k = 0; k < 2; ++k) {
 			errno = 0;
 			EXPECT_FALSE(k == 0 ? static_cast<void *>(ibv_create_wq(d.context, &wq)) :
-				     k == 1 ? static_cast<void *>(ibv_create_srq_ex(d.context, &tags)) :
-					      static_cast<void *>(ibv_create_qp_ex(d.context, &raw)))
+					      static_cast<void *>(ibv_create_srq_ex(d.context, &tags)))
 				<< k;
 			EXPECT_EQ(errno, EOPNOTSUPP);
 		}
 		unpinned.expect_taken();
 	}
-	for (unsigned k = 0; k < 3; ++k) {
+	for (unsigned k = 0; k < 2; ++k) {
 		device e;
-		ibv_cq *const cq = e.make_cq();
 
-		tags.pd = raw.pd = &e.pd;
-		raw.send_cq = raw.recv_cq = cq;
+		tags.pd = &e.pd;
 		ibv_wq *const w = k == 0 ? ibv_create_wq(e.context, &wq) : nullptr;
 		ibv_srq *const s = k == 1 ? ibv_create_srq_ex(e.context, &tags) : nullptr;
-		ibv_qp *const q = k == 2 ? ibv_create_qp_ex(e.context, &raw) : nullptr;
-		EXPECT_TRUE(w || s || q) << k;
+		EXPECT_TRUE(w || s) << k;
 		std::array<std::byte, 64> memory{};
 		ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
 		EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << k;
 		EXPECT_EQ(ibv_dereg_mr(mr), 0);
-		EXPECT_EQ(w ? ibv_destroy_wq(w) : s ? ibv_destroy_srq(s) : ibv_destroy_qp(q), 0);
-		EXPECT_EQ(ibv_destroy_cq(cq), 0);
+		EXPECT_EQ(w ? ibv_destroy_wq(w) : ibv_destroy_srq(s), 0);
 	}
 }
 
