@@ -319,6 +319,49 @@ TEST_F(Crowd, CompletesOnACqThatIsMadeSmallerAndLarger)
 	ASSERT_NO_FATAL_FAILURE(poll_all());
 }
 
+/* Receives that it has not polled, more than it wants entries for now. On pinned memory it is refused that. */
+TEST_F(Crowd, CqThatIsMadeSmallerThanWhatWasNotPolledLosesNothing)
+{
+	constexpr std::uint64_t first = 0x5000'0000'0000, receives = 1000;
+	std::uint64_t received = 0, sent = 0;
+
+	ASSERT_NO_FATAL_FAILURE(make(4096, 3 * 4096));
+	dev.capacity = 3 * 4096;
+	dev.stall = true;
+	ASSERT_NO_FATAL_FAILURE(post_all());
+	for (std::uint64_t i = 0; i < receives; ++i) {
+		ibv_wc wc{};
+		wc.wr_id = first + i;
+		wc.opcode = IBV_WC_RECV;
+		wc.qp_num = 1;
+		const std::lock_guard lock(dev.mutex);
+		dev.complete(wc);
+	}
+	ASSERT_EQ(cq->resize(16, 1 << 22, [&](std::uint32_t n) {
+		dev.cq.cqe = static_cast<int>(n);
+		dev.capacity = n;
+		return dev.completions.size() > n ? EINVAL : 0;
+	}), 0);
+	EXPECT_LT(dev.capacity, receives + cq->credits.used()) << "for both there would be no room";
+	/* All that is posted completes, in the entries that are left to it. */
+	dev.go_on();
+	const auto begun = npr::monotonic();
+	while (received < receives || sent < queues * depth / every) {
+		ASSERT_LT(npr::monotonic() - begun, 60'000'000'000U) << received << " and " << sent;
+		const int n = npr_poll_cq(cq.get(), 1, &wc_);
+		ASSERT_GE(n, 0);
+		if (!n)
+			continue;
+		ASSERT_EQ(wc_.status, IBV_WC_SUCCESS);
+		if (wc_.opcode == IBV_WC_RECV) {
+			ASSERT_EQ(wc_.wr_id, first + received++) << "once, in order";
+		} else {
+			++sent;
+		}
+	}
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc_), 0);
+}
+
 TEST_F(Crowd, CqThatCannotBeResizedStaysAsItIs)
 {
 	ASSERT_NO_FATAL_FAILURE(make(16, 16 + 64));

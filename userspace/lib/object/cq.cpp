@@ -265,6 +265,14 @@ bool npr_cq::take_raw() noexcept
 	return true;
 }
 
+void npr_cq::set_aside() noexcept
+{
+	/* What comes meanwhile may stay. */
+	for (int left = verbs->cqe; left > 0 && strays_.size() < strays_.capacity() && take_raw(); --left)
+		;
+	serve_line();
+}
+
 /* The library's thread is here, and not the application. */
 class npr_cq::blind_visit {
 public:

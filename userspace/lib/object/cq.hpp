@@ -95,6 +95,8 @@ private:
 	void advance(npr_qp &qp) noexcept;
 	[[gnu::noinline]] void advance_touched() noexcept;
 	bool take_raw() noexcept;
+	/* All that has completed until now leaves the CQ, and is told later. */
+	void set_aside() noexcept;
 	/* Is there anything for poll() but what the CQ has? */
 	[[nodiscard]] bool busy() const noexcept
 	{
@@ -202,7 +204,11 @@ template <class F>
 int npr_cq::resize(std::uint32_t own, std::uint32_t limit, F &&resize)
 {
 	const std::lock_guard lock(mutex);
-	/* What is posted has its entries still, and what comes next finds some. */
+	/*
+	 * What is posted has its entries still, and what comes next finds some. What the application has not polled
+	 * may be more than it wants entries for: left in the CQ it would have those of what is posted.
+	 */
+	set_aside();
 	const std::uint32_t least = credits.used() + credits.largest();
 	int error = 0;
 
