@@ -12,9 +12,9 @@
 namespace npr::preload {
 
 /*
- * The provider builds the work requests, and the program has the provider's object: but what names local memory leads here first,
- * where the keys of unpinned regions are replaced by those of their twins. A request that cannot have them is not
- * posted, nor is any that was begun with it, and ibv_wr_complete() says why.
+ * The provider builds the work requests, and the program has the provider's object: but what names local memory leads
+ * here first, where the keys of unpinned regions are replaced by those of their twins. A request that cannot have them
+ * is not posted, nor is any that was begun with it, and ibv_wr_complete() says why.
  *
  * From ibv_wr_start() to the end the provider's lock of the queue is held, so all of this is one thread's. If a
  * twin is made meanwhile, who else posts to that queue waits for it.

@@ -263,14 +263,16 @@ const hook hooks[] = {
 	EXTENDED(query_device_ex, [](auto *f) {
 		ibv_device_attr_ex attr{};
 
-		return !f(new_device().context, nullptr, &attr, sizeof(attr)) && attr.odp_caps.general_caps & IBV_ODP_SUPPORT;
+		return !f(new_device().context, nullptr, &attr, sizeof(attr)) &&
+			attr.odp_caps.general_caps & IBV_ODP_SUPPORT;
 	}),
 	/* The provider's refuses thread domains. */
 	EXTENDED(alloc_parent_domain, [](auto *f) {
 		ibv_td td{};
 		ibv_pd pd{};
 		int context = 0;
-		ibv_parent_domain_init_attr attr{&pd, &td, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, nullptr, nullptr, &context};
+		ibv_parent_domain_init_attr attr{
+			&pd, &td, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, nullptr, nullptr, &context};
 
 		return f(new_device().context, &attr) != nullptr;
 	}),
@@ -292,7 +294,8 @@ const hook hooks[] = {
 	VERBS(ibv_reg_mr, [](auto *f) {
 		device &d = new_device();
 
-		return is_ours(d, f(&d.pd, memory.data(), memory.size(), local), reinterpret_cast<std::uintptr_t>(memory.data()));
+		return is_ours(d, f(&d.pd, memory.data(), memory.size(), local),
+			       reinterpret_cast<std::uintptr_t>(memory.data()));
 	}),
 	VERBS(ibv_reg_mr_iova, [](auto *f) {
 		device &d = new_device();
@@ -473,7 +476,8 @@ const hook hooks[] = {
 		ibv_qp_attr attr{};
 
 		attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-		return !f(c.qp, &attr, IBV_QP_ACCESS_FLAGS) && fake::of(c.qp).attr.qp_access_flags & IBV_ACCESS_REMOTE_READ;
+		return !f(c.qp, &attr, IBV_QP_ACCESS_FLAGS) &&
+			fake::of(c.qp).attr.qp_access_flags & IBV_ACCESS_REMOTE_READ;
 	}),
 	VERBS(ibv_query_qp, [](auto *f) {
 		connection &c = new_connection();
@@ -513,7 +517,8 @@ const hook hooks[] = {
 		mw.rkey = 0x123400;
 		mw.type = IBV_MW_TYPE_1;
 		bind.bind_info = {register_memory(c.dev, local | IBV_ACCESS_MW_BIND),
-				  reinterpret_cast<std::uintptr_t>(memory.data()), memory.size(), IBV_ACCESS_REMOTE_WRITE};
+				  reinterpret_cast<std::uintptr_t>(memory.data()), memory.size(),
+				  IBV_ACCESS_REMOTE_WRITE};
 		return !f(c.qp, &mw, &bind) && mw.rkey == 0x123401 && fake::of(c.qp).window == mw.rkey;
 	}),
 	EXTENDED(create_wq, [](auto *f) {
