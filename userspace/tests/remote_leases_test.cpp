@@ -154,6 +154,35 @@ TEST_F(RemoteLeases, RequestWhosePagesHadToComeAsksForNone)
 	EXPECT_EQ(stats().leases, 1U);
 }
 
+/* Nor does the FAULT of one whose data only looks as if it were absent count: each READ would have one for ever. */
+TEST_F(RemoteLeases, RequestWhosePagesOnlyLookedAbsentAsks)
+{
+	for (std::size_t i = 0; i < r().memory->size(); ++i)
+		(*r().memory)[i] = static_cast<std::byte>(r().info.signature >> 8 * (i % 8));
+	done(IBV_WR_RDMA_READ, 0, page_size);
+	EXPECT_EQ(a.world.fault_requests, 1U);
+	EXPECT_EQ(a.world.lease_requests, 0U);
+	done(IBV_WR_RDMA_READ, 0, page_size);
+	EXPECT_EQ(a.world.lease_requests, 1U);
+	const unsigned before = a.world.fault_requests;
+	done(IBV_WR_RDMA_READ, 0, page_size);
+	EXPECT_EQ(a.world.fault_requests, before);
+}
+
+TEST_F(RemoteLeases, LeaseThatCameMeanwhileIsNotAskedForAgain)
+{
+	done(IBV_WR_RDMA_READ);
+	asking(a, IBV_WR_RDMA_READ, 0, 0, 64);
+	ASSERT_EQ(a.world.lease_requests, 1U);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+	a.world.run_control();
+	ASSERT_EQ(stats().leases, 1U);
+	a.world.clock += remote_leases::growth + 10 * ms;
+	a.world.settle();
+	EXPECT_EQ(a.poll(), 1U);
+	EXPECT_EQ(a.world.lease_requests, 1U);
+}
+
 TEST_F(RemoteLeases, SecondRequestThatComesLateOrIsAnotherKindDoesNotAsk)
 {
 	done(IBV_WR_RDMA_READ);

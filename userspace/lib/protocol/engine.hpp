@@ -36,7 +36,8 @@
  * What is in memory that is leased to this QP is posted once, as it is, but for key and address, and means
  *   what it means for pinned memory: no word is READ, nothing is split or repeated, and the HCA's
  *   completion is the application's. A request is under at most one lease. A lease is asked for when
- *   requests begin in the same part of a region again and again, or on advice; meanwhile they go the ways above.
+ *   requests are in the same part of a region again and again, and find their pages there, or on advice; meanwhile they go the
+ *   ways above.
  * Under a hold the words are READ as well: one without the right that the hold gave
  *   says that the region has died, or that the owner took the page from itself, which
  *   a pinned region would not notice either; the peer's kernel is asked which.
@@ -498,7 +499,7 @@ private:
 		std::uint8_t round;	/* of a READ */
 		std::uint8_t unproven;	/* WRITEs without proof */
 		std::uint8_t fetches;
-		std::uint8_t faulted;	/* fault requests that were served */
+		std::uint8_t faulted;	/* fault requests that were served, and of a READ have brought something */
 		std::uint8_t rebinds;
 		bool live, dropped, warms, by_words;
 		bool ask_hold;	/* counted in state_.holds_wanted */
@@ -690,6 +691,7 @@ private:
 	void ask(piece &p, bool hold) noexcept;
 	void read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept;
 	void send_fault(piece &p) noexcept;
+	[[nodiscard]] bool are_known(const piece &p, const rdma_np_event &e) noexcept;
 	void fault_served(piece &p, const rdma_np_event &event) noexcept;
 	void doubt_hold(piece &p) noexcept;
 	void go_without_hold(piece &p) noexcept;

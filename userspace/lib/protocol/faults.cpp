@@ -169,8 +169,23 @@ void engine::hold_answered(piece &p, std::uint32_t status) noexcept
 	}
 }
 
+/* Are these the words that were known of all the pages that were asked for? */
+bool engine::are_known(const piece &p, const rdma_np_event &e) noexcept
+{
+	const page_bits::run r = p.ask.hull();
+	const std::uint32_t n = r.end - r.first;
+
+	if (p.ask.count() != n || n > std::min(e.nr_words, std::uint32_t{RDMA_NP_EVENT_WORDS}))
+		return false;
+	for (std::uint32_t k = 0; k < n; ++k)
+		if (cache_.get(p.reg->uid, p.first_page + r.first + k) != e.words[k])
+			return false;
+	return true;
+}
+
 void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 {
+	const bool read = op_at(p.op).kind == op_kind::read && !op_at(p.op).opaque;
 	bool first = true;
 
 	if (p.ask_hold && !event.hold_id)
@@ -179,6 +194,9 @@ void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 		world_.release(event.hold_id);
 	else
 		p.hold = event.hold_id;
+	/* The pages of a READ whose words are as before were there: only the data looked absent, or nobody looked. */
+	if (!read || !are_known(p, event))
+		++p.faulted;
 	p.ask.for_each_run([&](page_bits::run r) {
 		rdma_np_event e = event;
 		if (!first)
@@ -188,8 +206,7 @@ void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 	});
 	if (!p.refused)
 		p.pause = 0;
-	++p.faulted;
-	if (op_at(p.op).kind == op_kind::read && !op_at(p.op).opaque) {
+	if (read) {
 		p.round = 1;
 		p.at = stage::read_data;
 	} else {

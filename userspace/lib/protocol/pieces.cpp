@@ -151,7 +151,8 @@ void engine::end_piece(piece &p) noexcept
 		p.at = stage::tail;
 		return proceed(p);
 	}
-	if (config_.leases && p.reg && !needs_hold(o))
+	/* One may have come since it was posted; or there was one, under which it could not be posted: see stalled(). */
+	if (config_.leases && p.reg && !p.reg->gone && !needs_hold(o) && find_lease(o.wr, o.length, *p.reg) == none)
 		want_lease(o.wr, o.length, *p.reg, p.quick || !p.faulted);
 	free_piece(p);
 	if (!--o.pieces && o.issued == o.length)

@@ -108,6 +108,13 @@ static int __init np_module_init(void)
 				WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
 	if (!np_wq)
 		return -ENOMEM;
+	/* What arrives on the quick transports is behind nobody who waits for something */
+	np_receive_wq = alloc_workqueue("nprdma-receive",
+					WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
+	if (!np_receive_wq) {
+		err = -ENOMEM;
+		goto err_wq;
+	}
 	/*
 	 * For the end of peers, which waits for works of the other one. Pages under
 	 * hold are freed by it.
@@ -116,7 +123,7 @@ static int __init np_module_init(void)
 				     WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	if (!np_kill_wq) {
 		err = -ENOMEM;
-		goto err_wq;
+		goto err_receive;
 	}
 	np_tid_init();
 	np_incarnation_init();
@@ -132,6 +139,8 @@ static int __init np_module_init(void)
 err_lose:
 	np_lose_exit();
 	destroy_workqueue(np_kill_wq);
+err_receive:
+	destroy_workqueue(np_receive_wq);
 err_wq:
 	destroy_workqueue(np_wq);
 	return err;
@@ -147,6 +156,7 @@ static void __exit np_module_exit(void)
 	np_lose_exit();
 	/* No peers are left, but works that are about to return; these use np_wq */
 	destroy_workqueue(np_kill_wq);
+	destroy_workqueue(np_receive_wq);
 	destroy_workqueue(np_wq);
 }
 

@@ -147,6 +147,7 @@ struct np_hca {
 };
 
 extern struct workqueue_struct *np_wq;
+extern struct workqueue_struct *np_receive_wq;
 extern struct workqueue_struct *np_kill_wq;
 
 /* Devices (hca.c) */

@@ -56,7 +56,7 @@ static void np_peer_release_ref(struct kref *ref)
  * np_peer_put - Give back a reference
  * @peer: the peer
  *
- * Context: process context, without locks; does not sleep
+ * Context: any, without locks; does not sleep
  */
 void np_peer_put(struct np_peer *peer)
 {

@@ -368,6 +368,10 @@ static bool np_peer_is_at(const struct np_peer *peer, const struct np_port *port
  * waits with it. Requests need a context that may walk page tables, whose locks are
  * no softirq's.
  *
+ * The locks are tried, and whom the softirq interrupts may have them. Where there is one CPU
+ * spin_trylock() always succeeds, as a lock is only to keep preemption off there: then a
+ * worker has to do it.
+ *
  * Context: softirq
  * Return: false: nothing has happened, and np_receive() must follow
  */
@@ -378,7 +382,7 @@ bool np_receive_at_once(struct np_port *port, const struct np_msg *msg,
 	struct np_peer *peer;
 	bool done = false;
 
-	if (!msg->answer)
+	if (!msg->answer || !IS_ENABLED(CONFIG_SMP))
 		return false;
 	peer = np_peer_find(port->hca, msg->dst_qpn);
 	if (!peer)

@@ -67,6 +67,7 @@ struct np_ud_recv {
  * @dma: of @bufs
  * @arrived: receive buffers with messages for @work, the newest first
  * @work: receives them, and posts the buffers again
+ * @closing: nobody is there any more for whom something could arrive
  * @recv: receive buffers
  */
 struct np_ud {
@@ -83,6 +84,7 @@ struct np_ud {
 	dma_addr_t dma;
 	struct llist_head arrived;
 	struct work_struct work;
+	bool closing;
 	struct np_ud_recv recv[NP_UD_RECV];
 };
 
@@ -291,9 +293,12 @@ static void np_ud_work(struct work_struct *work)
 
 	arrived = llist_reverse_order(llist_del_all(&ud->arrived));
 	llist_for_each_entry_safe(recv, next, arrived, entry) {
+		if (READ_ONCE(ud->closing))
+			break;
 		if (np_ud_message(recv, &msg))
 			ud->port->receive(ud->port, &msg, false, &recv->from, NULL);
 		np_ud_post_again(recv);
+		cond_resched();
 	}
 }
 
@@ -318,7 +323,7 @@ static void np_ud_received(struct ib_cq *cq, struct ib_wc *wc)
 		return;
 	}
 	if (llist_add(&recv->entry, &ud->arrived))
-		queue_work(np_wq, &ud->work);
+		queue_work(np_receive_wq, &ud->work);
 }
 
 static int np_ud_ready(struct np_ud *ud)
@@ -352,11 +357,13 @@ static void np_ud_free(struct np_ud *ud)
 	 * only memory of ours, and a UD send queue cannot be drained: what
 	 * drivers post for that is an RDMA WRITE.
 	 */
+	WRITE_ONCE(ud->closing, true);
 	ib_drain_rq(ud->qp);
-	/* Nothing arrives any more; what it posts again is flushed */
 	flush_work(&ud->work);
 	ib_destroy_qp(ud->qp);
 	ib_free_cq(ud->cq);
+	/* A device that is lost may not have drained anything: then it was queued once more, and does nothing */
+	cancel_work_sync(&ud->work);
 	dma_free_coherent(ud->port->hca->ibdev->dma_device,
 			  NP_UD_RECV * NP_UD_SIZE, ud->bufs, ud->dma);
 	kvfree(ud);
