@@ -72,6 +72,8 @@ public:
 
 		if (status s = connect(l, deadline); !s)
 			return s;
+		if (plain_)
+			return {};
 		const std::size_t bytes = (pages() * sizeof(entry) + 4095) / 4096 * 4096;
 		transport::descriptor fd(::memfd_create("nprdma-far-entries", MFD_CLOEXEC));
 		if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)))
@@ -109,7 +111,7 @@ public:
 
 	[[nodiscard]] bool written(std::uint64_t offset, std::uint64_t size) noexcept override
 	{
-		if (how_.shared)
+		if (how_.shared || plain_)
 			return true; /* another one may have, meanwhile */
 		for (std::uint64_t page = offset / page_bytes_; page * page_bytes_ < offset + size; page++)
 			if (get(page).written())
@@ -130,7 +132,7 @@ public:
 		const std::uint64_t first = (offset + page_bytes_ - 1) / page_bytes_;
 		const std::uint64_t end = offset + size == bytes_ ? pages() : (offset + size) / page_bytes_;
 
-		if (how_.read_only || first >= end)
+		if (how_.read_only || plain_ || first >= end)
 			return {};
 		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
 			for (std::uint64_t page = first; page < end; page += read_part / sizeof(entry)) {
@@ -293,7 +295,9 @@ private:
 		const std::uint64_t n = a->page_bytes ? (a->bytes + a->page_bytes - 1) / a->page_bytes : 0;
 		if (!a->bytes || a->page_bytes < 4096 || a->page_bytes > 4 << 20 ||
 		    a->page_bytes & (a->page_bytes - 1) || a->bytes > 1ULL << 46 ||
-		    a->data.length < n * a->page_bytes || a->entries.length < n * sizeof(entry))
+		    (a->flags & region_plain
+			 ? a->data.length < a->bytes
+			 : a->data.length < n * a->page_bytes || a->entries.length < n * sizeof(entry)))
 			return error{EBADMSG, address_ + ": the region is not as a server's can be"};
 		if (bytes_ && (a->id != id_ || a->bytes != bytes_ || a->page_bytes != page_bytes_))
 			return error{ESTALE,
@@ -303,6 +307,7 @@ private:
 			id_ = a->id;
 			bytes_ = a->bytes;
 			page_bytes_ = a->page_bytes;
+			plain_ = a->flags & region_plain;
 		} else {
 			count_.reconnects.fetch_add(l.region != nullptr, std::memory_order_relaxed);
 		}
@@ -420,7 +425,7 @@ private:
 				const std::size_t size = p.memory.size();
 
 				if (p.offset % page_bytes_ || p.offset > bytes_ || size > bytes_ - p.offset ||
-				    (size % page_bytes_ && p.offset + size != bytes_))
+				    (size % page_bytes_ && !plain_ && p.offset + size != bytes_))
 					return error{
 					    EINVAL, "far region \"" + name_ + "\": pages are of " +
 							std::to_string(page_bytes_) +
@@ -439,8 +444,9 @@ private:
 			for (std::size_t at = 0; at < parts.size(); at += group) {
 				const auto some =
 				    std::span(parts).subspan(at, std::min(group, parts.size() - at));
-				if (status s = write ? write_group(l, some, deadline)
-						     : read_group(l, some, deadline);
+				if (status s = plain_  ? move_group(l, some, write, deadline)
+					       : write ? write_group(l, some, deadline)
+						       : read_group(l, some, deadline);
 				    !s)
 					return s;
 			}
@@ -462,6 +468,38 @@ private:
 		/* Not one of the link: to ask again brings the same. */
 		return {EUCLEAN, "far region \"" + name_ + "\": page " + std::to_string(page) +
 				     " is damaged, or was written by another client"};
+	}
+
+	/* Of a region that has no entries. */
+	status move_group(lane &l, std::span<const part> parts, bool write,
+			  transport::clock::time_point deadline)
+	{
+		std::vector<segment> segments;
+		std::uint64_t bytes = 0;
+
+		for (std::size_t i = 0; i < parts.size(); i++) {
+			const part &p = parts[i];
+
+			if (write && !p.region)
+				std::memcpy(slot(l, i), p.memory.data(), p.memory.size());
+			segments.push_back({p.region ? p.region : l.region.get(),
+					    p.region ? p.memory.data() : slot(l, i),
+					    l.data.addr + p.page * page_bytes_, l.data.key,
+					    static_cast<std::uint32_t>(p.memory.size())});
+			bytes += p.memory.size();
+		}
+		if (status s = run(l, segments, write, deadline); !s)
+			return s;
+		if (write) {
+			count_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
+			count_.raw.fetch_add(parts.size(), std::memory_order_relaxed);
+			return {};
+		}
+		count_.bytes_read.fetch_add(bytes, std::memory_order_relaxed);
+		for (std::size_t i = 0; i < parts.size(); i++)
+			if (!parts[i].region)
+				std::memcpy(parts[i].memory.data(), slot(l, i), parts[i].memory.size());
+		return {};
 	}
 
 	status read_group(lane &l, std::span<const part> parts, transport::clock::time_point deadline)
@@ -609,6 +647,7 @@ private:
 	codec codec_;
 	std::uint64_t client_ = 0, id_ = 0, bytes_ = 0;
 	std::size_t page_bytes_ = 0;
+	bool plain_ = false; /* no entries, and so no table */
 	transport::mapping table_memory_;
 	std::unique_ptr<transport::region> table_;
 

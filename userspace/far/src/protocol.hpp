@@ -8,7 +8,7 @@
 namespace nprdma::far
 {
 
-constexpr std::uint32_t protocol_magic = 0x31726166; /* and version */
+constexpr std::uint32_t protocol_magic = 0x32726166; /* and version */
 
 enum class op : std::uint32_t { open = 1, flush = 2 };
 constexpr std::uint32_t open_read_only = 1, open_shared = 2, open_make = 4;
@@ -26,11 +26,18 @@ struct request {
 	char name[96];                   /* ends with a zero */
 };
 
+/*
+ * A region of memory that somebody else uses, too: pages are there as they are, have no entries, and the last
+ * one ends where the region does.
+ */
+constexpr std::uint32_t region_plain = 1;
+
 struct answer {
 	std::uint32_t magic;
 	std::int32_t code; /* 0 or of errno */
 	std::uint64_t id;  /* of this region: another one of the same name has another one */
 	std::uint64_t bytes, page_bytes;
+	std::uint32_t flags, reserved;
 	transport::token data, entries;
 	char text[128]; /* of an error */
 };

@@ -25,6 +25,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
@@ -40,8 +41,9 @@ namespace nprdma::far
 namespace
 {
 
-constexpr std::size_t most_made = 1024; /* regions of clients: each is registered, and mapped */
-constexpr int most_at_once = 16;        /* questions of one client, after which the others have their turn */
+constexpr std::size_t most_made = 1024;     /* regions of clients: each is registered, and mapped */
+constexpr std::size_t most_counted = 65536; /* clients of a region, for withdraw_after() */
+constexpr int most_at_once = 16; /* questions of one client, after which the others have their turn */
 
 /* The last block of a region's file. It is not registered, so that no client can write to it. */
 struct file_mark {
@@ -62,19 +64,21 @@ struct lent {
 	~lent()
 	{
 		data.reset();
-		if (memory)
+		if (memory && !plain)
 			(void)::munmap(memory, bytes);
 	}
 
 	std::uint64_t id = 0, bytes = 0;
 	std::size_t page_bytes = 0, table_bytes = 0;       /* entries are behind the data */
+	bool plain = false;                                /* the caller's memory, without entries */
 	std::byte *memory = nullptr;                       /* of @bytes */
 	std::shared_ptr<const transport::descriptor> file; /* and of those who make it durable */
 	std::unique_ptr<transport::region> data;
 	std::uint64_t size = 0; /* as the client sees it */
 	std::uint64_t made = 0; /* of a client: what counts of it */
 	std::vector<std::pair<std::uint64_t, std::uint32_t>>
-	    users; /* numbers of connections, and how they opened it */
+	    users;                   /* numbers of connections, and how they opened it */
+	std::set<std::uint64_t> had; /* if plain: the clients that ever opened it, most_counted of them */
 };
 
 struct client {
@@ -152,6 +156,50 @@ public:
 		return add(name, bytes, page_bytes, path, false);
 	}
 
+	status lend(const std::string &name, std::span<std::byte> memory, std::size_t page_bytes) override
+	{
+		const std::lock_guard guard(mutex_);
+
+		if (status s = check(name, memory.size(), page_bytes); !s)
+			return s;
+		auto r = std::make_unique<lent>();
+		r->plain = true;
+		r->page_bytes = page_bytes;
+		r->size = r->bytes = memory.size();
+		r->memory = memory.data();
+		r->id = some_id();
+		return publish(name, std::move(r));
+	}
+
+	status withdraw_after(const std::string &name, std::uint64_t clients) override
+	{
+		if (clients > most_counted)
+			return error{EINVAL, "far server: " + std::to_string(most_counted) +
+						 " clients of a region are counted"};
+		for (;;) {
+			{
+				std::unique_lock lock(mutex_);
+
+				left_.wait(lock, [&] {
+					const auto i = regions_.find(name);
+
+					return i == regions_.end() ||
+					       (i->second->users.empty() && i->second->had.size() >= clients);
+				});
+			}
+			/* A client may have come in between. */
+			if (status s = withdraw(name); s || s.code() != EBUSY)
+				return s;
+		}
+	}
+
+	void wait_until_left() override
+	{
+		std::unique_lock lock(mutex_);
+
+		left_.wait(lock, [&] { return anybody_ && !connected_; });
+	}
+
 	status withdraw(const std::string &name) override
 	{
 		/* Its end waits for whoever copies, from and to whatever region, and others do not wait for
@@ -176,8 +224,7 @@ public:
 	[[nodiscard]] std::string address() const override { return listener_->address(); }
 
 private:
-	status add(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
-		   const std::string &path, bool of_client)
+	status check(const std::string &name, std::uint64_t bytes, std::size_t page_bytes) const
 	{
 		if (name.empty() || name.size() >= sizeof(request::name))
 			return error{EINVAL, "far server: a region's name has 1 to 95 bytes"};
@@ -187,6 +234,29 @@ private:
 			return error{EINVAL, "far server: a region has 1 byte to 64 TiB"};
 		if (regions_.contains(name))
 			return error{EEXIST, "far server: there is a region \"" + name + "\""};
+		return {};
+	}
+
+	status publish(const std::string &name, std::unique_ptr<lent> r)
+	{
+		result<std::unique_ptr<transport::region>> data =
+		    context_.register_memory({r->memory, r->bytes});
+		if (!data)
+			return data.why();
+		r->data = std::move(*data);
+		if (r->made) {
+			made_ += r->made;
+			made_regions_++;
+		}
+		regions_.emplace(name, std::move(r));
+		return {};
+	}
+
+	status add(const std::string &name, std::uint64_t bytes, std::size_t page_bytes,
+		   const std::string &path, bool of_client)
+	{
+		if (status s = check(name, bytes, page_bytes); !s)
+			return s;
 		auto r = std::make_unique<lent>();
 		const std::uint64_t pages = (bytes + page_bytes - 1) / page_bytes;
 
@@ -211,17 +281,9 @@ private:
 		if (p == MAP_FAILED)
 			return transport::failure(errno, "far server: memory for region \"" + name + "\"");
 		r->memory = static_cast<std::byte *>(p);
-		result<std::unique_ptr<transport::region>> data =
-		    context_.register_memory({r->memory, r->bytes});
-		if (!data)
-			return data.why();
-		r->data = std::move(*data);
-		if (of_client) {
-			made_ += r->made = pages * page_bytes;
-			made_regions_++;
-		}
-		regions_.emplace(name, std::move(r));
-		return {};
+		if (of_client)
+			r->made = pages * page_bytes;
+		return publish(name, std::move(r));
 	}
 
 	std::uint64_t some_id() { return static_cast<std::uint64_t>(random_()) << 32 | random_(); }
@@ -328,6 +390,7 @@ private:
 				if (c) {
 					client fresh = {std::move(*c), ++number};
 
+					come();
 					if (clients.size() + ending() < how_.max_connections)
 						clients.push_back(std::move(fresh));
 					else
@@ -358,6 +421,14 @@ private:
 		/* At once: a client that comes back finds its region free. */
 		std::exchange(c.connection, nullptr).reset();
 		leave(c.number);
+	}
+
+	void come()
+	{
+		const std::lock_guard guard(mutex_);
+
+		anybody_ = true;
+		connected_++;
 	}
 
 	[[nodiscard]] std::size_t ending()
@@ -447,11 +518,15 @@ private:
 			const std::lock_guard guard(flush_mutex_);
 			std::erase_if(to_flush_, [&](const auto &r) { return r.number == number; });
 		}
-		const std::lock_guard guard(mutex_);
+		{
+			const std::lock_guard guard(mutex_);
 
-		for (auto &[name, r] : regions_)
-			std::erase_if(r->users, [&](const auto &u) { return u.first == number; });
-		owner_.erase(number);
+			for (auto &[name, r] : regions_)
+				std::erase_if(r->users, [&](const auto &u) { return u.first == number; });
+			owner_.erase(number);
+			connected_--;
+		}
+		left_.notify_all();
 	}
 
 	/* False: it is gone, or talks nonsense. */
@@ -554,8 +629,11 @@ private:
 			}
 		owner_[number] = r.client;
 		l.users.emplace_back(number, how);
+		if (l.plain && l.had.size() < most_counted)
+			l.had.insert(r.client);
 		const transport::token t = l.data->remote();
 		const std::uint64_t data_bytes = l.bytes - l.table_bytes;
+		a.flags = l.plain ? region_plain : 0;
 		a.id = l.id;
 		a.bytes = l.size;
 		a.page_bytes = l.page_bytes;
@@ -573,6 +651,9 @@ private:
 	std::map<std::uint64_t, std::uint64_t> owner_; /* the client of each connection */
 	std::uint64_t made_ = 0;                       /* bytes of clients' regions, without their entries */
 	std::size_t made_regions_ = 0;
+	std::size_t connected_ = 0; /* with those that are being ended */
+	bool anybody_ = false;      /* was ever connected */
+	std::condition_variable left_;
 	std::random_device random_;
 
 	std::mutex ending_mutex_; /* of what follows */

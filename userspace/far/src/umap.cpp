@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* UMap's interface: one pager for the process, made when something is mapped first. */
-#include <umap/store/SparseStore.h>
-#include <umap/store/StoreNetwork.h>
-#include <umap/umap.h>
+#include "umap_stores.hpp"
 
-#include <nprdma/far_network.hpp>
+#include <umap/store/SparseStore.h>
+#include <umap/umap.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -171,6 +170,21 @@ manager &the()
 	return *m;
 }
 
+/* -1: it failed for one of them at least. */
+template <class F> int for_all(F f)
+{
+	manager &m = the();
+	const std::lock_guard guard(m.mutex);
+	int result = 0;
+
+	for (const auto &[at, one] : m.mappings)
+		if (const far::status s = f(*one); !s) {
+			errno = s.code();
+			result = -1;
+		}
+	return result;
+}
+
 void *failed(int code)
 {
 	errno = code;
@@ -269,9 +283,6 @@ SparseStore::~SparseStore()
 	(void)close_files();
 }
 
-namespace
-{
-
 ssize_t transfer(const std::shared_ptr<far::store> &s, char *buf, std::size_t nb, off_t off, bool write)
 {
 	if (!s || off < 0)
@@ -281,8 +292,6 @@ ssize_t transfer(const std::shared_ptr<far::store> &s, char *buf, std::size_t nb
 
 	return done ? static_cast<ssize_t>(nb) : -1;
 }
-
-} // namespace
 
 ssize_t SparseStore::read_from_store(char *buf, std::size_t nb, off_t off)
 {
@@ -309,47 +318,6 @@ int SparseStore::close_files()
 	return store_ && store_->flush() ? 0 : -1;
 }
 
-struct NetworkClient::state {
-	std::unique_ptr<nprdma::transport::context> context;
-	std::string address;
-};
-
-NetworkClient::NetworkClient(const std::string &address) : state_(std::make_unique<state>())
-{
-	auto c = nprdma::transport::open(address);
-
-	if (!c)
-		throw std::system_error(c.code(), std::generic_category(), c.why().text);
-	state_->context = std::move(*c);
-	state_->address = address;
-}
-
-NetworkClient::~NetworkClient() = default;
-
-StoreNetwork::StoreNetwork(const std::string &id, std::size_t bytes, NetworkClient *client, bool compression)
-{
-	far::network_options how;
-
-	how.make_bytes = bytes;
-	how.page_bytes = umapcfg_get_umap_page_size();
-	how.code = compression ? far::coding::lz4 : far::coding::raw;
-	auto s = far::network_store::open(*client->state_->context, client->state_->address, id, how);
-	if (!s)
-		throw std::system_error(s.code(), std::generic_category(), s.why().text);
-	store_ = std::move(*s);
-}
-
-StoreNetwork::~StoreNetwork() = default;
-
-ssize_t StoreNetwork::read_from_store(char *buf, std::size_t nb, off_t off)
-{
-	return transfer(store_, buf, nb, off, false);
-}
-ssize_t StoreNetwork::write_to_store(char *buf, std::size_t nb, off_t off)
-{
-	return transfer(store_, buf, nb, off, true);
-}
-
 } // namespace Umap
 
 extern "C" {
@@ -361,6 +329,8 @@ void *umap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
 
 int uunmap(void *addr, size_t length)
 {
+	if (Umap::unlend(addr))
+		return 0;
 	manager &m = the();
 	const std::lock_guard guard(m.mutex);
 	const auto i = m.find(addr);
@@ -386,16 +356,12 @@ int uunmap(void *addr, size_t length)
 
 int umap_flush(void)
 {
-	manager &m = the();
-	const std::lock_guard guard(m.mutex);
-	int result = 0;
+	return for_all([](far::mapping &one) { return one.flush(); });
+}
 
-	for (const auto &[at, one] : m.mappings)
-		if (const far::status s = one->flush(); !s) {
-			errno = s.code();
-			result = -1;
-		}
-	return result;
+int umap_evict(void)
+{
+	return for_all([](far::mapping &one) { return one.evict(); });
 }
 
 int umap_has_write_support(void)

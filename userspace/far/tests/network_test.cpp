@@ -322,6 +322,42 @@ TEST_F(Network, OneClientWritesOrManyAgreeToShare)
 	EXPECT_EQ(get(*a, 1), 6u);
 }
 
+TEST_F(Network, MemoryOfTheServersOwnerIsLentAsItIs)
+{
+	constexpr std::size_t size = 3 * 4096 + 808; /* and more behind it, which is nobody's business */
+	std::vector<std::uint64_t> memory(8192 / 8 * 2 + 8, 1);
+	const auto lent = std::as_writable_bytes(std::span(memory)).first(size);
+	network_options how;
+	network_statistics counts;
+
+	how.code = coding::lz4;
+	must(server_->lend("r", lent));
+	EXPECT_EQ(server_->lend("r", lent).code(), EEXIST);
+	how.shared = true;
+	{
+		const std::shared_ptr<network_store> s[2] = {open_next(how), open_next(how)};
+		const auto a = must(pager_->map(s[0])), b = must(pager_->map(s[1]));
+
+		EXPECT_EQ(a->memory().size(), size);
+		set(*a, 0, 5);
+		set(*b, 3, 6);
+		memory[512] = 7;
+		EXPECT_EQ(get(*a, 1), 7u);
+		must(a->flush());
+		must(b->flush());
+		counts = s[0]->stats();
+		EXPECT_EQ(server_->withdraw("r").code(), EBUSY);
+	}
+	EXPECT_EQ(memory[0], 5u);
+	EXPECT_EQ(memory[1], 1u);
+	EXPECT_EQ(memory[3 * 512], 6u);
+	EXPECT_EQ(memory[size / 8], 1u);
+	EXPECT_EQ(counts.pages_coded, 0u);
+	must(server_->withdraw_after("r", 2));
+	EXPECT_EQ(server_->withdraw_after("r", 2).code(), ENOENT);
+	EXPECT_EQ(server_->withdraw_after("r", 65537).code(), EINVAL);
+}
+
 TEST_F(Network, ManyClientsHaveRegionsOfTheirOwn)
 {
 	server_options allow;

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,8 +48,22 @@ public:
 	 */
 	virtual status lend(const std::string &name, std::uint64_t bytes, std::size_t page_bytes = 4096,
 			    const std::string &path = {}) = 0;
+	/*
+	 * @memory of the caller's, as it is: clients read what is there when they ask, and what they write is
+	 * there. No page of it is coded or has a checksum, and any number of clients may have the region open
+	 * (network_options::shared), each for pages of its own. @memory stays until the region is withdrawn.
+	 */
+	virtual status lend(const std::string &name, std::span<std::byte> memory,
+			    std::size_t page_bytes = 4096) = 0;
 	/* EBUSY: a client has it. */
 	virtual status withdraw(const std::string &name) = 0;
+	/*
+	 * Waits until @clients different ones have had the region in all, and none has it; then withdraws it.
+	 * EINVAL: more than are counted (65536).
+	 */
+	virtual status withdraw_after(const std::string &name, std::uint64_t clients) = 0;
+	/* Waits until a client was connected, and none is. */
+	virtual void wait_until_left() = 0;
 	[[nodiscard]] virtual std::string address() const = 0;
 
 protected:

@@ -12,6 +12,7 @@
 #ifdef __cplusplus
 #include <cstdint>
 #include <umap/store/Store.hpp>
+#include <umap/store/StoreNetwork.h>
 #else
 #include <stdint.h>
 #endif
@@ -41,6 +42,14 @@ void *umap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
 /* All of a mapping, or whole pages of it. -1: it could not be written back, and stays. */
 int uunmap(void *addr, size_t length);
 int umap_flush(void);
+/* Writes back, and gives the memory back. */
+int umap_evict(void);
+/*
+ * With @memory: lends it by the name @id, until uunmap(@memory), which waits for the clients; @memory is
+ * returned. With NULL: maps what servers lend by that name, @bytes of it or all if that is 0, to be read. See
+ * umap/store/StoreNetwork.h.
+ */
+void *umap_network(const char *id, void *memory, size_t bytes);
 int umap_has_write_support(void);
 void umap_prefetch(int npages, struct umap_prefetch_item *page_array);
 void umap_fetch_and_pin(char *paddr, uint64_t size);
