@@ -116,7 +116,7 @@ struct memory_layout {
 	}
 };
 
-std::uint64_t sum_of(std::string_view text) noexcept
+std::uint64_t sum_of_text(std::string_view text) noexcept
 {
 	return checksum(std::as_bytes(std::span(text.data(), text.size())));
 }
@@ -268,7 +268,7 @@ private:
 		h.common = {elements_,
 			    sizeof(T),
 			    static_cast<std::uint32_t>(how_.format),
-			    sum_of(who_.name()) + how_.parts,
+			    sum_of_text(who_.name()) + how_.parts,
 			    who_.workers(),
 			    how_.checksums};
 		h.birth = new_birth();
@@ -358,6 +358,12 @@ private:
 	/* A part of an all-reduce: @r goes to @to, into its pieces' inbox or, where @placed, to where it
 	 * belongs. */
 	void post_part(rank_t to, range r, std::uint64_t number, bool placed);
+	void post_part(rank_t to, range r, std::uint64_t number, bool placed, std::uint64_t sum);
+	/* As notes have it: 0 without checksums. */
+	[[nodiscard]] std::uint64_t sum_of(range r) const noexcept
+	{
+		return how_.checksums ? checksum(memory(r.first * sizeof(T), r.count * sizeof(T))) : 0;
+	}
 	/* Waits for it, and adds it to the parameters, unless it was placed. */
 	bool take_part(rank_t from, range r, std::uint64_t number, bool placed);
 	bool ring(std::uint64_t &number);
@@ -465,12 +471,14 @@ auto synchroniser<T>::body::average(std::span<T> x, range r, standing own, const
 		if (i == t.self) {
 			if (own != a.of)
 				continue;
-			for (std::size_t k = 0; k < r.count; ++k) {
-				T value = x[r.first + k];
-				if (!carried_.empty())
-					value += std::exchange(carried_[r.first + k], T(0));
-				sum_[k] += static_cast<T>(weight) * value;
-			}
+			if (carried_.empty())
+				for (std::size_t k = 0; k < r.count; ++k)
+					sum_[k] += static_cast<T>(weight) * x[r.first + k];
+			else
+				for (std::size_t k = 0; k < r.count; ++k)
+					sum_[k] +=
+					    static_cast<T>(weight) *
+					    (x[r.first + k] + std::exchange(carried_[r.first + k], T(0)));
 		} else {
 			const note *const n = members_.piece(t.ranks[i], t.view);
 			std::span<const std::byte> data;
@@ -505,10 +513,17 @@ transport::result<report> synchroniser<T>::body::exchange(std::span<T> x, range 
 	standing worth = standing::current;
 	each_part_in(what, [&](standing s, bool) { worth = std::min(worth, s); });
 
-	/* All of it before any of it is sent. */
-	for (std::size_t i = what.first; !carried_.empty() && i < what.first + what.count; ++i)
-		if (!(std::abs(x[i] + carried_[i]) <= static_cast<T>(std::numeric_limits<float>::max())))
+	/* All of it before any of it is sent; and all of it, because a loop that may end early is a slow one.
+	 */
+	if (!carried_.empty()) {
+		bool finite = true;
+
+		for (std::size_t i = what.first; i < what.first + what.count; ++i)
+			finite &=
+			    std::abs(x[i] + carried_[i]) <= static_cast<T>(std::numeric_limits<float>::max());
+		if (!finite)
 			return not_finite();
+	}
 
 	/* Each begins with the one after it, so that not all write to the same one. */
 	std::size_t staged = 0;
@@ -577,6 +592,13 @@ transport::result<report> synchroniser<T>::body::exchange(std::span<T> x, range 
 template <class T>
 void synchroniser<T>::body::post_part(rank_t to, range r, std::uint64_t number, bool placed)
 {
+	post_part(to, r, number, placed, sum_of(r));
+}
+
+template <class T>
+void synchroniser<T>::body::post_part(rank_t to, range r, std::uint64_t number, bool placed,
+				      std::uint64_t sum)
+{
 	const auto data = memory(r.first * sizeof(T), r.count * sizeof(T));
 	note n;
 
@@ -584,8 +606,7 @@ void synchroniser<T>::body::post_part(rank_t to, range r, std::uint64_t number, 
 	n.view = number;
 	n.first = r.first;
 	n.count = r.count;
-	if (how_.checksums)
-		n.sum = checksum(data);
+	n.sum = sum;
 	members_.lines().post(
 	    to, data, (placed ? 0 : layout_.inbox(members_.self(), false, 0)) + r.first * sizeof(T), n);
 }
@@ -696,8 +717,9 @@ template <class T> bool synchroniser<T>::body::direct(std::uint64_t &number)
 			return false;
 	for (T &x : parameters().subspan(own.first, own.count))
 		x /= static_cast<T>(n);
+	const std::uint64_t sum = sum_of(own);
 	for (rank_t k = 1; k < n; ++k)
-		post_part((self + k) % n, own, number, true);
+		post_part((self + k) % n, own, number, true, sum);
 	for (rank_t k = 1; k < n; ++k)
 		if (!take_part((self + k) % n, chunk((self + k) % n), number, true))
 			return false;

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -20,24 +21,38 @@ std::size_t scale_bytes(std::size_t count) noexcept
 	return (count + wire_block - 1) / wire_block * sizeof(float);
 }
 
+/*
+ * As nearbyint() does it, of what is at most 2^20 in size: the sum has no room for a fraction. Without
+ * SSE 4.1, which x86-64 need not have, nearbyint() is a call for each value.
+ */
+template <class T> T rounded(T value) noexcept
+{
+	constexpr T large = T(std::uint64_t{3} << (std::numeric_limits<T>::digits - 2));
+
+	return (value + large) - large;
+}
+
 template <class Int, class T>
 bool quantise(std::span<const T> values, std::span<T> lost, std::byte *to) noexcept
 {
+	using bits = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 	constexpr T top = std::is_same_v<Int, std::int8_t> ? 127 : 32767;
 	std::byte *const integers = to + scale_bytes(values.size());
 
 	for (std::size_t first = 0; first < values.size(); first += wire_block) {
 		const std::size_t n = std::min(wire_block, values.size() - first);
-		T most = 0, sum = 0;
+		T value[wire_block] = {}, left[wire_block];
 
-		for (std::size_t i = 0; i < n; ++i) {
-			most = std::max(most, std::abs(values[first + i]));
-			/* max() passes over a NaN; times 0, an infinity is one as well. */
-			sum += values[first + i] * T(0);
-		}
-		float scale = static_cast<float>(most / top);
+		std::copy_n(values.data() + first, n, value);
+		/* Without their signs numbers are in the order of their bits; above are the infinity and what
+		 * is none. */
+		bits largest = 0;
+		for (const T v : value)
+			largest =
+			    std::max(largest, std::bit_cast<bits>(v) & std::numeric_limits<bits>::max());
+		float scale = static_cast<float>(std::bit_cast<T>(largest) / top);
 
-		if (sum != 0 || !std::isfinite(scale))
+		if (!std::isfinite(scale))
 			return false;
 		/* Denormal, it would be too coarse; what is so small is lost, and so is sent later. */
 		if (!std::isnormal(scale))
@@ -45,12 +60,13 @@ bool quantise(std::span<const T> values, std::span<T> lost, std::byte *to) noexc
 		const T step = scale, inverse = scale > 0 ? 1 / step : T(0);
 		Int q[wire_block];
 
-		for (std::size_t i = 0; i < n; ++i) {
-			const T value = values[first + i];
+		for (std::size_t i = 0; i < wire_block; ++i) {
+			const T whole = rounded(std::min(std::max(value[i] * inverse, -top), top));
 
-			q[i] = static_cast<Int>(std::clamp(std::nearbyint(value * inverse), -top, top));
-			lost[first + i] = value - static_cast<T>(q[i]) * step;
+			q[i] = static_cast<Int>(static_cast<std::int32_t>(whole));
+			left[i] = value[i] - whole * step;
 		}
+		std::copy_n(left, n, lost.data() + first);
 		std::memcpy(to + first / wire_block * sizeof(float), &scale, sizeof(scale));
 		std::memcpy(integers + first * sizeof(Int), q, n * sizeof(Int));
 	}
@@ -100,13 +116,12 @@ bool each(wire format, std::span<const std::byte> from, std::span<T> to, F &&f) 
 	else if (format == wire::int8)
 		each_quantised<std::int8_t>(from, to, f);
 	else
-		for (std::size_t first = 0; first < to.size(); first += wire_block) {
-			const std::size_t n = std::min(wire_block, to.size() - first);
-			T values[wire_block];
+		for (std::size_t i = 0; i < to.size(); ++i) {
+			T value;
 
-			std::memcpy(values, from.data() + first * sizeof(T), n * sizeof(T));
-			for (std::size_t i = 0; i < n; ++i)
-				f(to[first + i], values[i]);
+			/* Of any alignment: the compiler makes a load of it, and takes several at once. */
+			std::memcpy(&value, from.data() + i * sizeof(T), sizeof(value));
+			f(to[i], value);
 		}
 	return true;
 }

@@ -57,6 +57,24 @@ TYPED_TEST(Wire, ValueAndWhatIsLostAreTheWhole)
 		}
 }
 
+TYPED_TEST(Wire, HalvesGoToTheEvenOne)
+{
+	using T = TypeParam;
+	for (const wire format : {wire::int16, wire::int8}) {
+		const T top = format == wire::int8 ? 127 : 32767;
+		std::vector<T> x = {top, -top}, lost(64), back(64);
+		for (int i = -31; i < 31; ++i)
+			x.push_back(T(i) + T(0.5));
+		std::vector<std::byte> bytes(wire_bytes<T>(format, 64));
+		ASSERT_TRUE(encode<T>(format, x, lost, bytes));
+		ASSERT_TRUE(decode<T>(format, bytes, back));
+		for (std::size_t i = 0; i < 64; ++i) {
+			EXPECT_EQ(back[i], std::nearbyint(x[i])) << i;
+			EXPECT_EQ(lost[i], x[i] - back[i]) << i;
+		}
+	}
+}
+
 TYPED_TEST(Wire, TravelsInFewerBytes)
 {
 	using T = TypeParam;
