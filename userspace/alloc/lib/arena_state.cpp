@@ -668,6 +668,8 @@ void arena_state::refuse_twice(const void *block) const
 void *arena_state::allocate_slowly(std::size_t bytes, unsigned int size_class, std::size_t alignment)
 {
 	refuse_inherited();
+	if (bytes > backing_.size()) [[unlikely]]
+		refuse_size(bytes, alignment);
 	cache *const c = my_cache();
 	void *p;
 
@@ -694,15 +696,24 @@ void *arena_state::allocate_slowly(std::size_t bytes, unsigned int size_class, s
 	return p;
 }
 
-/* No call returns into this function, nor into release(): they save no registers. */
-void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
+/* Large blocks, and those that are aligned to more than a line. */
+void *arena_state::allocate_any(std::size_t bytes, std::size_t alignment)
 {
 	if (!npra::is_power_of_two(alignment) || bytes > backing_.size() || alignment > backing_.size()) [[unlikely]]
 		refuse_size(bytes, alignment);
-	const unsigned int size_class = npra::class_of(bytes, alignment);
+	return allocate_slowly(bytes, npra::class_of(bytes, alignment), alignment);
+}
+
+/* No call returns into this function, nor into deallocate(): they save no registers. Their instructions count. */
+void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
+{
+	if (!npra::is_plain_small(bytes, alignment)) [[unlikely]]
+		return allocate_any(bytes, alignment);
+	const unsigned int size_class = npra::class_of(bytes);
 	const slot &s = slots[serial_ % slots_of_thread];
 
-	if (s.serial == serial_ && s.found && size_class < cache::classes && alignment <= npra::page) [[likely]] {
+	/* A slot that has a serial number has a cache. */
+	if (s.serial == serial_) [[likely]] {
 		cache &c = *s.found;
 		cache::bin &b = c.bins[size_class];
 		/* relaxed, here and below: as in allocate_slowly() */
@@ -732,6 +743,30 @@ unsigned int arena_state::class_at(const void *block) const
 }
 
 void arena_state::deallocate(void *block, std::size_t bytes, std::size_t alignment)
+{
+	const std::size_t offset = offset_of(block);
+
+	if (!npra::is_plain_small(bytes, alignment) || offset >= backing_.size() || offset % npra::line) [[unlikely]]
+		return deallocate_any(block, bytes, alignment);
+	const unsigned int size_class = npra::class_of(bytes);
+	const auto tag = tag_of(offset);
+	const slot &s = slots[serial_ % slots_of_thread];
+	if (tag.load(std::memory_order_relaxed) == size_class + 1 && s.serial == serial_) [[likely]] {
+		cache &c = *s.found;
+		cache::bin &b = c.bins[size_class];
+		/* relaxed: as in release() and release_slowly() */
+		if (b.count != b.limit && c.epoch == epoch_.load(std::memory_order_relaxed)) [[likely]] {
+			tag.store(0, std::memory_order_relaxed);
+			b.blocks[b.count++] = block;
+			c.counts.freed[size_class].add(1);
+			return;
+		}
+	}
+	deallocate_any(block, bytes, alignment);
+}
+
+/* And all that is to be refused. */
+void arena_state::deallocate_any(void *block, std::size_t bytes, std::size_t alignment)
 {
 	const unsigned int size_class = class_at(block);
 

@@ -109,13 +109,15 @@ private:
 		return std::atomic_ref<std::uint8_t>(reinterpret_cast<std::uint8_t *>(tags_.bytes().data())[offset / npra::line]);
 	}
 	[[nodiscard]] unsigned int class_at(const void *block) const;
-	void release(void *block, unsigned int size_class);
+	[[gnu::noinline]] void release(void *block, unsigned int size_class);
 	[[gnu::cold, gnu::noinline, noreturn]] void refuse_size(std::size_t bytes, std::size_t alignment) const;
 	[[gnu::cold, gnu::noinline, noreturn]] void refuse_block(const void *block) const;
 	[[gnu::cold, gnu::noinline, noreturn]] void refuse_end(const void *block, unsigned int size_class,
 							       std::size_t bytes, std::size_t alignment) const;
 	[[gnu::cold, gnu::noinline, noreturn]] void refuse_twice(const void *block) const;
+	[[gnu::noinline]] void *allocate_any(std::size_t bytes, std::size_t alignment);
 	[[gnu::noinline]] void *allocate_slowly(std::size_t bytes, unsigned int size_class, std::size_t alignment);
+	[[gnu::noinline]] void deallocate_any(void *block, std::size_t bytes, std::size_t alignment);
 	[[gnu::noinline]] void release_slowly(void *block, unsigned int size_class) noexcept;
 
 	[[nodiscard]] npra::cache *my_cache() noexcept;

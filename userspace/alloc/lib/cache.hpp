@@ -52,7 +52,7 @@ struct counters {
 struct cache {
 	static constexpr std::size_t max_bytes = 65536;
 	static constexpr unsigned int classes = class_of(max_bytes) + 1;
-	static constexpr unsigned int max_blocks = 64;
+	static constexpr unsigned int max_blocks = 63; /* a bin has a power of two bytes: it is found by a shift */
 	static constexpr std::size_t class_bytes = 131072;
 
 	/* So that no class keeps more than some 128 KiB. */
@@ -84,6 +84,7 @@ struct cache {
 	std::array<bin, classes> bins;
 };
 static_assert(cache::limit(cache::classes - 1) >= 2);
+static_assert(is_power_of_two(sizeof(cache::bin)));
 
 } // namespace npra
 

@@ -46,6 +46,16 @@ inline constexpr std::size_t max_block = std::size_t{1} << 46;
 	return std::size_t{5 + size_class % 4} << (size_class / 4 - 1 + 6);
 }
 
+/* Most bytes of a block that shares a run of pages with others. */
+inline constexpr std::size_t max_small = bytes_of(class_of(large) - 1);
+
+/* Is it a block of that kind, aligned as all are? Then its class is class_of(bytes). */
+[[nodiscard]] constexpr bool is_plain_small(std::size_t bytes, std::size_t alignment) noexcept
+{
+	/* Of 0, too, one less is more than that. */
+	return bytes - 1 < max_small && alignment - 1 < line && !(alignment & (alignment - 1));
+}
+
 /* Of a power of two. A page and less is had by the choice of the class. */
 [[nodiscard]] constexpr unsigned int class_of(std::size_t bytes, std::size_t alignment) noexcept
 {
