@@ -30,6 +30,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -316,18 +317,40 @@ void objects(world &w)
 	expect(read.get<0>().size() == 100000 && read.as_object() == particles.as_object(), "the bundle is another one");
 }
 
-/* What a WRITE of 4 KiB costs with its buffer from an arena, and with a registration for each. */
-void reuse(world &w)
+/* Room of the host's, not of an arena's, for a registration for each use. */
+class pages {
+public:
+	explicit pages(std::size_t bytes)
+	{
+		void *const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+		if (p == MAP_FAILED)
+			throw std::runtime_error(std::string("mmap: ") + std::strerror(errno));
+		memory_ = {static_cast<std::byte *>(p), bytes};
+	}
+	~pages() { (void)munmap(memory_.data(), memory_.size()); }
+	pages(const pages &) = delete;
+	pages &operator=(const pages &) = delete;
+
+	[[nodiscard]] std::span<std::byte> bytes() const { return memory_; }
+
+private:
+	std::span<std::byte> memory_;
+};
+
+/*
+ * What a buffer of @size from an arena costs, and one with a registration for each use; with a WRITE of it, too, up to
+ * 1 MiB: beyond, the emulated adapter's copy is all that would be seen.
+ */
+void reuse_of(world &w, std::size_t size, bool is_checked)
 {
-	constexpr int rounds = 200;
-	constexpr std::size_t size = 4096;
+	const int rounds = size <= 4096 ? 200 : size <= mib ? 50 : 5;
 	na::verbs_registrar owners(*w.owner_end.pd), unpinned(*w.peer_end.pd), pinned(*w.peer_end.pd, na::pinning::pinned);
-	na::arena from(unpinned, {.capacity = 64 * mib}), to(owners, {.capacity = 64 * mib});
+	na::arena from(unpinned, {.capacity = 256 * mib}), to(owners, {.capacity = 256 * mib});
+	const bool sends = size <= mib;
 	na::buffer target = to.acquire(size);
 	const na::location at = target.where();
-	std::vector<std::byte> plain(2 * size);
-	auto *const page = reinterpret_cast<std::byte *>((reinterpret_cast<std::uintptr_t>(plain.data()) + size - 1) &
-							 ~(size - 1));
+	const pages own(std::max<std::size_t>(size, 4096));
 	const auto write = [&](const std::byte *p, std::uint32_t lkey) {
 		w.run(IBV_WR_RDMA_WRITE, {p, size}, lkey, at.address(), at.rkey);
 	};
@@ -340,29 +363,40 @@ void reuse(world &w)
 	};
 	const auto with_registration = [&](na::verbs_registrar &r, bool send) {
 		for (int i = 0; i < rounds; i++) {
-			const auto one = r.add({page, size});
+			const auto one = r.add(own.bytes().first(size));
 			if (send)
-				write(page, one->keys().lkey);
+				write(own.bytes().data(), one->keys().lkey);
 		}
 	};
-	with_arena(true);
+	with_arena(sends);
 	const std::uint64_t made = unpinned.count().made;
 	/* Acquire and release are so quick that they are done many times. */
-	constexpr int times = 500;
+	const int times = (size <= mib ? 100'000 : 10'000) / rounds;
 	const double arena = seconds([&] {
 		for (int i = 0; i < times; i++)
 			with_arena(false);
 	}) / times;
-	const double arena_write = seconds([&] { with_arena(true); });
+	const double arena_write = sends ? seconds([&] { with_arena(true); }) : 0;
 	expect(unpinned.count().made == made, "something was registered after the warm-up");
 	for (const auto &[name, r] : {std::pair{"pinned", &pinned}, std::pair{"unpinned", &unpinned}}) {
 		const double registered = seconds([&] { with_registration(*r, false); });
-		const double registered_write = seconds([&] { with_registration(*r, true); });
-		std::printf("# 4 KiB, %s registration for each use: %.0f times an arena's acquire and release;"
-			    " with a WRITE %.1f times\n", name, registered / arena, registered_write / arena_write);
-		expect(registered / arena >= 1000, std::string("less than 1000 times as quick as ") + name);
-		expect(registered_write > arena_write, "reuse is no gain");
+		std::printf("# %zu bytes, %s registration for each use: %.0f ns, %.0f times an arena's acquire and release", size,
+			    name, registered / rounds * 1e9, registered / arena);
+		if (sends) {
+			const double registered_write = seconds([&] { with_registration(*r, true); });
+			std::printf("; with a WRITE %.2f times", registered_write / arena_write);
+			expect(!is_checked || registered_write > arena_write, "reuse is no gain");
+		}
+		std::printf("\n");
+		expect(!is_checked || registered / arena >= 1000, std::string("less than 1000 times as quick as ") + name);
 	}
+}
+
+/* 4 KiB is what the aim is for. */
+void reuse(world &w)
+{
+	for (const std::size_t size : {std::size_t{64}, std::size_t{4096}, std::size_t{65536}, mib, 64 * mib})
+		reuse_of(w, size, size == 4096);
 }
 
 struct test {
