@@ -3351,6 +3351,26 @@ TEST_F(Engine, KeysOfDeadRegionsAreForgotten)
 	}
 }
 
+/* Which is the kernel's mistake; the hold must not be lost by it. */
+TEST_F(Engine, AnswerThatCameBeforeGivesItsHoldBack)
+{
+	resolve();
+	a.post(IBV_WR_RDMA_READ, 0, 8 * page_size, 8);
+	a.post(IBV_WR_RDMA_READ, 0, 0, 8);
+	a.world.run_wire();
+	ASSERT_EQ(a.world.faults.size(), 2U);
+	a.world.serve_fault(0, RDMA_NP_BUSY);
+	rdma_np_event again = a.world.events[0];
+	a.world.deliver(0);
+	again.status = RDMA_NP_OK;
+	again.hold_id = 77;
+	a.world.holds[77] = {&r, {}};
+	a.eng->on_event(again);
+	a.eng->step();
+	EXPECT_EQ(a.world.released, std::vector<std::uint64_t>{77});
+	EXPECT_TRUE(a.world.queue.empty() && a.eng->deadline()) << "it waits for its clock still";
+}
+
 TEST_F(Engine, AnswerThatNamesADeadRegionIsNotBelieved)
 {
 	/* RESOLVE is answered, the region dies, and the death is heard first */

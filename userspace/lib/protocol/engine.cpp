@@ -553,7 +553,7 @@ void engine::fail_op(std::uint64_t i, ibv_wc_status status) noexcept
 	failing_ = std::min(failing_, i);
 	trouble_.failing = true;
 	for (piece &p : std::span(pieces_.data(), made_))
-		if (p.live && !p.dropped && p.op == i)
+		if (is_live(p) && p.op == i)
 			drop_piece(p);
 }
 
@@ -598,7 +598,7 @@ void engine::die() noexcept
 		return;
 	trouble_.dead = true;
 	for (piece &p : std::span(pieces_.data(), made_))
-		if (p.live && !p.dropped)
+		if (is_live(p))
 			drop_piece(p);
 	for (std::uint64_t i = head_; i < tail_; ++i) {
 		op &o = op_at(i);
@@ -644,7 +644,6 @@ void engine::step() noexcept
 			if (p.wake > now)
 				continue;
 			take(p);
-			p.at = stage::fault;
 			send_fault(p);
 			if (failing_ != no_op)
 				after = pausing_.first == i ? none : pausing_.first;

@@ -77,6 +77,7 @@
 #define NPR_ENGINE_HPP
 
 #include "protocol/credits.hpp"
+#include "protocol/hold_state.hpp"
 #include "protocol/opcodes.hpp"
 #include "protocol/page_bits.hpp"
 #include "protocol/remote_leases.hpp"
@@ -458,7 +459,15 @@ private:
 
 	/* What a piece does when the send queue has room for it, or waits for there. */
 	enum class stage : std::uint8_t {
+		unused,	     /* of no request */
+		dropped,     /* its request has failed: it waits for its entries of the send queue to end */
+		quick_read,  /* this and the next two: of what quick_move() has not filled in nothing means anything */
+		quick_write, /* only the WRITE is posted: its words wait for its completion */
+		quick_words,
 		read_data,
+		read_warming, /* the same, and words go before it: they are for the next READ here */
+		read_known,   /* of pages whose words are all known, and are to prove it: known_words comes next */
+		known_words,
 		read_words,
 		write_decide, /* fetch words, ask for pages, or write; or read what is opaque */
 		fetch_words,
@@ -466,8 +475,8 @@ private:
 		write_words,
 		tail, /* of a WRITE with immediate: all of it is proven */
 		barrier, /* before a hold: all that was posted before is to be done */
-		fault,
-		backoff,
+		fault, /* asks for pages, waits for its turn (asking_), or for its clock (pausing_) */
+		doubt, /* the same, of what happened under a hold, which went back: did the region live? */
 		rebind, /* for the region, which died, to be resolved again */
 		plain, /* post with the key as it is, which names pinned memory by now */
 	};
@@ -487,7 +496,7 @@ private:
 		std::uint32_t offset, length; /* bytes of the op */
 		std::uint32_t pages;
 		std::uint64_t first_page; /* index in the region */
-		std::uint64_t hold;
+		hold_state hold;
 		nanoseconds wake, pause;
 		nanoseconds short_since; /* the peer has no memory for a hold; 0: has it, for all that is known */
 		std::uint32_t slots;
@@ -501,12 +510,6 @@ private:
 		std::uint8_t fetches;
 		std::uint8_t faulted;	/* fault requests that were served, and of a READ have brought something */
 		std::uint8_t rebinds;
-		bool live, dropped, warms, by_words;
-		bool ask_hold;	/* counted in state_.holds_wanted */
-		bool no_hold;	/* this memory cannot be held: it has to do without */
-		bool refused;	/* a hold was: it is in no hurry any more */
-		bool done_held; /* it happened, under a hold; did the region live? */
-		bool quick; /* see quick_move(): the rest is not filled in */
 		page_bits todo;		/* not proven */
 		page_bits ask;		/* of these, to be asked for */
 	};
@@ -663,6 +666,12 @@ private:
 
 	/* pieces */
 	[[nodiscard]] bool has_piece() noexcept;
+	/* Is there anything that it may still do for its request? */
+	[[nodiscard]] static bool is_live(const piece &p) noexcept { return p.at > stage::dropped; }
+	[[nodiscard]] static bool is_quick(const piece &p) noexcept
+	{
+		return p.at >= stage::quick_read && p.at <= stage::quick_words;
+	}
 	[[nodiscard]] bool start_piece(op &o, std::uint64_t i) noexcept;
 	void reset_piece(piece &p, region &r) noexcept;
 	void go_plain(piece &p) noexcept;
@@ -687,14 +696,19 @@ private:
 	[[nodiscard]] bool post_tail(piece &p) noexcept;
 	[[nodiscard]] bool post_plain(piece &p) noexcept;
 	[[nodiscard]] bool post_barrier(piece &p) noexcept;
-	void want_hold(piece &p, bool want) noexcept;
+	void end_hold(piece &p) noexcept { release_if(p.hold.end(state_.holds_wanted)); }
+	void release_if(std::uint64_t hold) noexcept
+	{
+		if (hold)
+			world_.release(hold);
+	}
 	void ask(piece &p, bool hold) noexcept;
 	void read_ahead(region &r, std::uint32_t rkey, std::uint64_t first, std::uint64_t end) noexcept;
 	void send_fault(piece &p) noexcept;
 	[[nodiscard]] bool are_known(const piece &p, const rdma_np_event &e) noexcept;
 	void fault_served(piece &p, const rdma_np_event &event) noexcept;
 	void doubt_hold(piece &p) noexcept;
-	void go_without_hold(piece &p) noexcept;
+	void go_without_hold(piece &p, bool for_good) noexcept;
 	void hold_answered(piece &p, std::uint32_t status) noexcept;
 	void back_off(piece &p) noexcept;
 	[[nodiscard]] bool waits_for_memory(piece &p) noexcept;
@@ -917,7 +931,7 @@ private:
 		std::uint32_t live_writes = 0; /* ops on regions, begun and not proven */
 		std::uint32_t live_reads = 0;
 		std::uint32_t live_once = 0;	/* of these nothing is overtaken, whatever the order */
-		std::uint32_t holds_wanted = 0; /* pieces with ask_hold */
+		std::uint32_t holds_wanted = 0; /* by pieces */
 
 		/* Is nothing under way that a request might have to wait for? */
 		[[nodiscard]] bool quiet() const noexcept

@@ -8,32 +8,26 @@
 
 namespace npr {
 
-/* From here until it needs no hold any more. */
-void engine::want_hold(piece &p, bool want) noexcept
-{
-	state_.holds_wanted += want;
-	state_.holds_wanted -= p.ask_hold;
-	p.ask_hold = want;
-}
-
+/* @hold: it is wanted from here until it is needed no more. Without, none is. */
 void engine::ask(piece &p, bool hold) noexcept
 {
-	if (hold && p.no_hold)
-		return go_without_hold(p);
-	want_hold(p, hold);
+	if (!hold)
+		end_hold(p);
+	else if (!p.hold.want(state_.holds_wanted))
+		return go_without_hold(p, true);
 	if (hold && stalled()) {
 		p.at = stage::barrier;
 		return proceed(p);
 	}
 	const op &o = op_at(p.op);
-	if (hold || p.done_held || (o.kind != op_kind::write && !o.opaque)) {
+	if (hold || (o.kind != op_kind::write && !o.opaque)) {
 		p.todo.merge_runs(max_runs(p));
 		p.ask = p.todo;
 	} else {
 		p.ask.merge_runs(p.reg->info.max_ranges);
 	}
 	p.at = stage::fault;
-	if (hold || p.done_held || o.kind != op_kind::read)
+	if (hold || o.kind != op_kind::read)
 		return send_fault(p);
 
 	region &r = *p.reg;
@@ -82,7 +76,7 @@ void engine::send_fault(piece &p) noexcept
 	std::size_t n = 0;
 
 	if (p.reg->gone)
-		return p.done_held ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
+		return p.at == stage::doubt ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
 	if (faults_ >= config_.max_faults)
 		return put(asking_, p);
 
@@ -97,13 +91,13 @@ void engine::send_fault(piece &p) noexcept
 	rdma_np_fault_req req{};
 	req.region_id = i.region_id;
 	req.cookie = std::uint64_t{config_.cookie} << 48 | std::uint64_t{p.generation} << 16 | index(p);
-	req.flags = (op_at(p.op).kind != op_kind::read ? RDMA_NP_FAULT_WRITE : 0) | (p.ask_hold ? RDMA_NP_FAULT_HOLD : 0);
+	req.flags = (op_at(p.op).kind != op_kind::read ? RDMA_NP_FAULT_WRITE : 0) | (p.hold.wanted() ? RDMA_NP_FAULT_HOLD : 0);
 	const int rc = world_.fault(req, {ranges.data(), n});
 	switch (rc) {
 	case 0:
 		++faults_;
 		++stats_.faults;
-		stats_.holds += p.ask_hold;
+		stats_.holds += p.hold.wanted();
 		return;
 	case -EBUSY:
 	case -EAGAIN:
@@ -112,7 +106,7 @@ void engine::send_fault(piece &p) noexcept
 		return back_off(p);
 	case -ENOENT:
 		region_dies(*p.reg);
-		return p.done_held ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
+		return p.at == stage::doubt ? hold_answered(p, RDMA_NP_GONE) : rebind(p);
 	case -ENOTCONN:
 		return fail_op(p.op, not_connected());
 	default:
@@ -140,10 +134,11 @@ void engine::event_words(std::uint32_t uid, std::uint64_t first, std::uint32_t p
  */
 void engine::doubt_hold(piece &p) noexcept
 {
-	world_.release(p.hold);
-	p.hold = 0;
-	p.done_held = true;
-	ask(p, false);
+	end_hold(p);
+	p.todo.merge_runs(max_runs(p));
+	p.ask = p.todo;
+	p.at = stage::doubt;
+	send_fault(p);
 }
 
 /* If the region lives now it lived then, and with it the hold. */
@@ -188,12 +183,10 @@ void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 	const bool read = op_at(p.op).kind == op_kind::read && !op_at(p.op).opaque;
 	bool first = true;
 
-	if (p.ask_hold && !event.hold_id)
+	if (p.hold.wanted() && !event.hold_id)
 		return fail_op(p.op, IBV_WC_REM_INV_REQ_ERR);
-	if (event.hold_id && !p.ask_hold)
+	if (event.hold_id && !p.hold.grant(event.hold_id))
 		world_.release(event.hold_id);
-	else
-		p.hold = event.hold_id;
 	/* The pages of a READ whose words are as before were there: only the data looked absent, or nobody looked. */
 	if (!read || !are_known(p, event))
 		++p.faulted;
@@ -204,7 +197,8 @@ void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 		first = false;
 		event_words(p.reg->uid, p.first_page + r.first, r.end - r.first, e);
 	});
-	if (!p.refused)
+	/* Otherwise it is in no hurry any more. */
+	if (!p.hold.refused())
 		p.pause = 0;
 	if (read) {
 		p.round = 1;
@@ -215,20 +209,23 @@ void engine::fault_served(piece &p, const rdma_np_event &event) noexcept
 	proceed(p);
 }
 
-/* The pages are wanted in time for one more round, not for good. A later round may ask for a hold again. */
-void engine::go_without_hold(piece &p) noexcept
+/*
+ * The pages are wanted in time for one more round, not for good. A later round may ask for a hold again, unless it was refused
+ * @for_good.
+ */
+void engine::go_without_hold(piece &p, bool for_good) noexcept
 {
-	want_hold(p, false);
-	p.refused = true;
+	release_if(p.hold.refuse(for_good, state_.holds_wanted));
 	p.unproven = p.fetches = p.faulted = 0;
 	p.todo.merge_runs(max_runs(p));
 	p.ask = p.todo;
+	p.at = stage::fault;
 	back_off(p);
 }
 
+/* It asks once more, later. */
 void engine::back_off(piece &p) noexcept
 {
-	p.at = stage::backoff;
 	p.pause = std::clamp(2 * p.pause, min_backoff, max_backoff);
 	p.wake = world_.now() + p.pause;
 	put(pausing_, p);
@@ -239,7 +236,7 @@ bool engine::waits_for_memory(piece &p) noexcept
 {
 	const nanoseconds now = world_.now();
 
-	if (!p.ask_hold)
+	if (!p.hold.wanted())
 		return false;
 	if (!p.short_since)
 		p.short_since = now;
@@ -278,16 +275,16 @@ void engine::on_event(const rdma_np_event &e) noexcept
 		return;
 	}
 	piece *p = i < made_ ? &pieces_[i] : nullptr;
-	if (!p || !p->live || p->dropped || p->at != stage::fault ||
+	if (!p || p->on || (p->at != stage::fault && p->at != stage::doubt) ||
 	    p->generation != static_cast<std::uint32_t>(e.cookie >> 16)) {
 		/* for a work request that has failed meanwhile */
 		return release_unused(e.hold_id);
 	}
-	if (p->done_held)
+	if (p->at == stage::doubt)
 		return hold_answered(*p, e.status);
 	const op_kind kind = op_at(p->op).kind;
-	const bool waits = kind == op_kind::once || (kind == op_kind::write && config_.ordered_writes && !p->no_hold);
-	const bool repeatable_hold = p->ask_hold && !waits;
+	const bool waits = kind == op_kind::once || (kind == op_kind::write && config_.ordered_writes && !p->hold.impossible());
+	const bool repeatable_hold = p->hold.wanted() && !waits;
 	switch (e.status) {
 	case RDMA_NP_OK:
 		return fault_served(*p, e);
@@ -297,19 +294,18 @@ void engine::on_event(const rdma_np_event &e) noexcept
 	case RDMA_NP_BUSY:
 		++stats_.busy;
 		if (repeatable_hold)
-			return go_without_hold(*p);
+			return go_without_hold(*p, false);
 		return back_off(*p);
 	case RDMA_NP_ADDRESS:
 	case RDMA_NP_NOMEM:
 		/* Nothing is mapped there, or nothing that can be pinned for long, or not now. */
 		if (e.status == RDMA_NP_NOMEM && !repeatable_hold && waits_for_memory(*p))
 			return back_off(*p);
-		if (p->ask_hold && !is_atomic(op_at(p->op).wr.opcode)) {
+		if (p->hold.wanted() && !is_atomic(op_at(p->op).wr.opcode)) {
 			/* An ordered WRITE has waited in vain. One with immediate goes the way of others now. */
 			if (kind == op_kind::once)
 				op_at(p->op).kind = op_kind::write;
-			p->no_hold = e.status == RDMA_NP_ADDRESS || waits;
-			return go_without_hold(*p);
+			return go_without_hold(*p, e.status == RDMA_NP_ADDRESS || waits);
 		}
 		[[fallthrough]];
 	default:

@@ -281,10 +281,7 @@ void engine::rebind(piece &p) noexcept
 
 	take(p);
 	give_ring(p);
-	if (p.hold)
-		world_.release(p.hold);
-	p.hold = 0;
-	want_hold(p, false);
+	end_hold(p);
 	unref(p);
 	p.at = stage::rebind;
 	const std::uint64_t addr = addr_of(o.wr) + p.offset;

@@ -88,12 +88,9 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 
 	take(p);
 	p.op = i;
-	p.live = true;
-	p.dropped = false;
 	p.slots = 0;
 	p.ring = none;
 	p.rebinds = 0;
-	p.hold = 0;
 	p.offset = o.issued;
 	p.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(o.length - o.issued, limit));
 	o.issued += p.length;
@@ -115,8 +112,6 @@ bool engine::start_piece(op &o, std::uint64_t i) noexcept
 void engine::go_plain(piece &p) noexcept
 {
 	p.reg = nullptr;
-	p.quick = p.done_held = false;
-	want_hold(p, false);
 	p.at = stage::plain;
 }
 
@@ -133,8 +128,7 @@ void engine::reset_piece(piece &p, region &r) noexcept
 	p.todo.set_first(p.pages);
 	p.round = p.unproven = p.fetches = p.faulted = 0;
 	p.pause = p.short_since = 0;
-	want_hold(p, false);
-	p.warms = p.by_words = p.quick = p.done_held = p.no_hold = p.refused = false;
+	release_if(p.hold.reset(state_.holds_wanted));
 	p.at = o.kind == op_kind::read && !o.opaque ? stage::read_data : stage::write_decide;
 }
 
@@ -142,10 +136,7 @@ void engine::end_piece(piece &p) noexcept
 {
 	op &o = op_at(p.op);
 
-	if (p.hold)
-		world_.release(p.hold);
-	p.hold = 0;
-	want_hold(p, false);
+	end_hold(p);
 	if (o.kind == op_kind::write && o.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && o.pieces == 1 &&
 	    o.issued == o.length && p.at != stage::tail) {
 		p.at = stage::tail;
@@ -153,7 +144,7 @@ void engine::end_piece(piece &p) noexcept
 	}
 	/* One may have come since it was posted; or there was one, under which it could not be posted: see stalled(). */
 	if (config_.leases && p.reg && !p.reg->gone && !needs_hold(o) && find_lease(o.wr, o.length, *p.reg) == none)
-		want_lease(o.wr, o.length, *p.reg, p.quick || !p.faulted);
+		want_lease(o.wr, o.length, *p.reg, is_quick(p) || !p.faulted);
 	free_piece(p);
 	if (!--o.pieces && o.issued == o.length)
 		finish(o);
@@ -163,12 +154,9 @@ void engine::end_piece(piece &p) noexcept
 void engine::drop_piece(piece &p) noexcept
 {
 	take(p);
-	if (p.hold)
-		world_.release(p.hold);
-	p.hold = 0;
-	want_hold(p, false);
+	end_hold(p);
 	--op_at(p.op).pieces;
-	p.dropped = true;
+	p.at = stage::dropped;
 	if (!p.slots)
 		free_piece(p);
 }
@@ -178,7 +166,7 @@ void engine::free_piece(piece &p) noexcept
 	take(p);
 	give_ring(p);
 	unref(p);
-	p.live = false;
+	p.at = stage::unused;
 	++p.generation;
 	/* the one used last is still in the cache */
 	put_first(free_, p);
@@ -226,7 +214,8 @@ bool engine::try_post(piece &p) noexcept
 		return true;
 	}
 	/* What happens once was posted already when its words are to be READ: they will say that it is in doubt. */
-	if (p.reg && p.reg->gone && (!p.hold || (once && p.at != stage::write_words)) && p.at != stage::read_words) {
+	if (p.reg && p.reg->gone && (!p.hold.id() || (once && p.at != stage::write_words)) && p.at != stage::read_words &&
+	    p.at != stage::known_words) {
 		rebind(p);
 		return true;
 	}
@@ -237,8 +226,10 @@ bool engine::try_post(piece &p) noexcept
 	switch (p.at) {
 	case stage::read_data:
 		return post_read(p);
+	case stage::known_words:
 	case stage::read_words:
 	case stage::write_words:
+	case stage::quick_words:
 		return post_words(p);
 	case stage::tail:
 		return post_tail(p);
@@ -252,8 +243,12 @@ bool engine::try_post(piece &p) noexcept
 void engine::arrived(piece &p) noexcept
 {
 	switch (p.at) {
+	case stage::quick_read:
 	case stage::read_data:
+	case stage::read_warming:
+	case stage::read_known:
 		return read_arrived(p);
+	case stage::known_words:
 	case stage::read_words:
 		return read_words_arrived(p);
 	case stage::fetch_words:
@@ -261,6 +256,9 @@ void engine::arrived(piece &p) noexcept
 		give_ring(p);
 		p.at = stage::write_decide;
 		return proceed(p);
+	case stage::quick_write:
+		p.at = stage::quick_words;
+		return proceed_first(p);
 	case stage::write_data:
 		p.at = stage::write_words;
 		return proceed_first(p);

@@ -18,32 +18,35 @@ bool engine::post_read(piece &p) noexcept
 	const std::uint32_t entries = p.todo.runs() + (head != 0);
 	std::uint64_t page = p.first_page;
 	std::uint32_t pages = 0;
+	stage next = stage::read_data;
 
-	p.warms = p.by_words = false;
-	if (p.hold || p.round || opaque) {
+	if (p.hold.id() || p.round || opaque) {
 		const page_bits::run h = p.todo.hull();
 		page += h.first;
 		pages = h.end - h.first;
 	} else if (config_.read_words_min && p.length >= config_.read_words_min) {
-		p.by_words = true;
+		bool known = true;
 		pages = p.pages;
-		for (std::uint32_t i = 0; i < pages && p.by_words; ++i) {
+		for (std::uint32_t i = 0; i < pages && known; ++i) {
 			const std::uint64_t w = cache_.get(p.reg->uid, page + i);
-			p.by_words = w != unknown_word && w & word_readable;
+			known = w != unknown_word && w & word_readable;
 		}
-		if (!p.by_words) {
-			/* Not this time: but learn the words, for the next READ here, if ever there is room. */
-			p.warms = entries < max_entries_;
-			pages = p.warms ? pages : 0;
-		}
+		/* Not this time: but learn the words, for the next READ here, if ever there is room. */
+		if (known)
+			next = stage::read_known;
+		else if (entries < max_entries_)
+			next = stage::read_warming;
+		else
+			pages = 0;
 	}
-	if (!room(entries + p.warms) || (pages && !take_ring(p, page, pages)))
+	const bool warms = next == stage::read_warming;
+	if (!room(entries + warms) || (pages && !take_ring(p, page, pages)))
 		return false;
-	if (p.warms)
+	if (warms)
 		push_words(p, false);
 	else if (pages)
 		snapshot(p);
-	p.at = stage::read_data;
+	p.at = next;
 	unsigned left = entries;
 	p.todo.for_each_run([&](page_bits::run r) {
 		const bytes b = run_bytes(p, r);
@@ -71,7 +74,7 @@ bool engine::post_words(piece &p) noexcept
 
 void engine::read_arrived(piece &p) noexcept
 {
-	if (p.quick) {
+	if (p.at == stage::quick_read) {
 		const op &o = op_at(p.op);
 		const rdma_np_region_info &i = p.reg->info;
 		const std::uint64_t raddr = o.wr.wr.rdma.remote_addr - i.base + i.read_addr;
@@ -82,18 +85,18 @@ void engine::read_arrived(piece &p) noexcept
 			return end_piece(p);
 		unpack(p);
 	}
-	if (p.warms) {
+	if (p.at == stage::read_warming) {
 		learn_words(p);
 		give_ring(p);
 	}
-	if (p.by_words) {
-		p.at = stage::read_words;
+	if (p.at == stage::read_known) {
+		p.at = stage::known_words;
 		return proceed_first(p);
 	}
 	const bool opaque = op_at(p.op).opaque;
 	if (!opaque && !scan(p))
 		return end_piece(p);
-	if (opaque || p.hold || p.round) {
+	if (opaque || p.hold.id() || p.round) {
 		p.at = stage::read_words;
 		return proceed_first(p);
 	}
@@ -112,13 +115,12 @@ void engine::read_words_arrived(piece &p) noexcept
 
 		if (!(word & word_readable))
 			readable = false;
-		else if (p.hold || word == snap_[k])
+		else if (p.hold.id() || word == snap_[k])
 			p.todo.clear(i);
 	});
 	learn_words(p);
 	give_ring(p);
-	if (p.by_words) {
-		p.by_words = false;
+	if (p.at == stage::known_words) {
 		if (!p.todo.any() || !scan(p))
 			return end_piece(p);
 		stats_.suspicious_pages += p.todo.count();
@@ -129,7 +131,7 @@ void engine::read_words_arrived(piece &p) noexcept
 		stats_.false_suspicions += was.count() - p.todo.count();
 	if (!p.todo.any())
 		return end_piece(p);
-	if (p.hold)
+	if (p.hold.id())
 		return doubt_hold(p);
 	if (opaque) {
 		stats_.suspicious_pages += p.todo.count();
@@ -156,10 +158,10 @@ bool engine::decide_write(piece &p) noexcept
 	bool unknown = false;
 
 	p.todo.merge_runs(max_runs(p));
-	if (p.hold)
+	if (p.hold.id())
 		return read ? post_read(p) : post_write(p);
 	/* What lands on pages that stay where they are lands in order, and once. */
-	if (config_.ordered_writes && !read && !p.no_hold) {
+	if (config_.ordered_writes && !read && !p.hold.impossible()) {
 		ask(p, true);
 		return true;
 	}
@@ -230,7 +232,7 @@ bool engine::post_write(piece &p) noexcept
 /* There is one piece, and once it is posted it is not posted again. */
 bool engine::post_once(piece &p) noexcept
 {
-	if (!p.hold) {
+	if (!p.hold.id()) {
 		ask(p, true);
 		return true;
 	}
@@ -293,7 +295,7 @@ bool engine::post_barrier(piece &p) noexcept
 
 void engine::write_words_arrived(piece &p) noexcept
 {
-	if (p.quick) {
+	if (p.at == stage::quick_words) {
 		/* They were writable, and known, when the WRITE was posted. */
 		if (std::equal(&snap_[p.ring_offset], &snap_[p.ring_offset] + p.ring_pages,
 			       &config_.words[p.ring_offset])) {
@@ -307,14 +309,14 @@ void engine::write_words_arrived(piece &p) noexcept
 	was.for_each([&](unsigned i) {
 		const std::uint64_t k = p.first_page + i - p.ring_page + p.ring_offset;
 
-		if (config_.words[k] & word_writable && (p.hold || config_.words[k] == snap_[k]))
+		if (config_.words[k] & word_writable && (p.hold.id() || config_.words[k] == snap_[k]))
 			p.todo.clear(i);
 	});
 	learn_words(p);
 	give_ring(p);
 	if (!p.todo.any())
 		return end_piece(p);
-	if (p.hold)
+	if (p.hold.id())
 		return doubt_hold(p);
 	stats_.repeated_pages += p.todo.count();
 	++p.unproven;

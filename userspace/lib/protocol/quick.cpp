@@ -115,12 +115,9 @@ bool engine::quick_move(const ibv_send_wr &wr, region &r, bool last) noexcept
 	++r.refs;
 	p.offset = 0;
 	p.length = length;
-	p.hold = 0;
 	p.slots = entries;
-	p.at = !write ? stage::read_data : chained ? stage::write_words : stage::write_data;
+	p.at = !write ? stage::quick_read : chained ? stage::quick_words : stage::quick_write;
 	p.rebinds = 0;
-	p.live = p.quick = true;
-	p.dropped = false;
 
 	slots_[sq_tail_ & sq_mask_] = {tail_, index(p)};
 	if (entries == 2)
@@ -591,7 +588,6 @@ void engine::unpack(piece &p) noexcept
 {
 	region &r = *p.reg;
 
-	p.quick = false;
 	--r.refs;
 	reset_piece(p, r);
 }

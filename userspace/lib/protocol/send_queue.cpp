@@ -170,7 +170,7 @@ void engine::not_posted(std::uint32_t n) noexcept
 		--o.slots;
 		if (o.kind == op_kind::leased && leases_.give(o.lease))
 			lease_ended(o.lease);
-		if (s.piece != none && !--pieces_[s.piece].slots && pieces_[s.piece].dropped)
+		if (s.piece != none && !--pieces_[s.piece].slots && pieces_[s.piece].at == stage::dropped)
 			free_piece(pieces_[s.piece]);
 	}
 	first_brief_ = sq_tail_;
@@ -216,7 +216,7 @@ bool engine::on_cqe(const ibv_wc &wc) noexcept
 		piece &p = pieces_[s.piece];
 		if (--p.slots)
 			continue;
-		if (p.dropped)
+		if (p.at == stage::dropped)
 			free_piece(p);
 		else if (!bad)
 			arrived(p);
