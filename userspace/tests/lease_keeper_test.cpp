@@ -27,7 +27,7 @@ struct KeptLeases : Objects {
 	explicit KeptLeases(unsigned flags = 0) : Objects(flags, true)
 	{
 		kernel_ptr->grants = true;
-		dev.words.assign(pages, 4 | 3);
+		dev.all_in();
 	}
 
 	static npr_stats stats(npr_qp *qp)
@@ -108,7 +108,7 @@ TEST_F(KeptLeases, RequestsUnderOneHaveItsKey)
 			EXPECT_EQ(post(qp, op, 64, b, 2), 0);
 			EXPECT_EQ(next().wr_id, 2U);
 			EXPECT_EQ(std::memcmp(b.data(), &dev.memory[64], b.size()), 0);
-			if (dev.posted.back().wr.rdma.rkey != kernel_ptr->next_lease_key - 1)
+			if (dev.posted.back().wr.rdma.rkey != kernel_ptr->last_lease_key)
 				return false;
 		}
 		return true;
@@ -138,7 +138,7 @@ TEST_F(KeptLeases, RecallIsSeenByWhoPosts)
 
 	EXPECT_TRUE(some_time([&] {
 		lease(qp);
-		const std::uint32_t key = kernel_ptr->next_lease_key - 1;
+		const std::uint32_t key = kernel_ptr->last_lease_key;
 		/* So that what comes is like the last ones. */
 		for (int i = 0; i < 3; ++i) {
 			EXPECT_EQ(post(qp, IBV_WR_RDMA_WRITE, 64, b, 2), 0);
@@ -338,7 +338,7 @@ TEST_F(KeptLeases, KernelThatDoesNotCountEventsIsAskedForNone)
 	cq = std::make_unique<npr_cq>(ctx, &dev.cq, 2048);
 	npr_qp *const qp = known(1);
 
-	dev.words[0] = 0;
+	dev.page_out(0);
 	for (int i = 0; i < 10; ++i) {
 		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 		EXPECT_EQ(next().wr_id, 1U);
@@ -361,7 +361,7 @@ TEST_F(KeptLeases, PollReadsEventsWhenTheWordSaysSo)
 	ibv_wc wc;
 
 	kernel_ptr->grants = false;
-	dev.words[0] = 0;
+	dev.page_out(0);
 	kernel_ptr->withhold = true;
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	while (kernel_ptr->held.empty())
@@ -386,7 +386,7 @@ TEST_F(KeptLeases, MoreEventsThanAreReadAtOnceAreAllRead)
 	int got = 0;
 
 	kernel_ptr->grants = false;
-	dev.words[0] = 0;
+	dev.page_out(0);
 	kernel_ptr->withhold = true;
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	while (kernel_ptr->held.empty())
@@ -440,7 +440,7 @@ TEST_F(KeptLeases, ThreadSleepsWhileThereIsNone)
 	EXPECT_LE(wakes(), idle + 2);
 	/* What is no lease is nothing to wake for. */
 	kernel_ptr->grants = false;
-	dev.words[0] = 0;
+	dev.page_out(0);
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().wr_id, 1U);
 	EXPECT_LE(wakes(), idle + 2);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The library around the engine, on a provider and a kernel made for the test:
- * a provider whose posts take effect at once, and a kernel that answers when
- * it is told to. Real threads, real file descriptors.
+ * The library around the engine, on a provider and a kernel made for the test, both of one peer: a provider whose
+ * posts take effect there at once, and a kernel that brings its answers when it is told to. Real threads, real file
+ * descriptors.
  */
 #ifndef NPR_OBJECTS_FIXTURE_HPP
 #define NPR_OBJECTS_FIXTURE_HPP
 
 #include "object/cq.hpp"
 #include "object/srq.hpp"
+#include "peer.hpp"
 
 #include <nprdma/nprdma.hpp>
 
@@ -27,14 +28,14 @@
 
 namespace npr::fake {
 
-constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
+using test::peer;
+
 constexpr std::uint32_t lkey = 0x77, held_lkey = 0x78;
 constexpr std::uint32_t rkey = 0x100, read_key = 0x101, write_key = 0x102, table_key = 0x103;
-constexpr std::uint32_t first_lease_key = 0x1000000;
 constexpr std::size_t pages = 64;
 constexpr std::uint64_t base = 0x10000000;
 
-/* Provider and responder. */
+/* The provider, and the peer that it reaches. */
 struct device {
 	device()
 	{
@@ -55,8 +56,11 @@ struct device {
 		context.abi_compat = this;
 		cq.context = pd.context = &context;
 		cq.cqe = 4096;
-		memory.resize(pages * 4096);
-		words.resize(pages);
+		region.info.read_key = read_key;
+		region.info.write_key = write_key;
+		region.info.table_key = table_key;
+		/* as those of the parts of a whole address space, which are made of it */
+		region.info.read_addr = region.info.write_addr = base;
 	}
 
 	template <class T>
@@ -146,31 +150,38 @@ struct device {
 		return 0;
 	}
 
+	/* What is of no region and no lease is to pinned memory, and moves nothing. */
 	void transfer(const ibv_send_wr &wr, std::uint64_t at, const ibv_sge &s)
 	{
-		auto *local = reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr));
+		std::span<std::byte> local(reinterpret_cast<std::byte *>(static_cast<std::uintptr_t>(s.addr)), s.length);
+
 		if (wr.wr.rdma.rkey == table_key) {
 			EXPECT_EQ(s.lkey, lkey);
-			std::memcpy(local, &words[at / 8], s.length);
+			peer::read_words(region, at, local);
 			return;
 		}
-		if (wr.wr.rdma.rkey >= first_lease_key) {
-			const bool read = wr.opcode == IBV_WR_RDMA_READ;
-			const auto lease = leases.find(wr.wr.rdma.rkey);
-			ASSERT_NE(lease, leases.end()) << "posted under a lease that went back";
-			EXPECT_TRUE(read || lease->second) << "a lease that is not for writing";
-			std::memcpy(read ? local : &memory[at - base], read ? &memory[at - base] : local, s.length);
-			return;
-		}
-		for (std::uint32_t i = 0; i < s.length; ++i, ++at) {
-			const std::uint64_t w = words[(at - base) / 4096];
-			if (wr.wr.rdma.rkey == read_key)
-				local[i] = w & 1 ? memory[at - base]
-						 : static_cast<std::byte>(signature >> 8 * (at % 8));
-			else if (wr.wr.rdma.rkey == write_key && w & 2)
-				memory[at - base] = local[i];
+		EXPECT_TRUE(!peer::is_lease_key(wr.wr.rdma.rkey) || far.by_lease(wr.wr.rdma.rkey))
+			<< "posted under a lease that went back";
+		while (!local.empty()) {
+			const std::size_t n = std::min<std::size_t>(local.size(), page_size - at % page_size);
+			const peer::target to = far.target_of(wr, at, n);
+
+			if (!to.of)
+				return;
+			if (wr.opcode == IBV_WR_RDMA_READ)
+				peer::read(to, local.first(n));
+			else
+				(void)peer::write(to, local.first(n));
+			local = local.subspan(n);
+			at += n;
 		}
 	}
+
+	/* --- what the peer's owner does, all at once; under the mutex if other threads may look --- */
+	void all_in() { far.all_in(region, true); }
+	void all_out() { far.all_out(region); }
+	void page_out(std::uint64_t page) { far.page_out(region, page); }
+	[[nodiscard]] bool resident(std::uint64_t page) const { return region.pages[page].word & RDMA_NP_WORD_READABLE; }
 
 	int poll(int n, ibv_wc *wc)
 	{
@@ -191,10 +202,10 @@ struct device {
 	std::deque<ibv_wc> completions, stalled;
 	std::size_t capacity = 4096; /* entries that are not full of what else completes */
 	std::deque<ibv_send_wr> posted; /* without its lists */
-	std::vector<std::byte> memory;
-	std::vector<std::uint64_t> words;
+	peer far;
+	peer::region &region = far.add_region(base, pages * page_size, rkey);
+	std::vector<std::byte> &memory = *region.memory;
 	std::map<std::uint32_t, bool> dead;
-	std::map<std::uint32_t, bool> leases; /* by key: to write? */
 	static constexpr std::size_t max_receives = 4;
 	int armed = -1;                                               /* for solicited events only? */
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
@@ -251,11 +262,11 @@ struct fake_kernel final : npr::kernel {
 			--inside;
 			asking.erase(qp.qp_num);
 		}
-		if (key != rkey)
-			return -EACCES;
-		i = {1, base, pages * 4096, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-		     table_key, read_key, write_key, base, base, 0, signature, 12, 6, RDMA_NP_READ_IN_ORDER, 0,
-		     RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
+		{
+			const std::lock_guard memory_lock(dev.mutex);
+			if (const int error = dev.far.tell_region(key, addr, i))
+				return error;
+		}
 		if (nonsense)
 			i.length = -i.base + 1;
 		if (!part_shift)
@@ -272,33 +283,22 @@ struct fake_kernel final : npr::kernel {
 	int fault(const ibv_qp &qp, int channel, const rdma_np_fault_req &req, std::span<const rdma_np_range> r) noexcept override
 	{
 		const std::lock_guard lock(mutex);
-		const bool lease = req.flags & RDMA_NP_FAULT_LEASE, write = req.flags & RDMA_NP_FAULT_WRITE;
+		const bool lease = req.flags & RDMA_NP_FAULT_LEASE;
 		leases_asked += lease;
 		/* What is not granted needs no look by the library's thread, of which most tests know nothing. */
 		if (lease && !grants)
 			return -EBUSY;
 		if (refuse_fault)
 			return std::exchange(refuse_fault, 0);
-		rdma_np_event e{};
-		e.type = RDMA_NP_EVENT_FAULT;
-		e.hold_id = req.flags & RDMA_NP_FAULT_HOLD ? 7 : 0;
-		e.cookie = req.cookie;
-		e.region_id = req.region_id;
-		for (const rdma_np_range &x : r)
-			for (std::uint64_t p = (x.addr - base) / 4096; p <= (x.addr + x.length - 1 - base) / 4096; ++p) {
-				const std::lock_guard memory_lock(dev.mutex);
-				dev.words[p] = (dev.words[p] / 4 + 1) * 4 | 3;
-				if (&x == r.data() && e.nr_words < RDMA_NP_EVENT_WORDS)
-					e.words[e.nr_words++] = dev.words[p];
-			}
-		if (lease) {
-			e.hold_id = first_lease + made[qp.qp_num]++;
-			e.lease_addr = r.back().addr;
-			e.lease_length = r.back().length;
-			e.lease_key = next_lease_key++;
-			leases[{qp.qp_num, e.hold_id}] = {req.cookie, end_of.at(channel), e.lease_key};
+		rdma_np_event e;
+		{
 			const std::lock_guard memory_lock(dev.mutex);
-			dev.leases[e.lease_key] = write;
+			e = dev.far.answer_fault(dev.region, req, r);
+		}
+		if (lease) {
+			const std::uint64_t number = first_lease + made[qp.qp_num]++;
+			leases[{qp.qp_num, number}] = {req.cookie, end_of.at(channel), std::exchange(e.hold_id, number)};
+			last_lease_key = e.lease_key;
 		}
 		asked[req.cookie] = end_of.at(channel);
 		if (withhold)
@@ -329,19 +329,18 @@ struct fake_kernel final : npr::kernel {
 	int release(const ibv_qp &qp, std::uint64_t hold) noexcept override
 	{
 		const std::lock_guard lock(mutex);
+		std::uint64_t id = hold;
 		if (hold >= first_lease) {
 			const auto l = leases.find({qp.qp_num, hold});
 			EXPECT_NE(l, leases.end());
 			if (l == leases.end())
 				return -ENOENT;
-			{
-				const std::lock_guard memory_lock(dev.mutex);
-				dev.leases.erase(l->second.key);
-			}
+			id = l->second.of_peer;
 			leases.erase(l);
 			returned.notify_all();
 		}
-		return 0;
+		const std::lock_guard memory_lock(dev.mutex);
+		return dev.far.end_hold(id) ? 0 : -ENOENT;
 	}
 	[[nodiscard]] std::size_t answers()
 	{
@@ -496,15 +495,15 @@ struct fake_kernel final : npr::kernel {
 	struct lease {
 		std::uint64_t cookie;
 		end *where;
-		std::uint32_t key;
+		std::uint64_t of_peer; /* the hold */
 	};
-	static constexpr std::uint64_t first_lease = 100;
+	static constexpr std::uint64_t first_lease = 1'000'000; /* other holds have the peer's numbers */
 	bool grants = false; /* leases of the peer's memory */
 	std::atomic<unsigned> leases_asked{0}, local_leases_asked{0};
 	std::uint64_t local_base = 0, local_length = 0; /* of local memory that can be leased; 0: there is none */
 	bool maps = true;    /* says how many events there are */
 	std::atomic<std::uint64_t> reads{0}; /* system calls */
-	std::uint32_t next_lease_key = first_lease_key;
+	std::uint32_t last_lease_key = 0;
 	std::map<std::pair<std::uint32_t, std::uint64_t>, lease> leases; /* by QP and number, which each peer counts by himself */
 	std::map<std::uint32_t, std::uint64_t> made;
 	std::deque<end> ends;

@@ -209,7 +209,7 @@ struct Crowd : Objects {
 			qps.push_back(cq->attach(&make_qp(i), p));
 			ASSERT_EQ(npr_resolve(qps.back(), rkey, nullptr), 0);
 		}
-		dev.words.assign(pages, 4 | 3);
+		dev.all_in();
 	}
 
 	void post_all()
@@ -854,7 +854,7 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 		ibv_mr iova = mr;
 		iova.lkey = 0x901;
 		ctx.regions.add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
-		std::fill(dev.words.begin(), dev.words.end(), 0);
+		dev.all_out();
 		ibv_sge s{reinterpret_cast<std::uintptr_t>(sink.data()) + away, sink.size(), 0x901};
 		ibv_send_wr wr{}, *bad;
 		wr.sg_list = &s;
@@ -894,8 +894,8 @@ TEST_F(Local, KeyThatIsNoRegionAnyMoreGoesToTheHca)
 TEST_F(Objects, FaultOnOneQueuePairDoesNotDelayAnother)
 {
 	npr_qp *a = attach(1), *b = attach(2);
-	dev.words.assign(pages, 4 | 3);
-	dev.words[0] = 0;
+	dev.all_in();
+	dev.page_out(0);
 	kernel_ptr->withhold = true;
 	std::array<std::byte, 100> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
@@ -918,7 +918,7 @@ TEST_F(Objects, KeyBeingResolvedOnOneQueuePairDoesNotDelayAnother)
 {
 	npr_qp *a = attach(1), *b = attach(2);
 	ASSERT_EQ(npr_resolve(b, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	kernel_ptr->block(1);
 	std::array<std::byte, 100> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
@@ -1043,7 +1043,7 @@ TEST_F(Objects, BusyPeerIsAskedAgainForAKey)
 {
 	npr_qp *qp = attach(1);
 	kernel_ptr->busy = 3;
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
@@ -1121,7 +1121,7 @@ TEST_F(Objects, PeerThatIsNotConnectedYetIsAskedAgainForAKey)
 	npr_qp *qp = attach(1);
 	kernel_ptr->busy = 3;
 	kernel_ptr->busy_answer = -ECONNREFUSED;
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
@@ -1152,7 +1152,7 @@ TEST_F(Objects, RefusalThatIsReadLateUndoesNothing)
 	kernel_ptr->tries = 0;
 	kernel_ptr->busy = 1;
 	kernel_ptr->busy_answer = -ECONNREFUSED;
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
@@ -1189,7 +1189,7 @@ TEST_F(Objects, DetachEndsWhatIsUnderWayAndKeepsTheOthers)
 	npr_qp *a = attach(1), *b = attach(2);
 	ASSERT_EQ(npr_resolve(a, rkey, nullptr), 0);
 	ASSERT_EQ(npr_resolve(b, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	dev.stall = true;
 	std::array<std::byte, 8> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
@@ -1215,7 +1215,7 @@ TEST_F(Objects, NothingIsToldOfAQueuePairThatIsForgotten)
 	npr_qp *a = attach(1);
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(npr_resolve(a, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	dev.stall = true;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	for (const std::uint32_t number : {1U, 2U, 1U, 3U}) {
@@ -1252,7 +1252,7 @@ TEST_F(Objects, DetachAsksForNoKeyOnBehalfOfWhatIsFreed)
 {
 	npr_qp *a = attach(1), *b = attach(2);
 	ASSERT_EQ(npr_resolve(a, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	std::array<std::byte, 8> buffer;
 	/* so that the words are known */
 	ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, buffer, 1), 0);
@@ -1282,7 +1282,7 @@ TEST_F(Objects, DetachDelaysNobodyAndNobodyHearsOfTheQueuePair)
 {
 	npr_qp *a = attach(1), *b = attach(2);
 	ASSERT_EQ(npr_resolve(b, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	kernel_ptr->block(1);
 	std::array<std::byte, 8> one, two;
 	ASSERT_EQ(post(a, IBV_WR_RDMA_READ, 0, one, 1), 0);
@@ -1307,7 +1307,7 @@ TEST_F(Objects, DetachEndsAQueuePairThatWaitsForAnAnswerOnly)
 {
 	npr_qp *qp = attach(1);
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	kernel_ptr->withhold = true;
 	std::array<std::byte, 8> b;
 	ibv_sge s{reinterpret_cast<std::uintptr_t>(b.data()), 8, 1};
@@ -1333,8 +1333,8 @@ TEST_F(Objects, DetachLeavesAQueuePairAliveThatIsDone)
 {
 	npr_qp *qp = attach(1);
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
-	dev.words[0] = 0;
+	dev.all_in();
+	dev.page_out(0);
 	std::array<std::byte, 8> b[2];
 	/* The first needs an answer, so the second is done before it. */
 	for (std::uint64_t i = 0; i < 2; ++i)
@@ -1470,7 +1470,7 @@ TEST_F(Sleeper, HearsOfWhatIsRefusedWhenItsTurnComes)
 TEST_F(Sleeper, HearsOfWhatTheProviderRefuses)
 {
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().wr_id, 1U);
 	arm();

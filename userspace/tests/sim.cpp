@@ -33,162 +33,49 @@ engine_config small_config()
 	return c;
 }
 
-/* --- responder --------------------------------------------------------- */
+/* --- the peer ---------------------------------------------------------- */
 
 sim_region &sim::add_region(std::uint64_t base, std::uint64_t length, std::uint32_t rkey)
 {
-	memories.emplace_back(length);
-	stamps.emplace_back(length);
-	regions.emplace_back();
-	sim_region &r = regions.back();
-	r.rkey = rkey;
-	r.memory = &memories.back();
-	r.stamps = &stamps.back();
-	r.info.region_id = next_id_++;
-	r.info.base = base;
-	r.info.length = length;
-	r.info.access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-	r.info.table_key = next_key_++;
-	r.info.read_key = next_key_++;
-	r.info.write_key = next_key_++;
-	r.info.read_addr = 0x700000000000 + base;
-	r.info.write_addr = 0x600000000000 + base;
-	r.info.table_addr = 0x500000000000;
-	r.info.signature = signature;
-	r.info.page_shift = page_shift;
-	r.info.unit_shift = 6;
-	r.info.read_order = RDMA_NP_READ_IN_ORDER;
-	r.info.max_pages = RDMA_NP_MAX_PAGES;
-	r.info.max_ranges = RDMA_NP_MAX_RANGES;
-	r.info.max_outstanding = 16;
-	r.pages.resize(r.page_of(length - 1) + 1);
+	sim_region &r = peer::add_region(base, length, rkey);
+
+	r.stamps = &stamps.emplace_back(length);
 	return r;
 }
 
 void sim::kill_region(sim_region &r, bool tell)
 {
-	for (std::uint64_t p = 0; p < r.pages.size(); ++p) {
-		r.pages[p].holds = 0;
-		page_out(r, p);
-		r.pages[p].mapped_read = r.pages[p].mapped_write = false;
-	}
-	r.gone = true;
-	std::erase_if(holds, [&](const auto &h) { return h.second.region == &r; });
-	if (tell) {
-		rdma_np_event e{};
-		e.type = RDMA_NP_EVENT_REGION_GONE;
-		e.region_id = r.info.region_id;
-		events.push_back(e);
-	}
+	peer::kill_region(r);
+	if (tell)
+		events.push_back(gone_event(r));
 }
 
-sim_region &sim::replace_region(sim_region &old)
+sim_region &sim::replace_region(sim_region &r)
 {
-	kill_region(old);
-	regions.push_back(old);
-	sim_region &r = regions.back();
-	r.gone = r.forgotten = r.known = r.ending = false;
-	r.info.region_id = next_id_++;
-	r.info.table_key = next_key_++;
-	r.info.read_key = next_key_++;
-	r.info.write_key = next_key_++;
-	r.pages.assign(r.pages.size(), {});
-	return r;
+	events.push_back(gone_event(r));
+	return peer::replace_region(r);
 }
 
-sim_region &sim::pin_region(sim_region &old)
+sim_region &sim::pin_region(sim_region &r)
 {
-	sim_region &r = replace_region(old);
-
-	r.pinned = true;
-	r.info.read_key = r.info.write_key = r.rkey;
-	r.info.read_addr = r.info.write_addr = r.info.base;
-	all_in(r, true);
-	for (sim_page &p : r.pages)
-		p.holds = 1;
-	return r;
+	events.push_back(gone_event(r));
+	return peer::pin_region(r);
 }
 
-void sim::page_out(sim_region &r, std::uint64_t i)
+void sim::recall(std::uint64_t id)
 {
-	sim_page &p = r.pages[i];
+	hold &h = holds.at(id);
 
-	if (p.holds || !(p.mapped_read || p.mapped_write))
-		return;
-	p.word = ((p.word >> 2) + 1) << 2;
-	p.mapped_read = p.mapped_write = false;
+	ASSERT_TRUE(h.lease);
+	if (!std::exchange(h.recalled, true))
+		events.push_back(recall_event(id));
 }
 
-void sim::page_taken(sim_region &r, std::uint64_t i)
-{
-	sim_page &p = r.pages[i];
-
-	if (!p.holds)
-		return page_out(r, i);
-	p.word = ((p.word >> 2) + 1) << 2;
-	p.stale = true;
-}
-
-void sim::page_in(sim_region &r, std::uint64_t i, bool write)
-{
-	sim_page &p = r.pages[i];
-	const std::uint64_t rights = RDMA_NP_WORD_READABLE | (write ? std::uint64_t{RDMA_NP_WORD_WRITABLE} : 0);
-
-	if ((p.word & rights) == rights)
-		return;
-	p.mapped_read = true;
-	p.mapped_write |= write;
-	p.word = ((p.word >> 2) + 1) << 2 | rights | (p.word & RDMA_NP_WORD_WRITABLE);
-}
-
-void sim::all_in(sim_region &r, bool write)
-{
-	for (std::uint64_t p = 0; p < r.pages.size(); ++p)
-		page_in(r, p, write);
-}
-
-void sim::all_out(sim_region &r)
-{
-	for (std::uint64_t p = 0; p < r.pages.size(); ++p)
-		page_out(r, p);
-}
-
-sim_region *sim::by_key(std::uint32_t key, std::uint32_t rdma_np_region_info::*which)
-{
-	for (sim_region &r : regions)
-		if (key && r.info.*which == key)
-			return &r;
-	return nullptr;
-}
-
-const sim::hold *sim::by_lease(std::uint32_t key) const
+void sim::recall_all(const sim_region &r)
 {
 	for (const auto &[id, h] : holds)
-		if (key && h.key == key)
-			return &h;
-	return nullptr;
-}
-
-/* The region that @wr reaches, its first byte there, and the lease whose key it has, which holds all of it. */
-sim::target sim::target_of(const ibv_send_wr &wr, std::uint64_t addr, std::uint64_t n)
-{
-	const std::uint32_t key = is_atomic(wr.opcode) ? wr.wr.atomic.rkey : wr.wr.rdma.rkey;
-	const bool write = changes_memory(wr.opcode);
-	const hold *lease = by_lease(key);
-	target t{lease ? lease->region
-		       : by_key(key, write ? &rdma_np_region_info::write_key : &rdma_np_region_info::read_key),
-		 0, lease ? lease->write : write};
-
-	if (!t.region)
-		return t;
-	t.start = addr - (t.write_window ? t.region->info.write_addr : t.region->info.read_addr);
-	if (!lease)
-		return t;
-	EXPECT_TRUE(lease->write || !write) << "a lease that is not for writing";
-	for (const std::uint64_t at : {t.start, t.start + n - 1})
-		EXPECT_TRUE(std::count(lease->pages.begin(), lease->pages.end(), t.region->page_of(at)))
-			<< "outside of the lease";
-	return t;
+		if (h.lease && h.of == &r)
+			recall(id);
 }
 
 /* --- wire -------------------------------------------------------------- */
@@ -414,8 +301,8 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 	const bool write = changes_memory(w.wr.opcode);
 	const std::uint64_t addr = w.wr.wr.rdma.remote_addr + offset;
 	sim_region *table = by_key(w.wr.wr.rdma.rkey, &rdma_np_region_info::table_key);
-	const target to = table ? target{table, 0, false} : target_of(w.wr, addr, n);
-	sim_region *const r = to.region;
+	const target to = table ? target{table, addr, 0, false} : target_of(w.wr, addr, n);
+	sim_region *const r = to.of;
 	std::byte bytes[unit_size];
 
 	/* The name of a dead region, which no region has now: the HCA knows nothing of it. */
@@ -432,54 +319,37 @@ void sim::execute(wire &w, std::uint64_t offset, std::uint64_t n)
 	}
 	if (table) {
 		ASSERT_FALSE(write) << "words cannot be written";
-		const std::uint64_t i = (addr - r->info.table_addr) / 8;
-		ASSERT_LT(i, r->pages.size()) << "outside of the table";
 		ASSERT_EQ(n, 8U) << "not by words";
-		std::memcpy(bytes, &r->pages[i].word, 8);
+		read_words(*r, addr, {bytes, 8});
 		store(w, offset, {bytes, 8});
 		return;
 	}
 	const std::uint64_t start = to.start;
 	ASSERT_TRUE(start < r->info.length && n <= r->info.length - start) << "outside of the region";
-	const sim_page &p = r->pages[r->page_of(start)];
 	if (write) {
 		load(w, offset, {bytes, n});
-		if (p.mapped_write) {
+		if (peer::write(to, {bytes, n}))
 			effect(*r, start, n, w);
-			std::memcpy(r->memory->data() + start, bytes, n);
-		}
 		return;
 	}
-	if (to.write_window ? p.mapped_write : p.mapped_read) {
-		std::memcpy(bytes, r->memory->data() + start, n);
-	} else {
-		for (std::uint64_t i = 0; i < n; ++i)
-			bytes[i] = static_cast<std::byte>(signature >> 8 * ((addr + i) % 8));
-	}
+	read(to, {bytes, n});
 	store(w, offset, {bytes, n});
 }
 
 void sim::execute_atomic(wire &w)
 {
 	const target to = target_of(w.wr, w.wr.wr.atomic.remote_addr, 8);
-	sim_region *const r = to.region;
-	std::uint64_t old = 0x5c7a7c45c7a7c4; /* scratch */
+	sim_region *const r = to.of;
+	std::uint64_t old;
 
 	if (!r || r->forgotten) {
 		ADD_FAILURE() << "a key that is not valid: " << w.wr.wr.atomic.rkey;
 		w.status = IBV_WC_REM_ACCESS_ERR;
 		return;
 	}
-	const std::uint64_t start = to.start;
-	ASSERT_LE(start + 8, r->info.length) << "outside of the region";
-	if (r->pages[r->page_of(start)].mapped_write) {
-		effect(*r, start, 8, w);
-		std::memcpy(&old, r->memory->data() + start, 8);
-		std::uint64_t value = old + w.wr.wr.atomic.compare_add;
-		if (w.wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP)
-			value = old == w.wr.wr.atomic.compare_add ? w.wr.wr.atomic.swap : old;
-		std::memcpy(r->memory->data() + start, &value, 8);
-	}
+	ASSERT_LE(to.start + 8, r->info.length) << "outside of the region";
+	if (atomic(to, w.wr, old))
+		effect(*r, to.start, 8, w);
 	store(w, 0, std::as_bytes(std::span(&old, 1)));
 }
 
@@ -735,135 +605,23 @@ void sim::serve_fault(std::size_t i, rdma_np_status status)
 {
 	const pending_fault f = faults[i];
 	faults.erase(faults.begin() + static_cast<std::ptrdiff_t>(i));
-	rdma_np_event e{};
-	e.type = RDMA_NP_EVENT_FAULT;
-	e.cookie = f.req.cookie;
-	e.region_id = f.req.region_id;
-	e.status = static_cast<std::uint32_t>(status);
+	const auto r = std::find_if(regions.begin(), regions.end(),
+				    [&](const sim_region &x) { return x.info.region_id == f.req.region_id; });
+	ASSERT_NE(r, regions.end());
 
-	sim_region *r = nullptr;
-	for (sim_region &x : regions)
-		if (x.info.region_id == f.req.region_id)
-			r = &x;
-	EXPECT_TRUE(r);
-	if (r->gone)
-		e.status = RDMA_NP_GONE;
-	const bool lease = f.req.flags & RDMA_NP_FAULT_LEASE;
-	if (e.status == RDMA_NP_OK && f.req.flags & RDMA_NP_FAULT_HOLD && !lease)
-		e.status = chance_no_hold && dice(100) < chance_no_hold ? RDMA_NP_NOMEM : hold_answer;
-	/* The owner has another page there now, and the leaf is the holds' */
-	for (const rdma_np_range &range : f.ranges)
-		for (std::uint64_t p = r->page_of(range.addr - r->info.base);
-		     e.status == RDMA_NP_OK && p <= r->page_of(range.addr + range.length - 1 - r->info.base); ++p)
-			if (r->pages[p].stale)
-				e.status = RDMA_NP_BUSY;
-	if (e.status == RDMA_NP_OK && lease) {
-		grant(*r, f, e);
-	} else if (e.status == RDMA_NP_OK) {
-		std::vector<std::uint64_t> pages;
-		for (const rdma_np_range &range : f.ranges) {
-			EXPECT_GE(range.addr, r->info.base);
-			EXPECT_LE(range.addr + range.length, r->info.base + r->info.length);
-			const std::uint64_t first = r->page_of(range.addr - r->info.base);
-			const std::uint64_t last = r->page_of(range.addr + range.length - 1 - r->info.base);
-			for (std::uint64_t p = first; p <= last; ++p) {
-				page_in(*r, p, f.req.flags & RDMA_NP_FAULT_WRITE);
-				pages.push_back(p);
-				if (&range == &f.ranges.front() && p - first < RDMA_NP_EVENT_WORDS)
-					e.words[e.nr_words++] = r->pages[p].word;
-			}
-		}
-		if (f.req.flags & RDMA_NP_FAULT_HOLD) {
-			e.hold_id = next_hold_++;
-			for (const auto p : pages)
-				++r->pages[p].holds;
-			holds[e.hold_id] = {r, pages};
-		}
-	}
-	events.push_back(e);
-}
-
-/* The pages of the first range, and of the second one what is there next to them. */
-void sim::grant(sim_region &r, const pending_fault &f, rdma_np_event &e)
-{
-	const bool write = f.req.flags & RDMA_NP_FAULT_WRITE;
-	const std::uint64_t right = write ? RDMA_NP_WORD_WRITABLE : RDMA_NP_WORD_READABLE;
-	const auto page = [&](std::uint64_t addr) { return r.page_of(addr - r.info.base); };
-	const rdma_np_range &asked = f.ranges.front(), &around = f.ranges.back();
-
-	for (const rdma_np_range &x : f.ranges) {
-		EXPECT_GE(x.addr, r.info.base);
-		EXPECT_LE(x.addr - r.info.base + x.length, r.info.length);
-	}
-	EXPECT_LE(f.ranges.size(), 2U);
-	EXPECT_TRUE(around.addr <= asked.addr && around.addr + around.length >= asked.addr + asked.length);
-	std::uint64_t first = page(asked.addr), last = page(asked.addr + asked.length - 1);
-	for (std::uint64_t p = first; p <= last; ++p)
-		page_in(r, p, write);
-	if (r.ending || (chance_no_lease && dice(100) < chance_no_lease))
-		return;
-	while (first > page(around.addr) && r.pages[first - 1].word & right && !r.pages[first - 1].stale)
-		--first;
-	while (last < page(around.addr + around.length - 1) && r.pages[last + 1].word & right && !r.pages[last + 1].stale)
-		++last;
-	hold h{&r, {}, true};
-	h.write = write;
-	h.key = next_key_++;
-	for (std::uint64_t p = first; p <= last; ++p) {
-		++r.pages[p].holds;
-		h.pages.push_back(p);
-	}
-	e.hold_id = next_hold_++;
-	e.lease_addr = (r.info.base & ~(page_size - 1)) + first * page_size;
-	e.lease_length = (last + 1 - first) * page_size;
-	e.lease_key = h.key;
-	holds[e.hold_id] = h;
-}
-
-void sim::recall(std::uint64_t id)
-{
-	hold &h = holds.at(id);
-	rdma_np_event e{};
-
-	ASSERT_TRUE(h.lease);
-	if (std::exchange(h.recalled, true))
-		return;
-	e.type = RDMA_NP_EVENT_RECALL;
-	e.hold_id = id;
-	e.region_id = h.region->info.region_id;
-	events.push_back(e);
-}
-
-void sim::recall_all(const sim_region &r)
-{
-	for (const auto &[id, h] : holds)
-		if (h.lease && h.region == &r)
-			recall(id);
-}
-
-bool sim::has_leases(const sim_region &r) const
-{
-	return std::any_of(holds.begin(), holds.end(), [&](const auto &h) { return h.second.lease && h.second.region == &r; });
+	const bool lease = f.req.flags & RDMA_NP_FAULT_LEASE, hold = f.req.flags & RDMA_NP_FAULT_HOLD && !lease;
+	if (status == RDMA_NP_OK && hold && !r->gone)
+		status = chance_no_hold && dice(100) < chance_no_hold ? RDMA_NP_NOMEM : hold_answer;
+	const bool lends = !lease || !chance_no_lease || dice(100) >= chance_no_lease;
+	events.push_back(answer_fault(*r, f.req, f.ranges, status, lends));
 }
 
 void sim::release(std::uint64_t id) noexcept
 {
-	const auto h = holds.find(id);
-
 	released.push_back(id);
-
-	if (h == holds.end()) {
-		/* a hold ends with its region too */
-		EXPECT_TRUE(std::any_of(regions.begin(), regions.end(), [](const auto &r) { return r.gone; }))
-			<< "released twice";
-		return;
-	}
-	for (const auto i : h->second.pages) {
-		sim_page &p = h->second.region->pages[i];
-		if (!--p.holds && p.stale)
-			p.stale = p.mapped_read = p.mapped_write = false;
-	}
-	holds.erase(h);
+	/* a hold ends with its region too */
+	EXPECT_TRUE(end_hold(id) || std::any_of(regions.begin(), regions.end(), [](const auto &r) { return r.gone; }))
+		<< "released twice";
 }
 
 void sim::forget(std::uint64_t id) noexcept
@@ -888,22 +646,8 @@ void sim::answer_resolve(std::size_t i, int error)
 	rdma_np_region_info info{};
 
 	resolves.erase(resolves.begin() + static_cast<std::ptrdiff_t>(i));
-	if (!error) {
-		error = -EACCES;
-		for (sim_region &r : regions) {
-			if (r.rkey != key.rkey || r.gone || r.pinned)
-				continue;
-			/* Of a whole address space, which has nothing elsewhere. */
-			if (r.info.part_shift && key.addr - r.info.base >= r.info.length) {
-				if (error == -EACCES)
-					error = -EFAULT;
-				continue;
-			}
-			r.known = true;
-			info = r.info;
-			error = 0;
-		}
-	}
+	if (!error)
+		error = tell_region(key.rkey, key.addr, info);
 	attached->on_resolved(key, error, info);
 	step();
 }

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A responder and a wire for the engine, in one thread, driven step by step.
+ * The peer and a wire to it for the engine, in one thread, driven step by step.
  *
- * Regions have pages that become absent and resident in the two steps of the
- * design (word, then mapping; mapping, then word). WRITEs take effect in order,
- * in units of 64 bytes; a READ may fetch its units any time after the WRITEs
+ * WRITEs take effect in order, in units of 64 bytes; a READ may fetch its units any time after the WRITEs
  * before it, and later READs may overtake it. It is fetched in requests that are cut
  * at multiples of their size behind the READ's first byte (P3), and a unit that lies
- * across two of them comes in two parts. An absent page
- * reads as the signature and swallows WRITEs. Nothing moves unless a test, or its
+ * across two of them comes in two parts. Nothing moves unless a test, or its
  * dice, say so.
  *
- * A leased page stays where it is until the lease is released, and a region that has leases does not die. A
- * recall is an event like others, and may come before that of its grant. What is posted under a lease the
+ * A region that has leases does not die. A recall is an event like others, and may come before that of its grant. What is posted under a lease the
  * responder cannot tell from anything else: if it is not there any more, data is lost.
  *
  * An atomic is not ordered against a later READ, unless that has a fence. Out of order,
@@ -27,6 +23,7 @@
 #ifndef NPR_TESTS_SIM_HPP
 #define NPR_TESTS_SIM_HPP
 
+#include "peer.hpp"
 #include "protocol/engine.hpp"
 
 #include <deque>
@@ -38,7 +35,6 @@
 
 namespace npr::test {
 
-inline constexpr std::uint64_t signature = 0x5a17c0de9e3779b9ULL;
 inline constexpr std::uint32_t words_lkey = 0x77;
 inline constexpr std::uint32_t pinned_lkey = 0x11, local_lkey = 0x22;
 /* What the HCA is given for the latter, and how far its addresses are away. */
@@ -48,28 +44,7 @@ inline constexpr std::uint64_t held_offset = 1ULL << 52;
 inline constexpr std::uint32_t iova_lkey = 0x44, opaque_lkey = 0x55;
 inline constexpr std::uint64_t iova_offset = 1ULL << 53, opaque_offset = 1ULL << 54;
 
-struct sim_page {
-	bool mapped_read = false, mapped_write = false; /* where DMA goes */
-	std::uint64_t word = 0;
-	unsigned holds = 0;
-	bool stale = false; /* the owner has taken it away from under the holds */
-};
-
-struct sim_region {
-	rdma_np_region_info info{};
-	std::uint32_t rkey = 0;
-	std::vector<std::byte> *memory = nullptr; /* from info.base on */
-	std::vector<std::uint64_t> *stamps = nullptr;
-	std::vector<sim_page> pages;
-	bool gone = false, forgotten = false, known = false;
-	bool pinned = false; /* its key is all there is, and RESOLVE knows nothing of it */
-	bool ending = false; /* it is to die when its leases are back, and grants none */
-
-	[[nodiscard]] std::uint64_t page_of(std::uint64_t offset) const
-	{
-		return ((info.base + offset) >> page_shift) - (info.base >> page_shift);
-	}
-};
+using sim_region = peer::region;
 
 /* What the test posted, for the order of effects. */
 struct app_op {
@@ -81,27 +56,6 @@ struct app_op {
 	std::uint64_t addend = 0; /* of an atomic */
 	bool signaled = true, done = false, began = false;
 };
-
-[[nodiscard]] constexpr bool is_atomic(ibv_wr_opcode op)
-{
-	return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
-[[nodiscard]] constexpr bool takes_receive(ibv_wr_opcode op)
-{
-	return op == IBV_WR_SEND || op == IBV_WR_RDMA_WRITE_WITH_IMM;
-}
-
-/* Must it take effect exactly once? */
-[[nodiscard]] constexpr bool is_once(ibv_wr_opcode op)
-{
-	return op == IBV_WR_RDMA_WRITE_WITH_IMM || is_atomic(op);
-}
-
-[[nodiscard]] constexpr bool changes_memory(ibv_wr_opcode op)
-{
-	return op == IBV_WR_RDMA_WRITE || is_once(op);
-}
 
 class sim;
 
@@ -119,7 +73,7 @@ struct sim_cq {
 	std::deque<std::pair<sim *, ibv_wc>> cqes;
 };
 
-class sim : public backend, public credits::waiter {
+class sim : public backend, public credits::waiter, public peer {
 public:
 	explicit sim(std::uint64_t seed = 1) : rng(seed) {}
 
@@ -142,23 +96,14 @@ public:
 	nanoseconds now() noexcept override { return clock; }
 	nanoseconds recently() noexcept override { return clock; }
 
-	/* --- the responder --- */
+	/* --- the peer, whose events the engine hears of --- */
 	sim_region &add_region(std::uint64_t base, std::uint64_t length, std::uint32_t rkey);
-	/* The region dies; one with the same rkey and memory takes its place, its keys swapped. */
 	sim_region &replace_region(sim_region &r);
-	/* The same, and the new one is pinned memory. */
-	sim_region &pin_region(sim_region &old);
+	sim_region &pin_region(sim_region &r);
 	void kill_region(sim_region &r, bool tell = true);
-	void page_out(sim_region &r, std::uint64_t page);
-	/* Held or not: the owner unmaps it. DMA of those who hold it still reaches what it was. */
-	void page_taken(sim_region &r, std::uint64_t page);
-	void page_in(sim_region &r, std::uint64_t page, bool write);
-	void all_in(sim_region &r, bool write);
-	void all_out(sim_region &r);
 	/* An event that says so, once. */
 	void recall(std::uint64_t hold);
 	void recall_all(const sim_region &r);
-	[[nodiscard]] bool has_leases(const sim_region &r) const;
 
 	/* --- the wire --- */
 	struct wire {
@@ -206,14 +151,6 @@ public:
 		rdma_np_fault_req req;
 		std::vector<rdma_np_range> ranges;
 	};
-	struct hold {
-		sim_region *region;
-		std::vector<std::uint64_t> pages;
-		bool lease = false, recalled = false;
-		bool write = false;	/* of a lease, like its key */
-		std::uint32_t key = 0;
-	};
-
 	std::mt19937_64 rng;
 	engine *attached = nullptr;
 	bool quick = false; /* requests and completions go the quick way, and these are told() then */
@@ -224,14 +161,11 @@ public:
 	std::uint64_t quick_ends = 0;
 	void arrives(const ibv_wc &wc) noexcept;
 	sim_cq *cq = nullptr; /* shared with others; without it an engine hears of completions at once */
-	std::deque<sim_region> regions;
-	std::deque<std::vector<std::byte>> memories;
 	std::deque<std::vector<std::uint64_t>> stamps; /* by byte: the app_op that wrote it last */
 	std::deque<wire> queue;
 	std::vector<pending_fault> faults;
 	std::vector<rdma_np_event> events;
 	std::vector<remote_key> resolves;
-	std::map<std::uint64_t, hold> holds;
 	struct local_hold {
 		std::uint64_t addr, length;
 		bool write;
@@ -281,21 +215,10 @@ private:
 	std::byte *memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const;
 	void store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes);
 	void load(const wire &w, std::uint64_t offset, std::span<std::byte> bytes) const;
-	sim_region *by_key(std::uint32_t key, std::uint32_t rdma_np_region_info::*which);
-	[[nodiscard]] const hold *by_lease(std::uint32_t key) const;
-	struct target {
-		sim_region *region; /* null: no key's */
-		std::uint64_t start;
-		bool write_window;
-	};
-	target target_of(const ibv_send_wr &wr, std::uint64_t addr, std::uint64_t n);
 	void effect(sim_region &r, std::uint64_t start, std::uint64_t n, const wire &w);
 	void execute_atomic(wire &w);
-	void grant(sim_region &r, const pending_fault &f, rdma_np_event &e);
 
 	std::uint32_t next_local_ = 1;
-	std::uint64_t next_id_ = 100, next_hold_ = 1;
-	std::uint32_t next_key_ = 0x1000;
 };
 
 /* An application on a sim: posts, polls, and knows what it must see. */

@@ -90,7 +90,7 @@ TEST_F(Turns, RequestsGoOnThoughNobodyPolls)
 		for (const std::uint64_t at : {0U, 4096U}) {
 			{
 				const std::lock_guard lock(dev.mutex);
-				std::fill(dev.words.begin(), dev.words.end(), 4);
+				dev.all_out();
 				std::fill(b.begin(), b.end(), std::byte{0x22});
 				std::fill_n(&dev.memory[at], b.size(), std::byte{0x33});
 			}
@@ -120,7 +120,7 @@ TEST_F(Turns, DoNotLookAtTheApplicationsBuffers)
 	npr_qp *const qp = attach(1);
 
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 	EXPECT_EQ(next().wr_id, 1U);
 	const auto before = faults(qp);
@@ -138,7 +138,7 @@ TEST_F(Turns, EndWithTheLastQueuePair)
 		npr_qp *const qp = attach(1);
 		std::uint64_t polls;
 
-		std::fill(dev.words.begin(), dev.words.end(), 4);
+		dev.all_out();
 		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
 		EXPECT_EQ(next().wr_id, 1U);
 		ASSERT_EQ(npr_detach_qp(qp), 0);
@@ -160,10 +160,10 @@ TEST_F(Turns, EndWithWhatWaitsForThem)
 	for (std::uint64_t i = 1; i <= 2; ++i) {
 		{
 			const std::lock_guard lock(dev.mutex);
-			std::fill(dev.words.begin(), dev.words.end(), 4);
+			dev.all_out();
 		}
 		ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, i), 0);
-		EXPECT_TRUE(soon([&] { return dev.words[0] != 4 && dev.completions.empty(); }));
+		EXPECT_TRUE(soon([&] { return dev.resident(0) && dev.completions.empty(); }));
 		EXPECT_TRUE(end());
 		EXPECT_EQ(next().wr_id, i);
 	}
@@ -176,7 +176,7 @@ struct OneTurn : Turns {
 	OneTurn() : Turns(false), qp(attach(1))
 	{
 		EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-		dev.words.assign(pages, 4 | 3);
+		dev.all_in();
 	}
 
 	/* A READ, which has not completed yet. */
