@@ -4,24 +4,23 @@
  * does all at once. Local buffers are in an unpinned region, and all memory is hot, so both sides are leased.
  * "objects_bench CASE [COUNT]" prints the time. bench/instructions.py counts instructions.
  */
+#include "hot_kernel.hpp"
 #include "object/cq.hpp"
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <mutex>
 #include <string_view>
-#include <sys/eventfd.h>
 #include <thread>
 #include <vector>
+
+using npr::bench::base;
 
 namespace {
 
 constexpr std::uint32_t words_lkey = 7, lkey = 0x800, plain_lkey = 0x900, mr_handle = 8;
 constexpr std::uint32_t rkey = 0x100;
-constexpr std::uint64_t base = 1ULL << 30, length = 1ULL << 20;
 
 /* Completions that are there, of the one queue pair. */
 ibv_wc done[256];
@@ -61,88 +60,6 @@ extern "C" [[gnu::noinline]] int provider_poll(ibv_cq *, int n, ibv_wc *wc)
 	count -= static_cast<unsigned>(got);
 	return got;
 }
-
-struct test_kernel final : npr::kernel {
-	int query(rdma_np_query &q) noexcept override
-	{
-		q = {RDMA_NP_ABI_VERSION, 0, 8, 512, 4, 0};
-		return 0;
-	}
-	int channel(int &fd) noexcept override
-	{
-		fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-		return fd < 0 ? -errno : 0;
-	}
-	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return &posted; }
-	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
-	int read_events(int fd, std::span<rdma_np_event> to) noexcept override
-	{
-		const std::lock_guard lock(mutex);
-		const auto e = std::find_if(events.begin(), events.end(), [fd](const auto &x) { return x.first == fd; });
-		eventfd_t n;
-
-		if (e == events.end()) {
-			(void)eventfd_read(fd, &n);
-			return 0;
-		}
-		to[0] = e->second;
-		events.erase(e);
-		return 1;
-	}
-	int resolve(const ibv_qp &, int, std::uint32_t, std::uint64_t, rdma_np_region_info &i) noexcept override
-	{
-		i = {1, base, length, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-		     0x103, 0x101, 0x102, base, base, 0, 0x5a17c0de9e3779b9ULL, 12, 6, RDMA_NP_READ_IN_ORDER, 0,
-		     RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
-		return 0;
-	}
-	int fault(const ibv_qp &, int channel_fd, const rdma_np_fault_req &req, 
-		  std::span<const rdma_np_range> ranges) noexcept override
-	{
-		rdma_np_event event{};
-		event.type = RDMA_NP_EVENT_FAULT;
-		event.cookie = req.cookie;
-		event.region_id = req.region_id;
-		event.nr_words = 1;
-		event.words[0] = RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE;
-		event.hold_id = req.flags & RDMA_NP_FAULT_HOLD ? ++remote_holds : 0;
-		if (req.flags & RDMA_NP_FAULT_LEASE) {
-			++leases;
-			event.lease_addr = ranges.back().addr;
-			event.lease_length = ranges.back().length;
-			event.lease_key = 0x1000 + leases;
-		}
-		const std::lock_guard lock(mutex);
-		events.emplace_back(channel_fd, event);
-		posted.fetch_add(1);
-		return eventfd_write(channel_fd, 1);
-	}
-	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
-	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
-	int hold(std::uint32_t, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle, int) noexcept override
-	{
-		info = {req.addr, lkey + 1, 0};
-		handle = ++holds;
-		return 0;
-	}
-	int hold_free(std::uint32_t) noexcept override { return 0; }
-	int query_mr(const ibv_mr &, rdma_np_mr_info &info) noexcept override
-	{
-		info = {};
-		info.base = reinterpret_cast<std::uintptr_t>(buffer.data());
-		info.length = buffer.size();
-		return 0;
-	}
-	int set_error(ibv_qp &) noexcept override { std::abort(); }
-	bool connected(ibv_qp &) noexcept override { return true; }
-	std::uint64_t tries_for(ibv_qp &) noexcept override { return 0; }
-
-	std::atomic<std::uint64_t> posted{0};
-	std::mutex mutex; /* of the events, for the library's thread reads some */
-	std::deque<std::pair<int, rdma_np_event>> events; /* by channel */
-	std::uint32_t leases = 0, holds = 0, remote_holds = 0;
-	std::vector<std::byte> buffer = std::vector<std::byte>(1 << 20);
-};
 
 struct work {
 	const char *name;
@@ -197,8 +114,8 @@ int run(const work &w, unsigned times)
 	verbs_qp.qp_num = 17;
 	verbs_qp.send_cq = verbs_qp.recv_cq = &verbs_cq;
 
-	auto owned = std::make_unique<test_kernel>();
-	test_kernel &kernel = *owned;
+	auto owned = std::make_unique<npr::bench::hot_kernel>();
+	npr::bench::hot_kernel &kernel = *owned;
 	npr::local_regions &regions = npr::local_regions::of(&verbs);
 	ibv_mr mr{};
 	mr.lkey = lkey;
@@ -253,8 +170,8 @@ int run(const work &w, unsigned times)
 	const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
 	/* Then the figure is of something else. */
 	if (kernel.leases != leases || kernel.holds != holds || (w.opcode != IBV_WR_SEND && qp.engine.stats().leases != 1)) {
-		std::fprintf(stderr, "not leased: %u and %u leases, %u and %u holds\n", leases, kernel.leases, holds,
-			     kernel.holds);
+		std::fprintf(stderr, "not leased: %u and %u leases, %u and %u holds\n", leases,
+			     kernel.leases.load(), holds, kernel.holds.load());
 		return 1;
 	}
 	std::printf("%s: %.1f ns for each of %u\n", w.name, spent.count() / times, times);
