@@ -265,6 +265,9 @@ static int move(struct np_load *load, unsigned int page, bool write)
 
 	if (ret)
 		return ret;
+	/* What is not pinned for writing is written by the peer, without a lease. */
+	if (write && load->no_holds)
+		return -EAGAIN;
 	if (lease->taken && (lease->uses >= MOST_USES || (write && !lease->write)))
 		ret = give_back_unasked(leaser, lease);
 	if (!ret && !lease->taken)
@@ -325,24 +328,24 @@ static bool waits_in_vain(struct np_leaser *leaser)
 	return atomic_load(&leaser->load->stop);
 }
 
-/* Are all leased for writing? */
-static bool all_leased(struct np_leaser *leaser, unsigned int first, unsigned int n)
+bool np_leaser_has_all(struct np_leaser *leaser, unsigned int first, unsigned int n)
 {
-	const unsigned int want = NP_LEASE_WRITE | NP_LEASE_GRANTED;
+	const bool write = atomic_load(&leaser->load->writes_of_8) && !leaser->load->no_holds;
+	const unsigned int want = NP_LEASE_GRANTED | (write ? NP_LEASE_WRITE : 0);
 
 	for (unsigned int i = first; i < first + n; i++)
-		if (atomic_load(&leaser->lease[i / leaser->unit].state) != want)
+		if ((atomic_load(&leaser->lease[i / leaser->unit].state) & want) != want)
 			return false;
 	return true;
 }
 
 static bool keep(struct np_leaser *leaser, unsigned int first, unsigned int n)
 {
-	if (!all_leased(leaser, first, n))
+	if (!np_leaser_has_all(leaser, first, n))
 		return false;
 	atomic_store(&leaser->keep, true);
 	/* One may have been given back just before. */
-	if (all_leased(leaser, first, n))
+	if (np_leaser_has_all(leaser, first, n))
 		return true;
 	atomic_store(&leaser->keep, false);
 	return false;
@@ -350,11 +353,18 @@ static bool keep(struct np_leaser *leaser, unsigned int first, unsigned int n)
 
 bool np_leaser_begin(struct np_leaser *leaser, unsigned int first, unsigned int n)
 {
+	if (leaser->kind == NP_LEASER_NONE)
+		return !waits_in_vain(leaser);
 	return np_wait_until(keep(leaser, first, n) || waits_in_vain(leaser)) &&
 	       !waits_in_vain(leaser);
 }
 
-static bool none_leased(struct np_leaser *leaser, unsigned int first, unsigned int n, bool to_write)
+void np_leaser_goes_on(struct np_leaser *leaser)
+{
+	atomic_store(&leaser->keep, false);
+}
+
+bool np_leaser_has_none(struct np_leaser *leaser, unsigned int first, unsigned int n, bool to_write)
 {
 	const unsigned int bad = to_write ? NP_LEASE_WRITE : NP_LEASE_WRITE | NP_LEASE_GRANTED;
 
@@ -367,10 +377,10 @@ static bool none_leased(struct np_leaser *leaser, unsigned int first, unsigned i
 bool np_leaser_end(struct np_leaser *leaser, unsigned int first, unsigned int n, bool to_write)
 {
 	bool ok = leaser->kind != NP_LEASER_REMOTE ||
-		  (np_wait_until(none_leased(leaser, first, n, to_write) ||
+		  (np_wait_until(np_leaser_has_none(leaser, first, n, to_write) ||
 				 waits_in_vain(leaser)) && !waits_in_vain(leaser));
 
-	atomic_store(&leaser->keep, false);
+	np_leaser_goes_on(leaser);
 	return ok;
 }
 
@@ -393,4 +403,47 @@ bool np_leaser_rest(struct np_leaser *leaser, bool rest)
 		none = np_wait_until(!atomic_load(&leaser->lease[i].state) ||
 				     waits_in_vain(leaser));
 	return none;
+}
+
+/* --- one at a time, without the load ------------------------------------------------- */
+
+int np_leaser_take(struct np_leaser *leaser, unsigned int page, bool write)
+{
+	int ret = -EAGAIN;
+
+	/* Who else is at work on the page may have been in the way. */
+	np_wait_until((ret = take(leaser, page / leaser->unit, write)) != -EAGAIN);
+	return ret;
+}
+
+int np_leaser_use(struct np_leaser *leaser, unsigned int page, bool write)
+{
+	const unsigned int unit = page / leaser->unit;
+	struct np_leaser_lease *lease = &leaser->lease[unit];
+	size_t off = leaser->load->offset + page * PAGE;
+
+	if (!lease->taken)
+		return -ENOENT;
+	return use(leaser, off, lease->addr + off - offset_of(leaser, unit), lease->key, write,
+		   lease->write);
+}
+
+bool np_leaser_is_recalled(struct np_leaser *leaser, unsigned int page, bool wait)
+{
+	const int timeout_ms = wait && leaser->kind == NP_LEASER_REMOTE ? NP_WAIT_MS : 0;
+	struct np_leaser_lease *lease = &leaser->lease[page / leaser->unit];
+	struct np_end end = { .channel = leaser->channel };
+	struct rdma_np_event event;
+
+	while (!lease->recalled && np_next_event(&end, &event, timeout_ms) > 0)
+		if (event.type == RDMA_NP_EVENT_RECALL)
+			hear_recall(leaser, &event);
+	return lease->recalled;
+}
+
+int np_leaser_give_back(struct np_leaser *leaser, unsigned int page)
+{
+	struct np_leaser_lease *lease = &leaser->lease[page / leaser->unit];
+
+	return lease->taken ? give_back(leaser, lease) : -ENOENT;
 }

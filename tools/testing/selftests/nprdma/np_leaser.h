@@ -65,10 +65,16 @@ struct np_leaser {
 int np_leaser_init(struct np_leaser *leaser, enum np_leaser_kind kind, struct np_load *load,
 		   struct np_end *owner, struct ibv_mr *mr, bool slots);
 /*
- * Before a change: waits until each of pages [@first, @first + @n) is leased for writing. Those
- * leases stay until they are recalled, and there are no new ones. The load runs.
+ * Before a change: waits until each of pages [@first, @first + @n) is leased: for writing, if the
+ * load writes and the memory can be pinned for that. Those leases stay until they are recalled,
+ * and there are no new ones. The load runs. NP_LEASER_NONE: does not wait.
  */
 bool np_leaser_begin(struct np_leaser *leaser, unsigned int first, unsigned int n);
+/* Are they all leased, as np_leaser_begin() wants it? And is none of them, or none @to_write? */
+bool np_leaser_has_all(struct np_leaser *leaser, unsigned int first, unsigned int n);
+bool np_leaser_has_none(struct np_leaser *leaser, unsigned int first, unsigned int n, bool to_write);
+/* After something that is no change: leases are given back and asked for as before. */
+void np_leaser_goes_on(struct np_leaser *leaser);
 /*
  * After it: waits until they, or, @to_write, those for writing, are all given back; false: one
  * was not. The owner's own: does not wait.
@@ -81,5 +87,19 @@ bool np_leaser_end(struct np_leaser *leaser, unsigned int first, unsigned int n,
 unsigned long np_leaser_recalls(struct np_leaser *leaser);
 /* There are no leases, until this is called with false; all are given back when it returns. */
 bool np_leaser_rest(struct np_leaser *leaser, bool rest);
+
+/*
+ * Step by step, while no load runs: the lease that @page of the load is in. Data of
+ * np_leaser_use() is at the begin of the peer's buffer, for both kinds; it looks for no recall. 0,
+ * the status of a fault or -errno; -EAGAIN: there was no lease to have for a long time.
+ */
+int np_leaser_take(struct np_leaser *leaser, unsigned int page, bool write);
+int np_leaser_use(struct np_leaser *leaser, unsigned int page, bool write);
+/*
+ * @wait: for the message to a peer. It does not for the owner's own, which is recalled before
+ * the system call returns that changes the memory.
+ */
+bool np_leaser_is_recalled(struct np_leaser *leaser, unsigned int page, bool wait);
+int np_leaser_give_back(struct np_leaser *leaser, unsigned int page);
 
 #endif /* NP_LEASER_H */

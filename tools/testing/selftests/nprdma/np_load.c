@@ -326,12 +326,31 @@ void np_load_lose_for_zeros(struct np_load *load, unsigned int first, unsigned i
 	np_load_lose(load, first, n);
 }
 
-void np_load_store(struct np_load *load, unsigned int page)
+int np_load_store_by(struct np_load *load, unsigned int page,
+		     int (*put)(void *arg, unsigned int page, const void *data), void *arg)
 {
+	uint64_t data[PAGE_WORDS];
+	int ret;
+
 	np_load_step(load, page, 1);
-	page_fill(load, load->data + page * PAGE, page,
-		  atomic_fetch_add(&load->page[page].version, 1) + 1);
+	page_fill(load, data, page, atomic_fetch_add(&load->page[page].version, 1) + 1);
+	ret = put(arg, page, data);
 	/* Through the phase in which it is gone, which nobody sees. */
 	for (int i = 0; i < 3; i++)
 		np_load_step(load, page, 1);
+	return ret;
+}
+
+/* By the CPU, at the address where the region is. */
+static int store(void *arg, unsigned int page, const void *data)
+{
+	const struct np_load *load = arg;
+
+	memcpy(load->data + page * PAGE, data, PAGE);
+	return 0;
+}
+
+void np_load_store(struct np_load *load, unsigned int page)
+{
+	np_load_store_by(load, page, store, load);
 }

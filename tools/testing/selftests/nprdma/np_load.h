@@ -106,5 +106,8 @@ void np_load_lose(struct np_load *load, unsigned int first, unsigned int n);
 void np_load_lose_for_zeros(struct np_load *load, unsigned int first, unsigned int n);
 /* The owner writes a page itself: nobody else may just then. */
 void np_load_store(struct np_load *load, unsigned int page);
+/* The same by @put, which is given what to write: its error. */
+int np_load_store_by(struct np_load *load, unsigned int page,
+		     int (*put)(void *arg, unsigned int page, const void *data), void *arg);
 
 #endif /* NP_LOAD_H */

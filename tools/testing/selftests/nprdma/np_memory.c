@@ -497,21 +497,6 @@ TEST_F(memory, poisoned_page_that_swap_still_has_comes_back)
 	}
 }
 
-/* Bits of linux/kernel-page-flags.h, of the frame that a page is in; 0: in none. */
-static uint64_t frame_flags(const uint8_t *p)
-{
-	uint64_t entry = 0, flags = 0;
-	int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	int all = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
-
-	if (pread(map, &entry, sizeof(entry), (uintptr_t)p / PAGE * sizeof(entry)) ==
-	    sizeof(entry) && entry >> 63)
-		pread(all, &flags, sizeof(flags), (entry & ((1ULL << 55) - 1)) * sizeof(flags));
-	close(map);
-	close(all);
-	return flags;
-}
-
 /*
  * What is held is pinned, and a huge page with a pin in it is not split: the kernel says so
  * and leaves it where it is. Split it is before the test ends: freed whole, it would give its
@@ -533,17 +518,17 @@ TEST_F(memory, poisoned_page_stays_while_its_huge_page_is_held)
 	ASSERT_TRUE(np_wait_until(!madvise(pair->data, HUGE_PAGE, MADV_COLLAPSE)));
 	hold = np_hold(pair->mr, (uintptr_t)pair->data, PAGE, RDMA_NP_FAULT_WRITE, &info);
 	ASSERT_LE(0, hold);
-	ASSERT_NE(0, frame_flags(p) & huge);
+	ASSERT_NE(0, np_frame_flags(p) & huge);
 	ASSERT_EQ(-1, madvise(p, PAGE, MADV_HWPOISON));
 	EXPECT_EQ(EHWPOISON, errno);
 	EXPECT_EQ(1, poisoned);
-	ASSERT_EQ(huge | bad, frame_flags(p) & (huge | bad));
+	ASSERT_EQ(huge | bad, np_frame_flags(p) & (huge | bad));
 	ASSERT_EQ(0, np_read_proven(peer, &pair->info, 0, 0, HUGE_PAGE));
 	EXPECT_EQ(-1, np_differs(peer->buf, HUGE_PAGE, 1));
 	EXPECT_EQ(-1, np_differs(pair->data, HUGE_PAGE, 1));
 	np_hold_free(pair->owner.ctx, hold);
 	ASSERT_TRUE(np_wait_until(!madvise(p, PAGE, MADV_COLD) &&
-				  (frame_flags(p) & (huge | bad)) == bad));
+				  (np_frame_flags(p) & (huge | bad)) == bad));
 	ASSERT_EQ(0, np_read_proven(peer, &pair->info, 0, 0, HUGE_PAGE));
 	EXPECT_EQ(-1, np_differs(peer->buf, HUGE_PAGE, 1));
 }
@@ -571,7 +556,7 @@ TEST_F(slot, poisoned_page_goes_alone)
 		ASSERT_LOAD(np_load_goes_on(load, 2 * PAGES));
 		ASSERT_TRUE(np_wait_until(leaves(pair->mr) == want));
 		/* Nobody has it in his hands, nor is it on a list of a CPU. */
-		ASSERT_TRUE(np_wait_until((frame_flags(p) & bits) == bits));
+		ASSERT_TRUE(np_wait_until((np_frame_flags(p) & bits) == bits));
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, madvise(p, PAGE, MADV_HWPOISON)) TH_LOG("%s", strerror(errno));
 		EXPECT_EQ(i + 1, poisoned);

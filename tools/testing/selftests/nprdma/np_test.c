@@ -976,6 +976,20 @@ uint64_t np_frame_of(const void *addr)
 	return entry >> 63 ? entry & ((1ULL << 55) - 1) : 0;
 }
 
+uint64_t np_frame_flags(const uint8_t *p)
+{
+	uint64_t entry = 0, flags = 0;
+	int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	int all = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
+
+	if (pread(map, &entry, sizeof(entry), (uintptr_t)p / PAGE * sizeof(entry)) ==
+	    sizeof(entry) && entry >> 63)
+		pread(all, &flags, sizeof(flags), (entry & ((1ULL << 55) - 1)) * sizeof(flags));
+	close(map);
+	close(all);
+	return flags;
+}
+
 int np_set_idle(uint64_t frame)
 {
 	uint64_t word = 1ULL << frame % 64;

@@ -205,6 +205,8 @@ long np_meminfo_kb(const char *field);
 
 /* The page frame of an address of ours; 0: none. */
 uint64_t np_frame_of(const void *addr);
+/* Bits of linux/kernel-page-flags.h of it; 0: none. */
+uint64_t np_frame_flags(const uint8_t *p);
 /* As reclaim asks whether a page is in use; not of one on a list of a CPU. */
 #define NP_PAGE_IDLE "/sys/kernel/mm/page_idle/bitmap"
 int np_set_idle(uint64_t frame);
