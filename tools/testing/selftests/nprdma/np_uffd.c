@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Memory whose pages the owner itself brings, with userfaultfd: its peers' faults wait for it
- * as its own do.
+ * as its own do, and so do leases, its own as well.
  */
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -9,7 +9,8 @@
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 
-#include "np_memory.h"
+#include "np_change.h"
+#include "np_leaser.h"
 
 static int uffd_open(uint64_t features)
 {
@@ -139,14 +140,55 @@ static void expect_busy(struct __test_metadata *_metadata, struct np_pair *pair,
 	EXPECT_EQ(0, monitor_hear(m, 0));
 }
 
+FIXTURE(memory) {
+	struct np_pair pair;
+	struct np_load load;
+	struct np_leaser leaser;
+	uint8_t *data;		/* of the first page that the peer uses */
+};
+
+FIXTURE_VARIANT(memory) {
+	enum np_leaser_kind lease;
+};
+
+FIXTURE_VARIANT_ADD(memory, anonymous) {};
+FIXTURE_VARIANT_ADD(memory, anonymous_remote) { .lease = NP_LEASER_REMOTE };
+FIXTURE_VARIANT_ADD(memory, anonymous_local) { .lease = NP_LEASER_LOCAL };
+
+FIXTURE_SETUP(memory)
+{
+	ASSERT_EQ(0, memory_open(&self->pair, &self->load, &self->data));
+	ASSERT_EQ(0, np_leaser_init(&self->leaser, variant->lease, &self->load, &self->pair.owner,
+				    self->pair.mr, false));
+}
+
+FIXTURE_TEARDOWN_PARENT(memory)
+{
+	NP_CHECK_USAGE(&self->pair.before);
+}
+
+/* With leases: so many were recalled, and requests went under them. */
+#define EXPECT_RECALLS(least)						\
+	do {								\
+		unsigned long recalls_ = np_leaser_recalls(&self->leaser);	\
+									\
+		if (self->leaser.kind == NP_LEASER_NONE)		\
+			break;						\
+		EXPECT_LE((unsigned long)(least), recalls_);		\
+		EXPECT_LT(0, atomic_load(&self->leaser.uses));		\
+		TH_LOG("%lu leases, %lu recalls, %lu requests under them", self->leaser.leases, \
+		       recalls_, self->leaser.uses);			\
+	} while (0)
+
 TEST_F(memory, fault_waits_for_userfaultfd_to_bring_the_page)
 {
+	const bool leased = variant->lease != NP_LEASER_NONE;
 	struct monitor m = { .unit = PAGE };
 	struct np_load *load = &self->load;
 	size_t off = FIRST_PAGE * PAGE;
 
 	ASSERT_EQ(0, monitor_init(&m, 0, UFFDIO_REGISTER_MODE_MISSING, self->data, PAGES * PAGE));
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; !leased && i < 4; i++) {
 		uint32_t flags = (i & 1 ? RDMA_NP_FAULT_WRITE : 0) |
 				 (i & 2 ? RDMA_NP_FAULT_HOLD : 0);
 
@@ -160,9 +202,12 @@ TEST_F(memory, fault_waits_for_userfaultfd_to_bring_the_page)
 		unsigned int page = random_of(i, PAGES);
 
 		ASSERT_LOAD(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_leaser_begin(&self->leaser, page, 1));
 		pthread_mutex_lock(&m.lock);
 		np_load_step(load, page, 1);
 		ASSERT_EQ(0, madvise(self->data + page * PAGE, PAGE, MADV_DONTNEED));
+		/* No lease is asked for before this ends, so the load does not wait for the monitor. */
+		ASSERT_LOAD(np_leaser_end(&self->leaser, page, 1, false));
 		np_load_lose_for_zeros(load, page, 1);
 		np_load_gone(load, page, 1, RDMA_NP_BUSY, RDMA_NP_BUSY);
 		np_load_step(load, page, 1);
@@ -173,10 +218,13 @@ TEST_F(memory, fault_waits_for_userfaultfd_to_bring_the_page)
 	EXPECT_RIGHT(load);
 	EXPECT_LT(0, load->zeros);
 	EXPECT_EQ(0, atomic_load(&m.error));
+	EXPECT_RECALLS(ROUNDS);
 }
 
 TEST_F(memory, write_waits_for_userfaultfd_to_lift_its_protection)
 {
+	/* Before the load starts; then step by step. */
+	const int steps = variant->lease == NP_LEASER_NONE ? 2 : 0;
 	struct monitor m = { .unit = PAGE, .kind = UFFD_WP };
 	struct np_load *load = &self->load;
 
@@ -190,15 +238,18 @@ TEST_F(memory, write_waits_for_userfaultfd_to_lift_its_protection)
 			.mode = UFFDIO_WRITEPROTECT_MODE_WP,
 		};
 
-		if (i == 2) {
+		if (i == steps) {
 			ASSERT_EQ(0, monitor_start(&m));
 			ASSERT_EQ(0, np_load_start(load));
 		}
-		if (i >= 2) {
+		if (i >= steps) {
 			ASSERT_LOAD(np_load_goes_on(load, 50));
+			ASSERT_LOAD(np_leaser_begin(&self->leaser, first, 8));
 		}
 		ASSERT_EQ(0, ioctl(m.uffd, UFFDIO_WRITEPROTECT, &wp));
-		if (i < 2) {
+		if (i >= steps) {
+			ASSERT_LOAD(np_leaser_end(&self->leaser, first, 8, true));
+		} else {
 			size_t off = (FIRST_PAGE + first) * PAGE;
 
 			/* Readers do not wait. */
@@ -213,12 +264,14 @@ TEST_F(memory, write_waits_for_userfaultfd_to_lift_its_protection)
 	ASSERT_LOAD(np_load_goes_on(load, 10 * PAGES));
 	EXPECT_RIGHT(load);
 	EXPECT_EQ(0, atomic_load(&m.error));
+	EXPECT_RECALLS(ROUNDS);
 }
 
 /* The same where pages are a file's, in small pages and in huge ones. */
 FIXTURE(uffd) {
 	struct np_pair pair;
 	struct np_load load;
+	struct np_leaser leaser;
 	uint8_t *data;
 	int fd;
 	int huge_pages;		/* that there were before */
@@ -227,12 +280,25 @@ FIXTURE(uffd) {
 FIXTURE_VARIANT(uffd) {
 	bool huge;
 	bool minor;		/* the file has the page, and the page table does not */
+	enum np_leaser_kind lease;
 };
 
 FIXTURE_VARIANT_ADD(uffd, shmem) {};
 FIXTURE_VARIANT_ADD(uffd, shmem_minor) { .minor = true };
 FIXTURE_VARIANT_ADD(uffd, hugetlb) { .huge = true };
 FIXTURE_VARIANT_ADD(uffd, hugetlb_minor) { .huge = true, .minor = true };
+
+#define LEASED(name, ...)							\
+	FIXTURE_VARIANT_ADD(uffd, name##_remote) {				\
+		.lease = NP_LEASER_REMOTE, __VA_ARGS__				\
+	};									\
+	FIXTURE_VARIANT_ADD(uffd, name##_local) {				\
+		.lease = NP_LEASER_LOCAL, __VA_ARGS__				\
+	}
+LEASED(shmem, .minor = false);
+LEASED(shmem_minor, .minor = true);
+LEASED(hugetlb, .huge = true);
+LEASED(hugetlb_minor, .huge = true, .minor = true);
 
 #define HUGE_PAGES "/proc/sys/vm/nr_hugepages"
 
@@ -251,6 +317,9 @@ FIXTURE_SETUP(uffd)
 	ASSERT_EQ(0, ftruncate(self->fd, NP_DATA_LEN));
 	ASSERT_EQ(self->pair.data, mmap(self->pair.data, NP_DATA_LEN, PROT_READ | PROT_WRITE,
 					MAP_SHARED | MAP_FIXED, self->fd, 0));
+	/* One lease of all that goes at once: see np_leaser_end() below. */
+	ASSERT_EQ(0, np_leaser_init(&self->leaser, variant->lease, &self->load, &self->pair.owner,
+				    self->pair.mr, variant->huge));
 }
 
 FIXTURE_TEARDOWN_PARENT(uffd)
@@ -273,6 +342,7 @@ static int uffd_take(FIXTURE_DATA(uffd) *self, bool minor, size_t off, size_t le
 
 TEST_F(uffd, fault_waits_for_userfaultfd_to_bring_the_page_of_a_file)
 {
+	const bool leased = variant->lease != NP_LEASER_NONE;
 	struct monitor m = {
 		.unit = variant->huge ? HUGE_PAGE : PAGE,
 		.kind = variant->minor ? UFFD_MINOR : UFFD_ZEROS,
@@ -286,7 +356,7 @@ TEST_F(uffd, fault_waits_for_userfaultfd_to_bring_the_page_of_a_file)
 				  variant->minor ? UFFDIO_REGISTER_MODE_MINOR :
 						   UFFDIO_REGISTER_MODE_MISSING,
 				  self->pair.data, NP_DATA_LEN)) TH_LOG("%s", strerror(errno));
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; !leased && i < 4; i++) {
 		uint32_t flags = (i & 1 ? RDMA_NP_FAULT_WRITE : 0) |
 				 (i & 2 ? RDMA_NP_FAULT_HOLD : 0);
 
@@ -294,8 +364,11 @@ TEST_F(uffd, fault_waits_for_userfaultfd_to_bring_the_page_of_a_file)
 		expect_busy(_metadata, &self->pair, &m, 0, flags);
 		expect_waits(_metadata, &self->pair, &m, 0, flags);
 	}
-	ASSERT_EQ(0, np_read_proven(&self->pair.peer, &self->pair.info, 0, 0, PAGE));
-	EXPECT_TRUE(np_all(self->pair.peer.buf, PAGE, variant->minor ? 0x0101010101010101 : 0));
+	if (!leased) {
+		ASSERT_EQ(0, np_read_proven(&self->pair.peer, &self->pair.info, 0, 0, PAGE));
+		EXPECT_TRUE(np_all(self->pair.peer.buf, PAGE,
+				   variant->minor ? 0x0101010101010101 : 0));
+	}
 
 	ASSERT_EQ(0, monitor_start(&m));
 	ASSERT_EQ(0, np_load_start(load));
@@ -306,9 +379,15 @@ TEST_F(uffd, fault_waits_for_userfaultfd_to_bring_the_page_of_a_file)
 		size_t off = (FIRST_PAGE + first) * PAGE;
 
 		ASSERT_LOAD(np_load_goes_on(load, 50));
+		ASSERT_LOAD(np_leaser_begin(&self->leaser, first, n));
 		pthread_mutex_lock(&m.lock);
 		np_load_step(load, first, n);
 		ASSERT_EQ(0, uffd_take(self, variant->minor, off, m.unit));
+		/*
+		 * Under a lease the load does not wait for the monitor, nor does it ask for one
+		 * before this ends; afterwards it does.
+		 */
+		ASSERT_LOAD(np_leaser_end(&self->leaser, first, n, false));
 		if (!variant->minor)
 			np_load_lose_for_zeros(load, first, n);
 		np_load_gone(load, first, n, RDMA_NP_BUSY, RDMA_NP_BUSY);
@@ -320,6 +399,7 @@ TEST_F(uffd, fault_waits_for_userfaultfd_to_bring_the_page_of_a_file)
 	EXPECT_RIGHT(load);
 	EXPECT_EQ(!variant->minor, load->zeros > 0);
 	EXPECT_EQ(0, atomic_load(&m.error));
+	EXPECT_RECALLS(ROUNDS);
 }
 
 TEST_HARNESS_MAIN
