@@ -707,7 +707,7 @@ void *arena_state::allocate_any(std::size_t bytes, std::size_t alignment)
 /* No call returns into this function, nor into deallocate(): they save no registers. Their instructions count. */
 void *arena_state::allocate(std::size_t bytes, std::size_t alignment)
 {
-	if (!npra::is_plain_small(bytes, alignment)) [[unlikely]]
+	if (!npra::is_plain_small(bytes, alignment))
 		return allocate_any(bytes, alignment);
 	const unsigned int size_class = npra::class_of(bytes);
 	const slot &s = slots[serial_ % slots_of_thread];
@@ -746,7 +746,7 @@ void arena_state::deallocate(void *block, std::size_t bytes, std::size_t alignme
 {
 	const std::size_t offset = offset_of(block);
 
-	if (!npra::is_plain_small(bytes, alignment) || offset >= backing_.size() || offset % npra::line) [[unlikely]]
+	if (!npra::is_plain_small(bytes, alignment) || offset >= backing_.size() || offset % npra::line)
 		return deallocate_any(block, bytes, alignment);
 	const unsigned int size_class = npra::class_of(bytes);
 	const auto tag = tag_of(offset);
