@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -116,15 +117,16 @@ int own_server()
 
 int own_client(const char *server, std::size_t words)
 {
-	Umap::NetworkClient *client = new Umap::NetworkClient(server);
+	const auto client = std::make_unique<Umap::NetworkClient>(server);
+	std::unique_ptr<Umap::Store> stores[3];
 	std::uint64_t *arrays[3];
 	int result = 0;
 
 	/* The last two have one name, and are two arrays. */
 	for (int i = 0; i < 3; i++) {
-		Umap::Store *store = new Umap::StoreNetwork(i ? "more" : "first", words * 8, client);
-		void *const a =
-		    Umap::umap_ex(nullptr, words * 8, PROT_READ | PROT_WRITE, UMAP_PRIVATE, 0, 0, store);
+		stores[i].reset(new Umap::StoreNetwork(i ? "more" : "first", words * 8, client.get()));
+		void *const a = Umap::umap_ex(nullptr, words * 8, PROT_READ | PROT_WRITE, UMAP_PRIVATE, 0, 0,
+					      stores[i].get());
 		if (a == UMAP_FAILED)
 			return 2;
 		arrays[i] = static_cast<std::uint64_t *>(a);
@@ -139,7 +141,6 @@ int own_client(const char *server, std::size_t words)
 	for (std::uint64_t *const a : arrays)
 		if (uunmap(a, 0))
 			return 3;
-	delete client;
 	return result;
 }
 

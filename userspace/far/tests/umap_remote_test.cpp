@@ -208,7 +208,17 @@ TEST_F(UmapRemote, AFileOfAServerThatIsGoneIsWaitedOut)
 TEST_F(UmapRemote, AServerLendsWhatItsClientAsksForUntilThatIsGone)
 {
 	const std::string address = "shm:umap-own-" + std::to_string(::getpid());
-	/* Whichever is first. */
+	const auto server = start({"own-server"}, {{"NPRDMA_UMAP_ADDRESS", address}});
+
+	/* It waits for the first one. */
+	ASSERT_TRUE(server->has_lent());
+	EXPECT_EQ(run({"own-client", address, "30000"}), 0);
+	EXPECT_EQ(server->end(), 0);
+}
+
+TEST_F(UmapRemote, AClientWaitsForItsServer)
+{
+	const std::string address = "shm:umap-soon-" + std::to_string(::getpid());
 	const auto client = start({"own-client", address, "30000"});
 	const auto server = start({"own-server"}, {{"NPRDMA_UMAP_ADDRESS", address}});
 
