@@ -461,7 +461,9 @@ struct client final : npr::lease_keeper::client {
 		if (!sigismember(&mask, SIGTERM))
 			takes_signals = true;
 		std::uint64_t count;
-		heard += ::read(channel.get(), &count, sizeof(count)) > 0;
+		const bool event = ::read(channel.get(), &count, sizeof(count)) > 0;
+		heard_between += event && !age;
+		heard += event;
 		++looks;
 		aged += age;
 		std::this_thread::sleep_for(stays);
@@ -479,6 +481,7 @@ struct client final : npr::lease_keeper::client {
 	std::mutex mutex; /* the client's, which it holds when it says that it has leases */
 	std::atomic<bool> inside{false}, takes_signals{false};
 	std::atomic<unsigned> looks{0}, heard{0}, aged{0};
+	std::atomic<unsigned> heard_between{0}; /* of heard: no period was over, so it was the event that woke the thread */
 	std::chrono::milliseconds stays{0};
 };
 
@@ -514,6 +517,7 @@ TEST_F(LeaseKeeper, ClientWithoutLeasesIsLeftAlone)
 	c.event();
 	std::this_thread::sleep_for(std::chrono::nanoseconds(3 * npr::lease_keeper::period));
 	EXPECT_EQ(c.looks, 0U);
+	/* While this thread sleeps no other but the keeper's runs. A busy machine gives it less of that, and not more. */
 	EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 10) << "of processor time";
 	watch(true);
 	EXPECT_TRUE(comes_true([&] { return c.aged > 1; }));
@@ -524,18 +528,20 @@ TEST_F(LeaseKeeper, ClientWithoutLeasesIsLeftAlone)
 	EXPECT_LE(c.looks, looks + 1) << "one that was under way";
 }
 
-/* Much sooner than by the clock, each time. */
+/*
+ * Not when a period is over. A machine that is busy may run the thread so late that one is over all the same, but
+ * not each time.
+ */
 TEST_F(LeaseKeeper, ClientWithLeasesHearsOfItsEventsAtOnce)
 {
 	constexpr unsigned count = 200;
-	const auto begun = std::chrono::steady_clock::now();
 
 	watch(true);
 	for (unsigned i = 1; i <= count; ++i) {
 		c.event();
 		ASSERT_TRUE(comes_true([&] { return c.heard == i; }));
 	}
-	EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::nanoseconds(count * npr::lease_keeper::period / 2));
+	EXPECT_GT(c.heard_between, count / 10);
 }
 
 TEST_F(LeaseKeeper, NobodyIsAtAClientThatIsRemoved)
@@ -569,10 +575,9 @@ TEST_F(LeaseKeeper, ChannelThatHasEndedIsNotListenedTo)
 	client gone;
 	keeper.add(gone, ends[1]);
 	keeper.watch(gone, true);
-	std::this_thread::sleep_for(std::chrono::nanoseconds(5 * npr::lease_keeper::period));
-	EXPECT_GE(gone.aged, 1U);
-	EXPECT_LE(gone.looks, 20U);
+	EXPECT_TRUE(comes_true([&] { return gone.aged > 4; }));
 	keeper.remove(gone);
+	EXPECT_LE(gone.looks - gone.aged, 15U) << "looks for an event";
 	close(ends[1]);
 }
 
