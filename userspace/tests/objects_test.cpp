@@ -1184,6 +1184,59 @@ TEST_F(Objects, ReceivesAndStrangersAreDeliveredAsTheyCame)
 	EXPECT_EQ(got[1].qp_num, 99U);
 }
 
+/*
+ * Receive work queues (ibv_create_wq) complete in CQs of the library, too, and it knows none of them. Their numbers are
+ * not those of queue pairs, so one may be that of a queue pair; and of what has failed the opcode says nothing.
+ */
+TEST_F(Objects, CompletionsOfAWorkQueueWithTheNumberOfAQueuePairAreDeliveredAsTheyCame)
+{
+	constexpr std::uint64_t count = 32;
+	npr_qp *const qp = attach(1);
+	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
+	dev.words.assign(pages, 4 | 3);
+	std::array<std::byte, 8> b;
+	const auto arrive = [&](bool flushed) {
+		for (std::uint64_t i = 0; i < count; ++i) {
+			ibv_wc wc{};
+			wc.qp_num = 1;
+			wc.wr_id = i;
+			wc.opcode = flushed ? IBV_WC_RDMA_READ : IBV_WC_RECV;
+			wc.status = flushed ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
+			wc.byte_len = 7;
+			dev.completions.push_back(wc);
+		}
+	};
+	const auto expect_all = [&](bool flushed) {
+		for (std::uint64_t i = 0; i < count; ++i) {
+			const ibv_wc wc = next();
+			ASSERT_EQ(wc.wr_id, i);
+			EXPECT_EQ(wc.qp_num, 1U);
+			EXPECT_EQ(wc.status, flushed ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS);
+			EXPECT_EQ(wc.byte_len, 7U);
+		}
+	};
+
+	for (const bool flushed : {false, true}) {
+		dev.stall = true;
+		ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1000), 0);
+		arrive(flushed);
+		expect_all(flushed);
+		dev.go_on();
+		const ibv_wc wc = next();
+		EXPECT_EQ(wc.wr_id, 1000U);
+		EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+	}
+	/* And those that a detach finds while it waits for the queue pair's own. */
+	dev.stall = true;
+	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1000), 0);
+	dev.stall = false;
+	arrive(true);
+	ASSERT_EQ(npr_detach_qp(qp), 0);
+	expect_all(true);
+	ibv_wc wc;
+	EXPECT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0);
+}
+
 TEST_F(Objects, DetachEndsWhatIsUnderWayAndKeepsTheOthers)
 {
 	npr_qp *a = attach(1), *b = attach(2);
