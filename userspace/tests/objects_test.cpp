@@ -1193,7 +1193,7 @@ TEST_F(Objects, CompletionsOfAWorkQueueWithTheNumberOfAQueuePairAreDeliveredAsTh
 	constexpr std::uint64_t count = 32;
 	npr_qp *const qp = attach(1);
 	ASSERT_EQ(npr_resolve(qp, rkey, nullptr), 0);
-	dev.words.assign(pages, 4 | 3);
+	dev.all_in();
 	std::array<std::byte, 8> b;
 	const auto arrive = [&](bool flushed) {
 		for (std::uint64_t i = 0; i < count; ++i) {
