@@ -10,9 +10,9 @@
 
 /* Made and ended by main.c, which says what may wait on them */
 struct workqueue_struct *np_wq;
-struct workqueue_struct *np_receive_wq;
 EXPORT_SYMBOL_IF_KUNIT(np_wq);
 
+struct workqueue_struct *np_receive_wq;
 struct workqueue_struct *np_kill_wq;
 
 static u64 np_boot;
