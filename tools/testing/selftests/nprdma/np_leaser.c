@@ -86,6 +86,12 @@ static int obey_recalls(struct np_leaser *leaser)
 	return 0;
 }
 
+/* While a FAULT of the load itself is tried again: it may wait for a lease that is recalled. */
+static int obey_while_busy(struct np_load *load)
+{
+	return obey_recalls(of_load);
+}
+
 /* As give_back(), if nobody says meanwhile that leases are kept: then it is there still. */
 static int give_back_unasked(struct np_leaser *leaser, struct np_leaser_lease *lease)
 {
@@ -320,6 +326,7 @@ int np_leaser_init(struct np_leaser *leaser, enum np_leaser_kind kind, struct np
 		return -errno;
 	of_load = leaser;
 	load->move = move;
+	load->busy = obey_while_busy;
 	return 0;
 }
 

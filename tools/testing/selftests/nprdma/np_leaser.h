@@ -4,6 +4,11 @@
  * recalls before it posts the next request, and gives leases back that it has used for a while,
  * so that there are some of all ages.
  *
+ * It has one thread, and obeys recalls as well while the owner is BUSY with a FAULT of its own.
+ * The FAULT may wait for just such a lease: where the owner's memory has another page now, peers
+ * get that when the owner has given back his lease of the old one. Or it waits for somebody who
+ * does nothing before a lease is back.
+ *
  * Under a lease a request is posted once and nothing is proven. A peer hears of a recall by a
  * message, so until then it reaches what was there before, as on pinned memory. Before a test
  * demands that the peer sees the change it waits until none of the leases is left that there

@@ -59,12 +59,24 @@ static size_t offset_of(const struct np_load *load, unsigned int page)
 static int fault(struct np_load *load, unsigned int page, uint32_t flags, int round,
 		 struct rdma_np_event *event)
 {
+	const uint64_t addr = load->info->base + offset_of(load, page);
+	const uint64_t deadline = np_now_ms() + NP_WAIT_MS;
+	int ret, err;
+
 	if (round >= 4 && !load->no_holds)
 		flags |= RDMA_NP_FAULT_HOLD;
 	atomic_fetch_add(&load->faults, 1);
 	memset(event, 0, sizeof(*event));
-	return np_fault(load->peer, load->info->region_id,
-			load->info->base + offset_of(load, page), PAGE, flags, event);
+	for (;;) {
+		ret = np_fault_once(load->peer, load->peer->qp, load->info->region_id, addr, PAGE,
+				    flags, event);
+		if ((ret != RDMA_NP_BUSY && ret != -EBUSY) || np_now_ms() >= deadline)
+			return ret;
+		err = load->busy ? load->busy(load) : 0;
+		if (err)
+			return err;
+		np_pause();
+	}
 }
 
 static void release(struct np_load *load, struct rdma_np_event *event)

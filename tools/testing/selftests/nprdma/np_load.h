@@ -62,6 +62,11 @@ struct np_load {
 	 * status of a fault or -errno; -EAGAIN: not this time. NULL: there is none.
 	 */
 	int (*move)(struct np_load *load, unsigned int page, bool write);
+	/*
+	 * The owner is BUSY with a FAULT, which is tried again after this; no request is under way.
+	 * 0 or -errno. NULL: there is nothing to do.
+	 */
+	int (*busy)(struct np_load *load);
 
 	struct np_load_page page[NP_LOAD_PAGES];
 	pthread_t thread;
