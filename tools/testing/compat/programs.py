@@ -257,6 +257,7 @@ def programs(link):
         yield dict(mpi(f"{MPI}/exchange", name="Open MPI, pml ucx: exchange"), short=True)
         # Pinned it would need 8 GiB.
         yield dict(mpi(f"{MPI}/window", "4", name="Open MPI windows of 4 GiB in 512 MiB"), limit="512M", pinned_fails=True)
-    yield from rdma_cm_programs()
+    if link.ethernet:
+        yield from rdma_cm_programs()
     if os.path.isdir(PACKAGED):
         yield from pyverbs_tests(link)
