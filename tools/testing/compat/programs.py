@@ -142,7 +142,8 @@ def cm(name, server, client, **more):
 
 
 def fio(name, server, client, port, **more):
-    common = f"fio --name=job --ioengine=rdma --port={port} --eta=never"
+    # Without --thread fio's job is a process with a session of its own: nobody sees that it listens, or what it reports.
+    common = f"fio --name=job --thread --ioengine=rdma --port={port} --eta=never"
     return cm(name, f"{common} {server}", f"{common} {client} --hostname={{a}}", **more)
 
 
@@ -181,12 +182,11 @@ def rdma_cm_programs():
                   f"--rw=write --verb={verb} --bs=64k --size=8m --iodepth=8", 8700 + n)
     # --verify of this engine looks at what the server receives, and at nothing else: FIO_UNIDIR has no phase that
     # reads back, and of READs and WRITEs the server has no completions. All receives are there before the first message.
-    # With --thread the process that reports what was unpinned is the one that registers it.
-    verified = "--thread --verify=crc32c --bs=64k --size=2m"
+    verified = "--verify=crc32c --bs=64k --size=2m"
     yield fio("fio, verb send, --verify", f"--rw=read {verified} --iodepth=32",
               f"--rw=write --verb=send {verified} --iodepth=8", 8705)
     # So for those the buffers are files, and what is in the one that was written to is looked at.
-    small = "--thread --bs=1m --iodepth=16 --size=32m --iomem=mmapshared:/tmp/compat"
+    small = "--bs=1m --iodepth=16 --size=32m --iomem=mmapshared:/tmp/compat"
     files = "truncate -s 20M /tmp/compat-server /tmp/compat-client"
     yield fio("fio, verb write, data checked", f"--rw=read {small}-server",
               f"--rw=write --verb=write --buffer_pattern=0x{PATTERN} {small}-client", 8706, before=files,
