@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* npr-far-server, as a process. */
+#include "child.hpp"
 #include "must.hpp"
 
 #include <nprdma/far_network.hpp>
@@ -14,7 +15,6 @@
 #include <gtest/gtest.h>
 #include <initializer_list>
 #include <string>
-#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -25,78 +25,25 @@ namespace
 using namespace nprdma::far;
 namespace transport = nprdma::transport;
 
-class process
+/* It has @ignored ignored from the beginning, as nohup(1) does it; what it complains of is heard, too. */
+class process : public child
 {
 public:
-	/* It has @ignored ignored from the beginning, as nohup(1) does it. */
-	explicit process(std::vector<std::string> arguments, std::initializer_list<int> ignored = {})
+	explicit process(const std::vector<std::string> &arguments, std::initializer_list<int> ignored = {})
+	    : child(with_program(arguments), [ignored] {
+		      for (const int number : {SIGHUP, SIGINT})
+			      ::signal(number, std::ranges::count(ignored, number) ? SIG_IGN : SIG_DFL);
+		      ::dup2(STDOUT_FILENO, STDERR_FILENO);
+	      })
 	{
-		int ends[2];
-
-		if (::pipe(ends))
-			std::abort();
-		arguments.insert(arguments.begin(), NPR_FAR_SERVER);
-		std::vector<char *> argv;
-		for (std::string &a : arguments)
-			argv.push_back(a.data());
-		argv.push_back(nullptr);
-		pid_ = ::fork();
-		if (pid_ == 0) {
-			for (const int number : {SIGHUP, SIGINT})
-				::signal(number, std::ranges::count(ignored, number) ? SIG_IGN : SIG_DFL);
-			::dup2(ends[1], STDOUT_FILENO);
-			::dup2(ends[1], STDERR_FILENO);
-			::close(ends[0]);
-			::close(ends[1]);
-			::execv(argv[0], argv.data());
-			::_exit(127);
-		}
-		::close(ends[1]);
-		output_ = ends[0];
 	}
-	~process()
-	{
-		if (pid_ > 0) {
-			::kill(pid_, SIGKILL);
-			(void)end();
-		}
-		::close(output_);
-	}
-	process(const process &) = delete;
-	process &operator=(const process &) = delete;
-
-	/* Reads up to such a line. False: the output ended before. */
-	bool says(const std::string &line)
-	{
-		char c;
-
-		for (std::string now; ::read(output_, &c, 1) == 1;) {
-			said_ += c;
-			if (c != '\n') {
-				now += c;
-				continue;
-			}
-			if (now == line)
-				return true;
-			now.clear();
-		}
-		return false;
-	}
-	void signal(int number) const { ::kill(pid_, number); }
-	/* The status that it ends with, or -1. */
-	int end()
-	{
-		int status = 0;
-
-		(void)::waitpid(std::exchange(pid_, -1), &status, 0);
-		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-	}
-	[[nodiscard]] const std::string &said() const { return said_; }
 
 private:
-	pid_t pid_ = -1;
-	int output_ = -1;
-	std::string said_;
+	static std::vector<std::string> with_program(std::vector<std::string> arguments)
+	{
+		arguments.insert(arguments.begin(), NPR_FAR_SERVER);
+		return arguments;
+	}
 };
 
 std::string some_address()

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* umap_remote.cpp, as servers and clients in processes of their own. */
+#include "child.hpp"
+
 #include <umap/umap.h>
 
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -20,77 +21,6 @@ namespace
 
 using environment = std::vector<std::pair<std::string, std::string>>;
 
-class process
-{
-public:
-	process(const std::string &directory, std::vector<std::string> arguments, const environment &more)
-	{
-		int to[2], from[2];
-
-		if (::pipe(to) || ::pipe(from))
-			std::abort();
-		arguments.insert(arguments.begin(), UMAP_REMOTE);
-		std::vector<char *> argv;
-		for (std::string &a : arguments)
-			argv.push_back(a.data());
-		argv.push_back(nullptr);
-		pid_ = ::fork();
-		if (pid_ == 0) {
-			for (const auto &[name, value] : more)
-				::setenv(name.c_str(), value.c_str(), 1);
-			::dup2(to[0], STDIN_FILENO);
-			::dup2(from[1], STDOUT_FILENO);
-			for (const int fd : {to[0], to[1], from[0], from[1]})
-				::close(fd);
-			if (::chdir(directory.c_str()))
-				::_exit(126);
-			::execv(argv[0], argv.data());
-			::_exit(127);
-		}
-		::close(to[0]);
-		::close(from[1]);
-		input_ = to[1];
-		output_ = from[0];
-	}
-	~process()
-	{
-		if (pid_ > 0) {
-			::kill(pid_, SIGKILL);
-			(void)end();
-		}
-		::close(input_);
-		::close(output_);
-	}
-	process(const process &) = delete;
-	process &operator=(const process &) = delete;
-
-	/* False: it ended without. */
-	[[nodiscard]] bool has_lent() const
-	{
-		char said[5];
-		std::size_t n = 0;
-
-		for (ssize_t got;
-		     n < sizeof(said) && (got = ::read(output_, said + n, sizeof(said) - n)) > 0;)
-			n += static_cast<std::size_t>(got);
-		return std::string(said, n) == "lent\n";
-	}
-	void tell() const { (void)!::write(input_, "\n", 1); }
-	[[nodiscard]] bool runs() const { return ::waitpid(pid_, nullptr, WNOHANG) == 0; }
-	/* The status that it ends with, or -1. */
-	int end()
-	{
-		int status = 0;
-
-		(void)::waitpid(std::exchange(pid_, -1), &status, 0);
-		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-	}
-
-private:
-	pid_t pid_ = -1;
-	int input_ = -1, output_ = -1;
-};
-
 class UmapRemote : public testing::Test
 {
 protected:
@@ -103,8 +33,8 @@ protected:
 	}
 	void TearDown() override { std::filesystem::remove_all(directory_); }
 
-	[[nodiscard]] std::unique_ptr<process> start(const std::vector<std::string> &arguments,
-						     const environment &more = {}) const
+	[[nodiscard]] std::unique_ptr<child> start(std::vector<std::string> arguments,
+						   const environment &more = {}) const
 	{
 		/* Less than the data, so that pages come and go; no adapter, unless the caller names one. */
 		environment all = {{"UMAP_PAGESIZE", "8192"},
@@ -113,7 +43,13 @@ protected:
 							       std::to_string(number_++)}};
 
 		all.insert(all.end(), more.begin(), more.end());
-		return std::make_unique<process>(directory_, arguments, all);
+		arguments.insert(arguments.begin(), UMAP_REMOTE);
+		return std::make_unique<child>(std::move(arguments), [this, &all] {
+			for (const auto &[name, value] : all)
+				::setenv(name.c_str(), value.c_str(), 1);
+			if (::chdir(directory_.c_str()))
+				::_exit(126);
+		});
 	}
 	[[nodiscard]] int run(const std::vector<std::string> &arguments) const
 	{
@@ -133,7 +69,7 @@ TEST_F(UmapRemote, ClientsReadAndWriteTheServersMemory)
 	/* No whole number of pages, of whatever size. */
 	const auto server = start({"lend", "50001", "0", "3"});
 
-	ASSERT_TRUE(server->has_lent());
+	ASSERT_TRUE(server->says("lent"));
 	EXPECT_TRUE(has_serverfile());
 	EXPECT_EQ(run({"read", "50001"}), 0);
 	EXPECT_EQ(run({"read", "30001"}), 0);
@@ -146,7 +82,7 @@ TEST_F(UmapRemote, TheServerEndsAfterAsManyClientsAsItWasTold)
 {
 	const auto server = start({"lend", "5000", "0", "1"});
 
-	ASSERT_TRUE(server->has_lent());
+	ASSERT_TRUE(server->says("lent"));
 	EXPECT_TRUE(server->runs());
 	EXPECT_EQ(run({"read", "5000"}), 0);
 	EXPECT_EQ(server->end(), 0);
@@ -156,7 +92,7 @@ TEST_F(UmapRemote, MemoryIsLentByACallUntilItIsUnmapped)
 {
 	const auto server = start({"lend-by-call", "50001"});
 
-	ASSERT_TRUE(server->has_lent());
+	ASSERT_TRUE(server->says("lent"));
 	EXPECT_EQ(run({"read", "50001"}), 0);
 	server->tell();
 	EXPECT_EQ(server->end(), 0);
@@ -166,7 +102,7 @@ TEST_F(UmapRemote, MoreThanIsLentIsRefused)
 {
 	const auto server = start({"lend-by-call", "1000"});
 
-	ASSERT_TRUE(server->has_lent());
+	ASSERT_TRUE(server->says("lent"));
 	EXPECT_EQ(run({"read", "1001"}), 2);
 	server->tell();
 	EXPECT_EQ(server->end(), 0);
@@ -177,7 +113,7 @@ TEST_F(UmapRemote, PartsOfSeveralServersAreOne)
 	constexpr unsigned servers = 3;
 	/* Whole pages of 4 KiB, and not of the clients' 8 KiB. */
 	constexpr std::size_t words = 512 * 21;
-	std::vector<std::unique_ptr<process>> all;
+	std::vector<std::unique_ptr<child>> all;
 
 	/* The first one waits for the others. */
 	for (const unsigned rank : {0u, 2u, 1u})
@@ -186,7 +122,7 @@ TEST_F(UmapRemote, PartsOfSeveralServersAreOne)
 				     {"OMPI_COMM_WORLD_SIZE", std::to_string(servers)},
 				     {"PMIX_NAMESPACE", "job/1"}}));
 	for (const auto &p : all)
-		ASSERT_TRUE(p->has_lent());
+		ASSERT_TRUE(p->says("lent"));
 	EXPECT_EQ(run({"read", std::to_string(servers * words)}), 0);
 	for (const auto &p : all)
 		EXPECT_EQ(p->end(), 0);
@@ -200,7 +136,7 @@ TEST_F(UmapRemote, AFileOfAServerThatIsGoneIsWaitedOut)
 	const auto client = start({"read", "1000"});
 	const auto server = start({"lend", "1000", "0", "1"});
 
-	EXPECT_TRUE(server->has_lent());
+	EXPECT_TRUE(server->says("lent"));
 	EXPECT_EQ(client->end(), 0);
 	EXPECT_EQ(server->end(), 0);
 }
@@ -211,7 +147,7 @@ TEST_F(UmapRemote, AServerLendsWhatItsClientAsksForUntilThatIsGone)
 	const auto server = start({"own-server"}, {{"NPRDMA_UMAP_ADDRESS", address}});
 
 	/* It waits for the first one. */
-	ASSERT_TRUE(server->has_lent());
+	ASSERT_TRUE(server->says("lent"));
 	EXPECT_EQ(run({"own-client", address, "30000"}), 0);
 	EXPECT_EQ(server->end(), 0);
 }
@@ -232,7 +168,7 @@ TEST_F(UmapRemote, AServerLendsNoMoreThanItIsTold)
 	const auto server = start(
 	    {"own-server"}, {{"NPRDMA_UMAP_ADDRESS", address}, {"NPRDMA_UMAP_SERVER_BYTES", "0x80000"}});
 
-	ASSERT_TRUE(server->has_lent());
+	ASSERT_TRUE(server->says("lent"));
 	EXPECT_EQ(run({"own-client", address, "30000"}), 4);
 	EXPECT_EQ(server->end(), 0);
 }

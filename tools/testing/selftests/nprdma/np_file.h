@@ -247,19 +247,6 @@ static int rounds_of(enum np_leaser_kind lease)
 	return lease == NP_LEASER_NONE ? ROUNDS : ROUNDS / 2;
 }
 
-/* With leases: so many were recalled, and requests went under them. */
-#define EXPECT_RECALLS(least)						\
-	do {								\
-		unsigned long recalls_ = np_leaser_recalls(&self->leaser);	\
-									\
-		if (self->leaser.kind == NP_LEASER_NONE)		\
-			break;						\
-		EXPECT_LE((unsigned long)(least), recalls_);		\
-		EXPECT_LT(0, atomic_load(&self->leaser.uses));		\
-		TH_LOG("%lu leases, %lu recalls, %lu requests under them", self->leaser.leases, \
-		       recalls_, self->leaser.uses);			\
-	} while (0)
-
 static int drop_caches(void)
 {
 	int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC), ret = 0;

@@ -107,4 +107,17 @@ int np_leaser_use(struct np_leaser *leaser, unsigned int page, bool write);
 bool np_leaser_is_recalled(struct np_leaser *leaser, unsigned int page, bool wait);
 int np_leaser_give_back(struct np_leaser *leaser, unsigned int page);
 
+/* In a test whose fixture has a leaser, with leases: so many were recalled, and requests went under them. */
+#define EXPECT_RECALLS(least)						\
+	do {								\
+		unsigned long recalls_ = np_leaser_recalls(&self->leaser);	\
+									\
+		if (self->leaser.kind == NP_LEASER_NONE)		\
+			break;						\
+		EXPECT_LE((unsigned long)(least), recalls_);		\
+		EXPECT_LT(0, atomic_load(&self->leaser.uses));		\
+		TH_LOG("%lu leases, %lu recalls, %lu requests under them", self->leaser.leases, \
+		       recalls_, self->leaser.uses);			\
+	} while (0)
+
 #endif /* NP_LEASER_H */

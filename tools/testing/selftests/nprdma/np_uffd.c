@@ -167,19 +167,6 @@ FIXTURE_TEARDOWN_PARENT(memory)
 	NP_CHECK_USAGE(&self->pair.before);
 }
 
-/* With leases: so many were recalled, and requests went under them. */
-#define EXPECT_RECALLS(least)						\
-	do {								\
-		unsigned long recalls_ = np_leaser_recalls(&self->leaser);	\
-									\
-		if (self->leaser.kind == NP_LEASER_NONE)		\
-			break;						\
-		EXPECT_LE((unsigned long)(least), recalls_);		\
-		EXPECT_LT(0, atomic_load(&self->leaser.uses));		\
-		TH_LOG("%lu leases, %lu recalls, %lu requests under them", self->leaser.leases, \
-		       recalls_, self->leaser.uses);			\
-	} while (0)
-
 TEST_F(memory, fault_waits_for_userfaultfd_to_bring_the_page)
 {
 	const bool leased = variant->lease != NP_LEASER_NONE;
