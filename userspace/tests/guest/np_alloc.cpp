@@ -84,6 +84,16 @@ double seconds(const std::function<void()> &f)
 	return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+/* In seconds, of one call: an interruption of one says nothing of the others. */
+double median_of(int rounds, const std::function<void()> &f)
+{
+	std::vector<double> took;
+	for (int i = 0; i < rounds; i++)
+		took.push_back(seconds(f));
+	std::nth_element(took.begin(), took.begin() + rounds / 2, took.end());
+	return took[static_cast<std::size_t>(rounds) / 2];
+}
+
 const char *state_of(ibv_qp *qp)
 {
 	static constexpr std::array<const char *, 8> names{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR", "UNKNOWN"};
@@ -136,6 +146,9 @@ public:
 		});
 		expect(n == 1, std::string("poll: ") + std::strerror(-n));
 		expect(wc.status == IBV_WC_SUCCESS, failure(wc, took));
+		/* A busy machine does not explain that: see what it waited for. */
+		if (took > 0.25)
+			std::printf("# a request was slow: %s\n", failure(wc, took).c_str());
 	}
 
 	/*
@@ -355,35 +368,32 @@ void reuse_of(world &w, std::size_t size, bool is_checked)
 		w.run(IBV_WR_RDMA_WRITE, {p, size}, lkey, at.address(), at.rkey);
 	};
 	const auto with_arena = [&](bool send) {
-		for (int i = 0; i < rounds; i++) {
-			const na::buffer b = from.acquire(size);
-			if (send)
-				write(b.data(), b.where().lkey);
-		}
+		const na::buffer b = from.acquire(size);
+		if (send)
+			write(b.data(), b.where().lkey);
 	};
 	const auto with_registration = [&](na::verbs_registrar &r, bool send) {
-		for (int i = 0; i < rounds; i++) {
-			const auto one = r.add(own.bytes().first(size));
-			if (send)
-				write(own.bytes().data(), one->keys().lkey);
-		}
+		const auto one = r.add(own.bytes().first(size));
+		if (send)
+			write(own.bytes().data(), one->keys().lkey);
 	};
-	with_arena(sends);
+	for (int i = 0; i < rounds; i++)
+		with_arena(sends);
 	const std::uint64_t made = unpinned.count().made;
 	/* Acquire and release are so quick that they are done many times. */
-	const int times = (size <= mib ? 100'000 : 10'000) / rounds;
+	const int times = size <= mib ? 100'000 : 10'000;
 	const double arena = seconds([&] {
 		for (int i = 0; i < times; i++)
 			with_arena(false);
 	}) / times;
-	const double arena_write = sends ? seconds([&] { with_arena(true); }) : 0;
+	const double arena_write = sends ? median_of(rounds, [&] { with_arena(true); }) : 0;
 	expect(unpinned.count().made == made, "something was registered after the warm-up");
 	for (const auto &[name, r] : {std::pair{"pinned", &pinned}, std::pair{"unpinned", &unpinned}}) {
-		const double registered = seconds([&] { with_registration(*r, false); });
+		const double registered = median_of(rounds, [&, &by = *r] { with_registration(by, false); });
 		std::printf("# %zu bytes, %s registration for each use: %.0f ns, %.0f times an arena's acquire and release", size,
-			    name, registered / rounds * 1e9, registered / arena);
+			    name, registered * 1e9, registered / arena);
 		if (sends) {
-			const double registered_write = seconds([&] { with_registration(*r, true); });
+			const double registered_write = median_of(rounds, [&, &by = *r] { with_registration(by, true); });
 			std::printf("; with a WRITE %.2f times", registered_write / arena_write);
 			expect(!is_checked || registered_write > arena_write, "reuse is no gain");
 		}
