@@ -407,13 +407,23 @@ TEST_F(LocalLeases, OnlyWhatIsInMemoryIsLeased)
 	leases_.give(more->token);
 }
 
+/* Parts are those of huge pages: a hold of a part of one would cut its leaf. */
 TEST_F(LocalLeases, BuffersMayReachIntoTheNextPart)
 {
-	const auto u = take_again(local_leases::part - 100, 4096);
+	const std::uint64_t begin = local_leases::part - address(0) % local_leases::part, end = begin + local_leases::part;
 
+	touch(0, bytes_);
+	const auto whole = take_again(begin + 5 * page, 8);
+	ASSERT_TRUE(whole);
+	EXPECT_EQ(kernel_.only().req.addr, address(begin));
+	EXPECT_EQ(kernel_.only().req.length, local_leases::part);
+	leases_.give(whole->token);
+	const auto u = take_again(end - 100, 4096);
 	ASSERT_TRUE(u);
+	EXPECT_EQ(kernel_.only().req.addr, address(begin));
+	EXPECT_EQ(kernel_.only().req.length, local_leases::part + local_leases::overlap);
 	leases_.give(u->token);
-	EXPECT_FALSE(take_again(local_leases::part - 100, local_leases::overlap + 4096));
+	EXPECT_FALSE(take_again(end - 100, local_leases::overlap + 4096));
 	/* The region's end is not a whole part. */
 	const auto last = take_again(bytes_ - 100, 100);
 	ASSERT_TRUE(last);

@@ -32,7 +32,7 @@ struct RemoteLeases : ::testing::Test {
 	sim_region &add(std::uint64_t pages, std::uint64_t skew = 0)
 	{
 		const auto n = static_cast<std::uint32_t>(a.world.regions.size());
-		sim_region &q = a.world.add_region(skew + 0x100000 * (1 + std::uint64_t{n} * 16), pages * page_size,
+		sim_region &q = a.world.add_region(skew + std::uint64_t{remote_leases::part} * (1 + std::uint64_t{n} * 16), pages * page_size,
 						   0x100 + n);
 
 		for (std::size_t i = 0; i < q.memory->size(); ++i)
@@ -444,7 +444,7 @@ TEST_F(RemoteLeases, LeaseThatIsUnwantedWhenItComesGoesBack)
 
 struct VeryLongRegion : RemoteLeases {
 	/* Eight parts, of the first of which there are only some pages. */
-	VeryLongRegion() : RemoteLeases(lease_config(), 2000, 48 * page_size) {}
+	VeryLongRegion() : RemoteLeases(lease_config(), 4000, 48 * page_size) {}
 
 	void read_once(unsigned part) { done(IBV_WR_RDMA_READ, std::uint64_t{part} * remote_leases::part); }
 };
@@ -479,7 +479,7 @@ TEST_F(VeryLongRegion, AdviceIsTakenBack)
 }
 
 struct LongRegion : RemoteLeases {
-	LongRegion() : RemoteLeases(lease_config(), 700) {}
+	LongRegion() : RemoteLeases(lease_config(), 1212) {}
 
 	std::vector<rdma_np_range> asked(std::uint64_t offset, std::uint64_t length)
 	{
@@ -505,13 +505,22 @@ struct LongRegion : RemoteLeases {
 	}
 };
 
-TEST_F(LongRegion, LeaseIsOfTheRequestsPartAndALittleOfTheNext)
+TEST_F(LongRegion, LeaseIsOfTheRequestsPartAndOfWhatItNeedsOfTheNext)
 {
 	const std::uint64_t part = remote_leases::part, overlap = remote_leases::overlap;
 	auto f = asked(part + 5000, 100);
 	ASSERT_EQ(f.size(), 2U);
 	EXPECT_EQ(f[1].addr, r().info.base + part);
-	EXPECT_EQ(f[1].length, part + overlap);
+	EXPECT_EQ(f[1].length, part) << "a hold of a part of a huge page would cut its leaf";
+	EXPECT_TRUE(is_leased(2 * part - 8, 8)) << "ends in the part";
+	EXPECT_FALSE(is_leased(2 * part - 8, 9)) << "ends behind it";
+
+	/* A larger one, of no more pages than the owner takes */
+	a.world.clock += remote_leases::growth + 10 * ms;
+	f = asked(2 * part - 8, overlap);
+	ASSERT_EQ(f.size(), 2U);
+	EXPECT_EQ(f[1].addr + f[1].length, r().info.base + 2 * part + overlap);
+	EXPECT_EQ(f[1].length, part);
 	EXPECT_TRUE(is_leased(2 * part - 8, overlap)) << "begins in the part, ends in the overlap";
 	EXPECT_FALSE(is_leased(2 * part - 8, overlap + 9)) << "ends behind it";
 	EXPECT_TRUE(is_leased(2 * part + 8)) << "begins in the next part, where the lease used last is, too";
@@ -537,14 +546,14 @@ TEST_F(LongRegion, NoMorePagesAreAskedForThanTheOwnerTakes)
 	auto f = asked(10 * page_size, 50 * page_size);
 	ASSERT_EQ(f.size(), 2U);
 	EXPECT_EQ(f[1].addr, base + 10 * page_size);
-	EXPECT_EQ(f[1].length, 150 * page_size);
+	EXPECT_EQ(f[1].length, 200 * page_size);
 	limit(200, 8);
-	f = asked(255 * page_size, 50 * page_size);
+	f = asked(511 * page_size, 50 * page_size);
 	ASSERT_EQ(f.size(), 2U);
 	EXPECT_EQ(f[1].addr + f[1].length, base + remote_leases::part + remote_leases::overlap);
-	EXPECT_EQ(f[1].length, 150 * page_size);
+	EXPECT_EQ(f[1].length, 200 * page_size);
 	limit(200, 8);
-	EXPECT_EQ(asked(0, 101 * page_size).size(), 1U) << "around it there is no room";
+	EXPECT_EQ(asked(0, 200 * page_size).size(), 1U) << "around it there is no room";
 	limit(200, 1);
 	EXPECT_EQ(asked(0, page_size).size(), 1U);
 	limit(200, 8);
@@ -1322,13 +1331,13 @@ TEST_F(RemoteLeases, RequestsThatTheProviderRefusesAreNotUnderWay)
 /* --- what a peer may say ------------------------------------------------- */
 
 struct HostileGrant : RemoteLeases {
-	HostileGrant() : RemoteLeases(lease_config(), 700, 0x8000) {}
+	HostileGrant() : RemoteLeases(lease_config(), 1400, 0x8000) {}
 
 	/* The answer to what asks for a lease, as @change makes it. */
-	rdma_np_event answer(const std::function<void(rdma_np_event &)> &change)
+	rdma_np_event answer(const std::function<void(rdma_np_event &)> &change, std::uint64_t offset = 0)
 	{
-		done(IBV_WR_RDMA_READ);
-		a.post(IBV_WR_RDMA_READ, 0, 0, 64);
+		done(IBV_WR_RDMA_READ, offset);
+		a.post(IBV_WR_RDMA_READ, 0, offset, 64);
 		a.world.run_wire();
 		a.poll();
 		EXPECT_EQ(a.world.faults.size(), 1U);
@@ -1373,13 +1382,16 @@ TEST_F(HostileGrant, LeaseOfNothingThatCanBeIsGivenBack)
 
 TEST_F(HostileGrant, LeaseOfMoreThanThereIsIsOfWhatThereIs)
 {
-	answer([](rdma_np_event &x) {
-		x.lease_addr = 0;
-		x.lease_length = ~0ULL;
-	});
+	/* What reaches into the next part; the region begins 0x8000 behind its part's begin. */
+	answer(
+	    [](rdma_np_event &x) {
+		    x.lease_addr = 0;
+		    x.lease_length = ~0ULL;
+	    },
+	    remote_leases::part - 0x8000 - 32);
 	EXPECT_EQ(stats().leases, 1U);
-	EXPECT_TRUE(is_leased(8, remote_leases::part + remote_leases::overlap - 0x8000 - 8));
-	EXPECT_FALSE(is_leased(8, remote_leases::part + remote_leases::overlap - 0x8000 - 7));
+	EXPECT_TRUE(is_leased(remote_leases::part - 0x8000 - 8, remote_leases::overlap + 8));
+	EXPECT_FALSE(is_leased(remote_leases::part - 0x8000 - 8, remote_leases::overlap + 9));
 	a.expect_success = false;
 	std::byte buffer[8];
 	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer), 8, pinned_lkey};

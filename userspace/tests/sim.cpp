@@ -577,7 +577,8 @@ int sim::fault(const rdma_np_fault_req &req, std::span<const rdma_np_range> rang
 {
 	std::uint64_t pages = 0;
 
-	for (const rdma_np_range &r : ranges)
+	/* The range that says how far a lease may reach has the pages of the other one. */
+	for (const rdma_np_range &r : req.flags & RDMA_NP_FAULT_LEASE ? ranges.last(1) : ranges)
 		pages += ((r.addr + r.length - 1) >> page_shift) - (r.addr >> page_shift) + 1;
 	EXPECT_GE(ranges.size(), 1U);
 	for (const sim_region &r : regions) {

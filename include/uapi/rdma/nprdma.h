@@ -276,7 +276,7 @@ struct rdma_np_query {
 	__u32 abi_version;	/* RDMA_NP_ABI_VERSION */
 	__u32 flags;		/* RDMA_NP_QUERY_OWNER */
 	__u32 max_ranges;	/* in one FAULT */
-	__u32 max_pages;	/* in one FAULT, all ranges together */
+	__u32 max_pages;	/* in one FAULT, all ranges together; of a lease the outer one */
 	__u32 max_outstanding;	/* FAULTs of one QP */
 	__u32 reserved;
 };

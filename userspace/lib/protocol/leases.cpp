@@ -124,6 +124,7 @@ std::uint32_t engine::find_lease(const ibv_send_wr &wr, std::uint32_t length, co
  */
 void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const region &r, bool now) noexcept
 {
+	using leases = remote_leases;
 	const rdma_np_region_info &i = r.info;
 	const auto need = lease_range(wr, length, r);
 
@@ -147,13 +148,15 @@ void engine::want_lease(const ibv_send_wr &wr, std::uint32_t length, const regio
 	std::size_t n = 1;
 	if (pages > i.max_pages)
 		return;
-	/* The part with its overlap, or so many of its pages around the request as the owner takes; last is inclusive. */
+	/*
+	 * The part, with its overlap if the request reaches into it, or so many of its pages around the request as the owner
+	 * takes; last is inclusive. Without need nothing of the next part: a hold of a part of a huge page cuts its leaf.
+	 */
+	const std::uint64_t span = need->end > leases::part ? lease_span : leases::part;
 	std::uint64_t first = std::max<std::uint64_t>(start, i.base);
-	std::uint64_t last = std::min<std::uint64_t>(start + std::min(lease_span - 1, ~start),
-				      i.base + (i.length - 1));
-	const std::uint64_t around = std::min<std::uint64_t>((last >> page_shift) - (first >> page_shift) + 1,
-							     i.max_pages - pages);
-	if (i.max_ranges > 1 && around >= pages && last - first >= length) {
+	std::uint64_t last = std::min<std::uint64_t>(start + std::min(span - 1, ~start), i.base + (i.length - 1));
+	const std::uint64_t around = std::min<std::uint64_t>((last >> page_shift) - (first >> page_shift) + 1, i.max_pages);
+	if (i.max_ranges > 1 && around > pages && last - first >= length) {
 		const std::uint64_t page = std::min(addr >> page_shift, (last >> page_shift) + 1 - around);
 		first = std::max(first, page << page_shift);
 		last = std::min(last, (page + around - 1) << page_shift | (page_size - 1));

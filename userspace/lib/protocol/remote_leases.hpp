@@ -2,7 +2,7 @@
 /*
  * Leases of the peer's memory that one QP has, and which parts of it are worth one.
  *
- * A lease is of bytes in one part of a region, 1 MiB of the region's addresses, and may reach into
+ * A lease is of bytes in one part of a region, 2 MiB of the region's addresses as a huge page is, and may reach into
  * the next part by so much that each short request which begins in its part can be inside of it.
  * It is found by its region and part, as long as it is live. A lease that ends is not found
  * any more, but stays in its place until the last request under it has completed (I9).
@@ -23,7 +23,7 @@ namespace npr {
 
 class remote_leases {
 public:
-	static constexpr unsigned part_shift = 20;
+	static constexpr unsigned part_shift = 21;
 	static constexpr std::uint32_t part = 1U << part_shift, overlap = 256U << 10;
 	/* Used again within this time, in ns, a part is worth a lease. */
 	static constexpr std::uint64_t warm = 100'000'000;

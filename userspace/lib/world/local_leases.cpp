@@ -125,7 +125,7 @@ void local_leases::make_entries(region &r, std::uint64_t base, std::uint64_t len
 	r.base = base & ~(page - 1);
 	r.length = base + length - r.base;
 	/* Zeroed, and without memory until it is used: regions may be large. */
-	r.entries.reset(static_cast<entry *>(std::calloc((r.length - 1) / part + 1, sizeof(entry))));
+	r.entries.reset(static_cast<entry *>(std::calloc((r.base + r.length - 1) / part - r.base / part + 1, sizeof(entry))));
 	r.pages.reset(static_cast<entry *>(std::calloc((r.length - 1) / page + 1, sizeof(entry))));
 	if (!r.entries || !r.pages)
 		r.length = 0;
@@ -249,7 +249,7 @@ std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::u
 	if (!r || addr < r->base || addr - r->base >= r->length || length > r->length - (addr - r->base))
 		return std::nullopt;
 	const std::uint64_t end = addr + length;
-	entry &e = t == term::brief ? r->entries[(addr - r->base) / part] : r->pages[(addr - r->base) / page];
+	entry &e = t == term::brief ? r->entries[addr / part - r->base / part] : r->pages[(addr - r->base) / page];
 
 	stripe %= stripes;
 	/* What may be written may be read. */
@@ -278,12 +278,13 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 	std::uint64_t first = addr & ~(page - 1), last = (end + page - 1) & ~(page - 1);
 
 	if (t == term::brief) {
-		const std::uint64_t low = r.base + static_cast<std::uint64_t>(&e - r.entries.get()) * part;
-		const std::uint64_t high = std::min(low + part + overlap, (r.base + r.length + page - 1) & ~(page - 1));
+		const std::uint64_t low = (r.base / part + static_cast<std::uint64_t>(&e - r.entries.get())) * part;
+		/* Without need nothing of the next part: a hold of a part of a huge page cuts its leaf. */
+		const std::uint64_t high = low + part + (last > low + part ? overlap : 0);
 
 		if (last > high)
 			return false;
-		widen(first, last, low, high);
+		widen(first, last, std::max(low, r.base), std::min(high, (r.base + r.length + page - 1) & ~(page - 1)));
 	} else if (last - first > part + overlap) {
 		return false;
 	}

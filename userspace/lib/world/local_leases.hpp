@@ -41,7 +41,10 @@ namespace npr {
 
 class local_leases final : public lease_keeper::client {
 public:
-	/* A region is leased in parts of this size, with what buffers that begin there may need of the next one. */
+	/*
+	 * A region is leased in parts of this size, as a huge page has, with what a buffer that begins there needs of the next
+	 * one.
+	 */
 	static constexpr std::uint64_t part = 2U << 20, overlap = 256U << 10;
 	/* For how long the HCA may have a buffer. */
 	enum class term { brief, lasting };

@@ -110,11 +110,6 @@ static int np_slot_prepare(struct np_fault *f)
 	struct np_slot *slot = f->slot;
 	int ret;
 
-	if (f->hold && !READ_ONCE(slot->holds)) {
-		ret = np_slot_make_holds(f->chunk, slot);
-		if (ret)
-			return ret;
-	}
 	guard(rwsem_read)(&region->window_sem);
 	if (READ_ONCE(region->closed))
 		return -ENXIO;
@@ -400,7 +395,7 @@ static unsigned long np_fault_slot_pfn(const struct np_fault *f)
 
 /*
  * Does one entry of the CPU's page table map the whole slot, and may one leaf do so,
- * too? Not under a hold, which keeps pages where an invalidation takes others.
+ * too? Not under a hold of a part, which keeps pages where an invalidation takes others.
  */
 static bool np_fault_is_huge(const struct np_fault *f)
 {
@@ -411,9 +406,13 @@ static bool np_fault_is_huge(const struct np_fault *f)
 	unsigned long pfn = np_fault_slot_pfn(f);
 	unsigned int i;
 
+	if (f->hold && f->npages < NP_SLOT_PAGES)
+		return false;
+	/* There may be holds of parts, unless one leaf is what they hold */
+	if (READ_ONCE(f->slot->held) && !READ_ONCE(f->slot->huge))
+		return false;
 	/* The notifier speaks of the region's pages only */
-	if (f->hold || READ_ONCE(f->slot->held) ||
-	    va < (region->start & PAGE_MASK) ||
+	if (va < (region->start & PAGE_MASK) ||
 	    va + NP_SLOT_SIZE > PAGE_ALIGN(region->start + region->length) ||
 	    !IS_ALIGNED(pfn, NP_SLOT_PAGES))
 		return false;
@@ -535,15 +534,31 @@ static int np_fault_plan_huge(struct np_fault *f, struct page **undirty)
 	unsigned int i;
 
 	lockdep_assert_held(&f->chunk->lock);
-	if (f->slot->held)
+	if (f->slot->held && !f->slot->huge)
 		return -EBUSY;
-	if (np_fault_is_uncalled(f, np_slot_va(f->chunk, f->slot), NP_SLOT_PAGES))
+	if (f->pin) {
+		/* As in np_fault_plan() */
+		for (i = 0; i < NP_SLOT_PAGES; i++)
+			if (pfn_to_page(pfn + i) != f->pin->pages[i]) {
+				f->changed = true;
+				return -EBUSY;
+			}
+		f->must_wait = np_fault_is_one_too_many(f, 0);
+		if (f->must_wait)
+			return -EBUSY;
+	} else if (np_fault_is_uncalled(f, np_slot_va(f->chunk, f->slot), NP_SLOT_PAGES)) {
 		return 0;
+	}
 	for (i = 0; i < f->npages; i++)
 		if (np_slot_lacks(f->slot, f->first + i, write))
 			break;
-	if (i == f->npages)
+	/* What is held for long is worth one leaf, although all of it is resident */
+	if (i == f->npages && (!f->pin || f->slot->huge))
 		return 0;
+	/* All of it is stale, or none */
+	f->must_wait = np_fault_must_wait(f, 0, pfn + f->first);
+	if (f->must_wait)
+		return -EBUSY;
 	if (!np_page_is_memory(pfn))
 		return -EFAULT;
 	page = pfn_to_page(pfn);
@@ -654,6 +669,11 @@ static int np_fault_map_huge(struct np_fault *f)
 	if (ret)
 		return ret;
 
+	if (slot->holds) {
+		bitmap_zero(slot->holds->stale_read, NP_SLOT_PAGES);
+		if (rights & RDMA_NP_WORD_WRITABLE)
+			bitmap_zero(slot->holds->stale_write, NP_SLOT_PAGES);
+	}
 	/* Reclaim asks about all of it at once */
 	np_aging_use(region, f->va, f->npages);
 	/* 3 after 2, as in np_fault_map() */
@@ -780,6 +800,11 @@ static int np_fault_try(struct np_fault *f, u64 *words, unsigned int nr_words)
 
 	if (f->hold && !f->pin) {
 		ret = np_fault_pin(f);
+		if (ret)
+			return ret;
+	}
+	if (f->hold && !READ_ONCE(slot->holds)) {
+		ret = np_slot_make_holds(f->chunk, slot);
 		if (ret)
 			return ret;
 	}
@@ -936,8 +961,9 @@ static bool np_region_has(struct np_region *region, unsigned long va, bool write
  * A hint: pages come and go.
  *
  * Context: process context.
+ * Return: true if @all is of one slot: then all of it is held at once, or nothing.
  */
-void np_region_around(struct np_region *region, unsigned int flags,
+bool np_region_around(struct np_region *region, unsigned int flags,
 		      struct rdma_np_range *range, struct rdma_np_range *all,
 		      const struct rdma_np_range *most)
 {
@@ -955,7 +981,7 @@ void np_region_around(struct np_region *region, unsigned int flags,
 	range->length = end - first + 1;
 	*all = *range;
 	if (!np_region_enter(region))
-		return;
+		return false;
 	while (first > start) {
 		/* The last byte of the page before */
 		next = first - 1;
@@ -973,6 +999,7 @@ void np_region_around(struct np_region *region, unsigned int flags,
 	np_region_leave(region);
 	all->addr = first;
 	all->length = end - first + 1;
+	return (first + to_va) >> NP_SLOT_SHIFT == (end + to_va) >> NP_SLOT_SHIFT;
 }
 EXPORT_SYMBOL_GPL(np_region_around);
 

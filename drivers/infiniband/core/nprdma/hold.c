@@ -96,6 +96,35 @@ void np_hold_add(struct np_hold *hold, struct np_chunk *chunk, struct np_pin *pi
 	spin_unlock(&region->hold_lock);
 }
 
+/*
+ * Leaves that only stayed for holds that have ended. A leaf of 2 MiB is held as a whole, so it is
+ * stale as a whole.
+ */
+static bool np_slot_drop_stale(struct np_chunk *chunk, struct np_slot *slot, unsigned int first,
+			       unsigned int end, struct iommu_inval *inval)
+{
+	struct np_slot_holds *holds = slot->holds;
+	bool dropped = false;
+	unsigned int i;
+
+	lockdep_assert_held(&chunk->lock);
+	for (i = first; i < end; i++) {
+		unsigned int from = slot->huge ? first : i, to = slot->huge ? end : i + 1;
+
+		if (!holds->writers[i] && test_bit(i, holds->stale_write)) {
+			bitmap_clear(holds->stale_write, from, to - from);
+			np_slot_fill_write(chunk, slot, from, to, inval);
+			dropped = true;
+		}
+		if (!holds->count[i] && test_bit(i, holds->stale_read)) {
+			bitmap_clear(holds->stale_read, from, to - from);
+			np_slot_fill_read(chunk, slot, from, to, inval);
+			dropped = true;
+		}
+	}
+	return dropped;
+}
+
 /**
  * np_pin_release() - pages are not pinned any more
  * @pin: pins of a hold; freed
@@ -111,10 +140,9 @@ unsigned int np_pin_release(struct np_pin *pin, bool write)
 	struct np_chunk *chunk = pin->chunk;
 	struct np_slot *slot = np_chunk_slot(chunk, pin->va);
 	unsigned int first = (pin->va & (NP_SLOT_SIZE - 1)) >> PAGE_SHIFT;
+	unsigned int i, end = first + pin->npages, freed = 0;
 	struct np_slot_holds *holds = slot->holds;
 	struct iommu_inval inval;
-	unsigned int i, freed = 0;
-	bool dropped = false;
 
 	mutex_lock(&chunk->lock);
 	if (pin->leased) {
@@ -122,24 +150,16 @@ unsigned int np_pin_release(struct np_pin *pin, bool write)
 			interval_tree_remove(&pin->range, &chunk->leased[write]);
 		atomic64_sub(pin->npages, &chunk->region->count->leased);
 	}
-	iommu_inval_init(&inval);
-	for (i = first; i < first + pin->npages; i++) {
-		if (write && !--holds->writers[i] &&
-		    __test_and_clear_bit(i, holds->stale_write)) {
-			np_slot_fill_write(chunk, slot, i, i + 1, &inval);
-			dropped = true;
-		}
+	for (i = first; i < end; i++) {
+		holds->writers[i] -= write;
 		if (--holds->count[i])
 			continue;
 		freed++;
 		slot->held--;
 		atomic64_dec(&chunk->region->count->held);
-		if (__test_and_clear_bit(i, holds->stale_read)) {
-			np_slot_fill_read(chunk, slot, i, i + 1, &inval);
-			dropped = true;
-		}
 	}
-	if (dropped && !slot->resident && !slot->held)
+	iommu_inval_init(&inval);
+	if (np_slot_drop_stale(chunk, slot, first, end, &inval) && !slot->resident && !slot->held)
 		np_slot_merge(chunk, slot, &inval);
 	iommu_inval_sync(chunk->region->read.domain, &inval);
 	mutex_unlock(&chunk->lock);

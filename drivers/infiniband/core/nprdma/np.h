@@ -348,7 +348,7 @@ struct np_recall {
 	void (*fn)(struct np_recall *recall);
 };
 
-void np_region_around(struct np_region *region, unsigned int flags,
+bool np_region_around(struct np_region *region, unsigned int flags,
 		      struct rdma_np_range *range, struct rdma_np_range *all,
 		      const struct rdma_np_range *most);
 int np_lease_reserve(struct np_region *region, unsigned long pages, unsigned long own);

@@ -210,7 +210,8 @@ struct np_slot_holds {
  * @holds: NULL until a page of the slot is first held
  * @merges: how often the slot was merged; tells a fault that its split is undone
  * @huge: a leaf of 2 MiB may map the owner's memory: all of the slot becomes absent
- *	at once, because a split allocates; then no page of it is held
+ *	at once, because a split allocates; then no page of it is held, or each is, by
+ *	holds of all of them
  * @read_split: the read window has leaves of single pages there, which a merge undoes
  * @write_split: likewise the write window
  * @resident: pages with RDMA_NP_WORD_READABLE

@@ -96,28 +96,39 @@ static int np_fault_ranges(struct np_serve_lane *sl, struct np_hold *hold,
 
 /*
  * What a lease is of beside the pages that were asked for is what peers reach already, and is
- * still there. The answer waits for nothing else.
+ * still there. The answer waits for nothing else. If all of it can be held at once that is done: a
+ * leaf of 2 MiB stays one under a hold of all of it, and is cut by a hold of a part.
  */
 static int np_fault_lease(struct np_serve_lane *sl, struct np_held *held,
 			  struct np_msg *answer)
 {
 	const struct rdma_np_range *most =
 		&sl->msg.fault.ranges[sl->msg.fault.nr_ranges - 1];
-	u32 write = sl->msg.fault.flags & RDMA_NP_FAULT_WRITE;
+	u32 present = (sl->msg.fault.flags & RDMA_NP_FAULT_WRITE) | NP_FAULT_PRESENT;
 	struct rdma_np_range asked = sl->msg.fault.ranges[0], all;
 	u64 before, behind;
+	int err;
 
-	np_region_around(sl->region, write, &asked, &all, most);
+	/* Of two slots one might be held, and the other one not */
+	if (!np_fault_ranges(sl, NULL, answer) &&
+	    np_region_around(sl->region, present, &asked, &all, most) &&
+	    !np_region_fault(sl->region, all.addr, all.length, present, held->hold, NULL, 0))
+		goto grant;
+	err = np_fault_ranges(sl, held->hold, answer);
+	if (err)
+		return err;
+	np_region_around(sl->region, present, &asked, &all, most);
 	before = asked.addr - all.addr;
-	if (before && np_region_fault(sl->region, all.addr, before, write | NP_FAULT_PRESENT,
-				      held->hold, NULL, 0)) {
+	if (before && np_region_fault(sl->region, all.addr, before, present, held->hold, NULL,
+				      0)) {
 		all.addr += before;
 		all.length -= before;
 	}
 	behind = all.addr + all.length - (asked.addr + asked.length);
-	if (behind && np_region_fault(sl->region, asked.addr + asked.length, behind,
-				      write | NP_FAULT_PRESENT, held->hold, NULL, 0))
+	if (behind && np_region_fault(sl->region, asked.addr + asked.length, behind, present,
+				      held->hold, NULL, 0))
 		all.length -= behind;
+grant:
 	np_held_shrink(held, np_range_pages(&all));
 	answer->faulted.lease_addr = all.addr;
 	answer->faulted.lease_length = all.length;
@@ -141,9 +152,10 @@ static int np_fault_held(struct np_serve_lane *sl, struct np_msg *answer)
 		return PTR_ERR(held);
 	answer->faulted.hold_id = held->id;
 
-	err = np_fault_ranges(sl, held->hold, answer);
-	if (!err && lease)
+	if (lease)
 		err = np_fault_lease(sl, held, answer);
+	else
+		err = np_fault_ranges(sl, held->hold, answer);
 	if (!err && !np_held_add(peer, held))
 		err = -ENOTCONN;
 	if (!err)

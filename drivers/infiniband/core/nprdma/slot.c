@@ -46,7 +46,9 @@
  * What the CPU maps with one entry of 2 MiB becomes one leaf, too, and the first fault
  * of any of its pages brings them all.  Such a slot is "huge": all of it goes at once,
  * because a split allocates.  Nothing is lost by that, for the kernel announces the
- * whole entry before it changes a part.  Under a hold pages part, so it splits the slot
+ * whole entry before it changes a part.  A hold of all of a slot keeps its leaf, or makes
+ * it one: all of its pages are held then, so all become stale at once, and go at once
+ * when the last such hold ends.  Under a hold of a part pages part, so it splits the slot
  * first, and as long as there is one no slot is huge.
  */
 #include <kunit/static_stub.h>

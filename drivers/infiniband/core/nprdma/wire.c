@@ -413,8 +413,13 @@ int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 fla
 				       &last))
 			return -EINVAL;
 	}
-	if (flags & RDMA_NP_FAULT_LEASE && !np_range_holds(&ranges[nr - 1], &ranges[0]))
-		return -EINVAL;
+	if (flags & RDMA_NP_FAULT_LEASE) {
+		if (!np_range_holds(&ranges[nr - 1], &ranges[0]))
+			return -EINVAL;
+		/* It has the pages of the other one, which need not be counted twice */
+		ranges += nr - 1;
+		nr = 1;
+	}
 	return np_ranges_pages(ranges, nr) > RDMA_NP_MAX_PAGES ? -EINVAL : 0;
 }
 EXPORT_SYMBOL_GPL(np_ranges_check);

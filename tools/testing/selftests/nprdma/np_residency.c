@@ -639,6 +639,36 @@ TEST_F(residency, huge_page_is_one_leaf)
 	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
 }
 
+TEST_F(residency, huge_page_that_is_held_stays_one_leaf)
+{
+	struct np_pair *pair = &self->pair;
+	struct rdma_np_event event;
+
+	ASSERT_EQ(0, map_huge(pair));
+	ASSERT_EQ(RDMA_NP_OK, np_pair_fault(pair, 0, HUGE_PAGE,
+					    RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_WRITE, &event));
+	EXPECT_EQ(1, huge_leaves(pair));
+	/* A part goes: what is held stays for the peer, all of it, and for nobody else. */
+	ASSERT_EQ(0, madvise(pair->data + 5 * PAGE, PAGE, MADV_DONTNEED));
+	EXPECT_EQ(1, huge_leaves(pair));
+	ASSERT_EQ(0, np_pair_read(pair, 0, HUGE_PAGE));
+	for (size_t i = 0; i < 512; i++) {
+		ASSERT_EQ(-1, np_differs(pair->peer.buf + i * PAGE, PAGE, i));
+	}
+	ASSERT_EQ(0, np_release(&pair->peer, event.hold_id));
+	EXPECT_TRUE(np_wait_until(huge_leaves(pair) == 0));
+	ASSERT_EQ(0, np_pair_read(pair, 0, HUGE_PAGE));
+	EXPECT_TRUE(np_signed(pair, HUGE_PAGE));
+	for (size_t i = 0; i < 512; i++) {
+		ASSERT_EQ(0, np_read_proven(&pair->peer, &pair->info, 0, i * PAGE, PAGE));
+		if (i == 5) {
+			EXPECT_TRUE(np_all(pair->peer.buf, PAGE, 0));
+		} else {
+			ASSERT_EQ(-1, np_differs(pair->peer.buf, PAGE, i)) TH_LOG("page %zu", i);
+		}
+	}
+}
+
 TEST_F(residency, part_of_a_huge_page_can_go)
 {
 	struct np_pair *pair = &self->pair;
