@@ -57,6 +57,8 @@ public:
 	void resolve(const npr::remote_key &) noexcept override { std::abort(); }
 	bool is_local(std::uint32_t) noexcept override { return false; }
 	bool is_plain(std::uint32_t) noexcept override { return true; }
+	bool local_wanted() noexcept override { return false; }
+	int narrow_local(const ibv_sge &, bool, std::uint32_t &, ibv_sge &) noexcept override { return no_hold; }
 	int hold_local(ibv_sge &, bool, std::uint32_t &, npr::cpu_view &, npr::local_ticket &) noexcept override
 	{
 		return no_hold;

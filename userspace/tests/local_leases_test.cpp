@@ -331,6 +331,23 @@ TEST_F(LocalLeases, RecalledLeaseEndsWithItsLastUse)
 	EXPECT_EQ(kernel_.live(), 0U);
 }
 
+TEST_F(LocalLeases, RecalledOnesAreWantedWhileTheyAreUsed)
+{
+	EXPECT_FALSE(leases_.any_wanted());
+	const auto u = take_again(0, 8);
+	ASSERT_TRUE(u);
+	EXPECT_FALSE(leases_.any_wanted());
+	kernel_.recall_all();
+	EXPECT_TRUE(leases_.any_wanted());
+	const auto next = take_again(0, 8);
+	ASSERT_TRUE(next);
+	EXPECT_TRUE(leases_.is_wanted(u->token));
+	EXPECT_FALSE(leases_.is_wanted(next->token));
+	leases_.give(u->token);
+	EXPECT_FALSE(leases_.any_wanted());
+	leases_.give(next->token);
+}
+
 TEST_F(LocalLeases, NextLeaseDoesNotWaitForARecalledOne)
 {
 	const auto a = take_again(0, 8);

@@ -168,6 +168,7 @@ struct device {
 
 			if (!to.of)
 				return;
+			moved_lkey = s.lkey;
 			if (wr.opcode == IBV_WR_RDMA_READ)
 				peer::read(to, local.first(n));
 			else
@@ -214,6 +215,7 @@ struct device {
 	int refuse_post = 0;
 	std::atomic<int> refuse_reg{0};
 	std::atomic<unsigned> registered{0};
+	std::uint32_t moved_lkey = 0; /* the local key of what a region's data went to, or came from, last */
 	std::uint64_t away = 0; /* the HCA's addresses of region 0x901 */
 };
 
@@ -293,7 +295,8 @@ struct fake_kernel final : npr::kernel {
 		rdma_np_event e;
 		{
 			const std::lock_guard memory_lock(dev.mutex);
-			e = dev.far.answer_fault(dev.region, req, r);
+			const bool waits = waits_for_local && count_local_leases(waits_for_local);
+			e = dev.far.answer_fault(dev.region, req, r, waits ? RDMA_NP_BUSY : RDMA_NP_OK);
 		}
 		if (lease) {
 			const std::uint64_t number = first_lease + made[qp.qp_num]++;
@@ -364,6 +367,26 @@ struct fake_kernel final : npr::kernel {
 		}
 		return n;
 	}
+	/* Those of local region @mr are wanted back. */
+	void recall_local(std::uint32_t mr)
+	{
+		const std::lock_guard lock(mutex);
+		for (const auto &[handle, hold] : local_holds) {
+			rdma_np_event e{};
+			if (hold.first != mr || !(hold.second.flags & RDMA_NP_FAULT_LEASE))
+				continue;
+			e.type = RDMA_NP_EVENT_RECALL;
+			e.cookie = hold.second.cookie;
+			send(e, *local_events);
+		}
+	}
+	/* Of local region @mr. Under the mutex. */
+	[[nodiscard]] std::size_t count_local_leases(std::uint32_t mr) const
+	{
+		return static_cast<std::size_t>(std::count_if(local_holds.begin(), local_holds.end(), [mr](const auto &h) {
+			return h.second.first == mr && h.second.second.flags & RDMA_NP_FAULT_LEASE;
+		}));
+	}
 	[[nodiscard]] std::size_t live()
 	{
 		const std::lock_guard lock(mutex);
@@ -392,9 +415,12 @@ struct fake_kernel final : npr::kernel {
 		return static_cast<int>(::read(channel, events.data(), events.size_bytes()) /
 					static_cast<ssize_t>(sizeof(rdma_np_event)));
 	}
-	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle, int) noexcept override
+	int hold(std::uint32_t mr, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle,
+		 int channel) noexcept override
 	{
 		std::unique_lock lock(mutex);
+		if (req.flags & RDMA_NP_FAULT_LEASE)
+			local_events = end_of.at(channel);
 		if (block_hold) {
 			++inside;
 			entered.notify_all();
@@ -412,7 +438,7 @@ struct fake_kernel final : npr::kernel {
 		handle = ++holds_made;
 		local_leases_asked += (req.flags & RDMA_NP_FAULT_LEASE) != 0;
 		local_holds[handle] = {mr, req};
-		info = {req.addr, held_lkey, 0};
+		info = {req.addr, local_lkey, 0};
 		return 0;
 	}
 	int hold_free(std::uint32_t handle) noexcept override
@@ -489,6 +515,7 @@ struct fake_kernel final : npr::kernel {
 	int refuse_hold = 0;
 	std::size_t most_held = SIZE_MAX; /* at once, leases included: RLIMIT_MEMLOCK */
 	bool block_hold = false; /* until unblock(): as if the memory were on a disk */
+	std::uint32_t local_lkey = held_lkey; /* of the next hold */
 	std::uint32_t holds_made = 0, most_holds = ~0U;
 	std::map<std::uint32_t, std::pair<std::uint32_t, rdma_np_hold_req>> local_holds;
 	std::vector<rdma_np_event> held;
@@ -501,6 +528,8 @@ struct fake_kernel final : npr::kernel {
 	bool grants = false; /* leases of the peer's memory */
 	std::atomic<unsigned> leases_asked{0}, local_leases_asked{0};
 	std::uint64_t local_base = 0, local_length = 0; /* of local memory that can be leased; 0: there is none */
+	end *local_events = nullptr; /* where those of local leases come */
+	std::uint32_t waits_for_local = 0; /* FAULTs are of memory behind a lease of this local region: the peer is this process */
 	bool maps = true;    /* says how many events there are */
 	std::atomic<std::uint64_t> reads{0}; /* system calls */
 	std::uint32_t last_lease_key = 0;

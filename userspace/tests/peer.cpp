@@ -233,17 +233,20 @@ void peer::grant(region &r, std::span<const rdma_np_range> ranges, bool write, b
 	holds[e.hold_id] = h;
 }
 
+void peer::unhold(page &p)
+{
+	if (!--p.holds && p.stale)
+		p.stale = p.mapped_read = p.mapped_write = false;
+}
+
 bool peer::end_hold(std::uint64_t id)
 {
 	const auto h = holds.find(id);
 
 	if (h == holds.end())
 		return false;
-	for (const auto i : h->second.pages) {
-		page &p = h->second.of->pages[i];
-		if (!--p.holds && p.stale)
-			p.stale = p.mapped_read = p.mapped_write = false;
-	}
+	for (const auto i : h->second.pages)
+		unhold(h->second.of->pages[i]);
 	holds.erase(h);
 	return true;
 }

@@ -82,6 +82,8 @@ struct peer {
 	/* To a FAULT on @r: @status, or what is worse. @lends: a lease may be had. */
 	rdma_np_event answer_fault(region &r, const rdma_np_fault_req &req, std::span<const rdma_np_range> ranges,
 				   rdma_np_status status = RDMA_NP_OK, bool lends = true);
+	/* A page has a hold less. */
+	static void unhold(page &p);
 	/* False: there is no such hold. */
 	bool end_hold(std::uint64_t id);
 	[[nodiscard]] static rdma_np_event gone_event(const region &r);

@@ -146,15 +146,15 @@ int sim::post(ibv_send_wr *chain, ibv_send_wr **bad) noexcept
 
 std::byte *sim::memory_of(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const
 {
-	const bool held = s.lkey == held_lkey;
-	const std::uint64_t addr =
-		s.addr - (held ? held_offset : s.lkey == opaque_lkey ? opaque_offset : 0) + offset;
+	const bool narrow = s.lkey == narrow_lkey, held = s.lkey == held_lkey || narrow;
+	const std::uint64_t moved = narrow ? narrow_offset : held ? held_offset : s.lkey == opaque_lkey ? opaque_offset : 0;
+	const std::uint64_t addr = s.addr - moved + offset;
 
 	EXPECT_TRUE((s.lkey != local_lkey && s.lkey != iova_lkey) || !s.length) << "a key without rights";
 	if (held) {
 		EXPECT_TRUE(std::any_of(local_holds.begin(), local_holds.end(),
 					[&](const auto &h) {
-						return addr >= h.second.addr &&
+						return h.second.narrow == narrow && addr >= h.second.addr &&
 						       addr + n <= h.second.addr + h.second.length &&
 						       (h.second.write || !write);
 					}))
@@ -180,7 +180,10 @@ int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &vie
 		sge.addr -= iova_offset;
 	}
 	hold = next_local_++;
-	local_holds[hold] = {sge.addr, sge.length, write};
+	local_holds[hold] = {sge.addr, sge.length, write, leased_around};
+	if (leased_around)
+		for (page &p : leased_around->pages)
+			++p.holds;
 	sge.addr += held_offset;
 	sge.lkey = held_lkey;
 	return 0;
@@ -188,7 +191,40 @@ int sim::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &vie
 
 void sim::free_local(std::uint32_t hold) noexcept
 {
-	EXPECT_EQ(local_holds.erase(hold), 1U) << "a local hold was freed twice";
+	const auto h = local_holds.find(hold);
+
+	ASSERT_NE(h, local_holds.end()) << "a local hold was freed twice";
+	if (h->second.around)
+		for (page &p : h->second.around->pages)
+			unhold(p);
+	local_holds.erase(h);
+}
+
+int sim::narrow_local(const ibv_sge &sge, bool write, std::uint32_t &hold, ibv_sge &wire) noexcept
+{
+	const auto h = local_holds.find(hold);
+
+	if (h == local_holds.end()) {
+		ADD_FAILURE() << "a hold that is not there";
+		return no_hold;
+	}
+	const local_hold had = h->second;
+	EXPECT_TRUE(had.addr == sge.addr && had.length == sge.length && had.write == write) << "another buffer's hold";
+	if (!had.around || !local_recalled || narrow_error > 0)
+		return no_hold;
+	for (const auto &w : queue)
+		for (const ibv_sge &s : w.sges)
+			EXPECT_FALSE(s.lkey == held_lkey && s.addr - held_offset >= sge.addr &&
+				     s.addr - held_offset < sge.addr + sge.length)
+				<< "the HCA has it";
+	free_local(hold);
+	if (narrow_error)
+		return narrow_error;
+	hold = next_local_++;
+	local_holds[hold] = {sge.addr, sge.length, write, nullptr, true};
+	wire = {sge.addr + narrow_offset, sge.length, narrow_lkey};
+	++narrowed;
+	return 0;
 }
 
 void sim::store(wire &w, std::uint64_t offset, std::span<const std::byte> bytes)

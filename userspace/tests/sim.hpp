@@ -40,6 +40,9 @@ inline constexpr std::uint32_t pinned_lkey = 0x11, local_lkey = 0x22;
 /* What the HCA is given for the latter, and how far its addresses are away. */
 inline constexpr std::uint32_t held_lkey = 0x33;
 inline constexpr std::uint64_t held_offset = 1ULL << 52;
+/* The same of one that was narrowed. */
+inline constexpr std::uint32_t narrow_lkey = 0x34;
+inline constexpr std::uint64_t narrow_offset = 1ULL << 51;
 /* An unpinned region that does not have the CPU's addresses, and memory that has none. */
 inline constexpr std::uint32_t iova_lkey = 0x44, opaque_lkey = 0x55;
 inline constexpr std::uint64_t iova_offset = 1ULL << 53, opaque_offset = 1ULL << 54;
@@ -91,6 +94,8 @@ public:
 	int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, cpu_view &view,
 		       local_ticket &ticket) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
+	bool local_wanted() noexcept override { return local_recalled; }
+	int narrow_local(const ibv_sge &sge, bool write, std::uint32_t &hold, ibv_sge &wire) noexcept override;
 	void fail_qp() noexcept override { qp_error = true; }
 	bool connected() noexcept override { return !qp_error; }
 	nanoseconds now() noexcept override { return clock; }
@@ -169,8 +174,18 @@ public:
 	struct local_hold {
 		std::uint64_t addr, length;
 		bool write;
+		sim_region *around = nullptr; /* all of this is held, too */
+		bool narrow = false;
 	};
 	std::map<std::uint32_t, local_hold> local_holds;
+	/*
+	 * Local buffers are in the part of memory of which this is a region, and what holds them is a lease of that part. Peers
+	 * use the region: those of another sim, or, in a loopback, this one.
+	 */
+	sim_region *leased_around = nullptr;
+	bool local_recalled = false; /* these leases are wanted back */
+	int narrow_error = 0;	     /* of a hold of a buffer alone; less than 0: and the lease has gone before */
+	unsigned narrowed = 0;
 	int lease_error = 0; /* what a FAULT that asks for a lease says */
 	int local_error = 0; /* what local holds say */
 	std::size_t local_errors_from = ~std::size_t{0}; /* -EFAULT, when there are so many */

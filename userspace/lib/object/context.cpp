@@ -35,8 +35,6 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::
 			    unsigned stripe) noexcept
 {
 	const local_key key = regions.find(sge.lkey);
-	rdma_np_hold_req req{};
-	rdma_np_hold_info info;
 
 	if (!key.handle)
 		return backend::no_hold;
@@ -46,13 +44,21 @@ int npr_context::hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::
 		sge.lkey = lease->lkey;
 		return 0;
 	}
+	return hold_alone(*key.handle, sge, write, hold);
+}
+
+int npr_context::hold_alone(std::uint32_t handle, ibv_sge &sge, bool write, std::uint32_t &hold) noexcept
+{
+	rdma_np_hold_req req{};
+	rdma_np_hold_info info;
+
 	req.addr = sge.addr;
 	req.length = sge.length;
 	req.flags = write ? RDMA_NP_FAULT_WRITE : 0;
-	int rc = kernel->hold(*key.handle, req, info, hold, -1);
+	int rc = kernel->hold(handle, req, info, hold, -1);
 	/* What is only leased counts as locked as well. */
 	if (rc == -ENOMEM && leases.give_back_idle())
-		rc = kernel->hold(*key.handle, req, info, hold, -1);
+		rc = kernel->hold(handle, req, info, hold, -1);
 	switch (rc) {
 	case 0:
 		sge.addr = info.addr;

@@ -57,6 +57,8 @@ struct npr_context {
 	 */
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::local_leases::term term,
 				     unsigned stripe) noexcept;
+	/* The same of one in the unpinned region @handle, with a hold of its own. */
+	[[nodiscard]] int hold_alone(std::uint32_t handle, ibv_sge &sge, bool write, std::uint32_t &hold) noexcept;
 	void free_local(std::uint32_t hold) noexcept;
 	[[nodiscard]] bool is_local(std::uint32_t lkey) const noexcept;
 	[[nodiscard]] bool is_plain(std::uint32_t lkey) const noexcept;

@@ -222,6 +222,37 @@ void npr_qp::free_local(std::uint32_t hold) noexcept
 	cq.ctx.free_local(hold);
 }
 
+bool npr_qp::local_wanted() noexcept
+{
+	return cq.ctx.leases.any_wanted();
+}
+
+/*
+ * Under the CQ's lock. The hold is taken while the lease is there, so its pages are in memory, and nothing is waited for.
+ * But if the program has put other memory in the place of the buffer itself, the kernel waits for the lease, and says
+ * after a second that this was in vain.
+ */
+int npr_qp::narrow_local(const ibv_sge &sge, bool write, std::uint32_t &hold, ibv_sge &wire) noexcept
+{
+	const local_key key = cq.ctx.regions.find(sge.lkey);
+
+	if (!key.handle || !(hold & local_leases::is_lease) || !cq.ctx.leases.is_wanted(hold))
+		return no_hold;
+	ibv_sge alone = sge;
+	std::uint32_t own;
+	alone.addr -= key.offset;
+	int rc = cq.ctx.hold_alone(*key.handle, alone, write, own);
+	if (rc && rc != -ENOBUFS)
+		return no_hold;
+	cq.ctx.free_local(hold);
+	/* RLIMIT_MEMLOCK was reached, where what the lease had counted, too. */
+	if (rc && (rc = cq.ctx.hold_alone(*key.handle, alone, write, own)))
+		return rc < 0 ? rc : -EFAULT;
+	hold = own;
+	wire = alone;
+	return 0;
+}
+
 int npr_qp::post_recv(const ibv_recv_wr &wr) noexcept
 {
 	return cq.ctx.post_recv(this, wr, receive_max_sge_, cq.stripe, [&](ibv_recv_wr &w) {

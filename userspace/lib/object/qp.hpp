@@ -53,6 +53,8 @@ struct npr_qp final : npr::backend, npr::credits::waiter, npr::resolver::client 
 	[[nodiscard]] int hold_local(ibv_sge &sge, bool write, std::uint32_t &hold, npr::cpu_view &view,
 				     npr::local_ticket &ticket) noexcept override;
 	void free_local(std::uint32_t hold) noexcept override;
+	[[nodiscard]] bool local_wanted() noexcept override;
+	[[nodiscard]] int narrow_local(const ibv_sge &sge, bool write, std::uint32_t &hold, ibv_sge &wire) noexcept override;
 	void fail_qp() noexcept override;
 	[[nodiscard]] bool connected() noexcept override;
 	npr::nanoseconds now() noexcept override { return npr::monotonic(); }

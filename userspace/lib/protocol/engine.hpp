@@ -69,7 +69,8 @@
  * request for all of it, so it has to be in one part.
  *
  * Local buffers in unpinned regions of our own are held from the post until the
- * completion was polled, so all of the above sees them as pinned ones.
+ * completion was polled, so all of the above sees them as pinned ones. Who waits for the peer's kernel gives up what
+ * a lease has around them, if that is wanted back: see keep_less().
  *
  * No call allocates, except for the first use of a remote key.
  */
@@ -153,6 +154,14 @@ public:
 					     local_ticket &ticket) noexcept = 0;
 	virtual void free_local(std::uint32_t hold) noexcept = 0;
 	static constexpr int no_hold = 1, would_block = 2;
+	/* Are there holds that keep more than their buffers, which is wanted back: of leases that were recalled? */
+	[[nodiscard]] virtual bool local_wanted() noexcept = 0;
+	/*
+	 * If @hold, of the local buffer @sge as the CPU sees it, is one of those, a hold of the buffer alone takes its place: 0, and
+	 * @hold and @wire, what the HCA shall be given, are new. no_hold: it is none, or that cannot be done now, and nothing has
+	 * changed. Or a negative errno: the buffer is not held any more.
+	 */
+	[[nodiscard]] virtual int narrow_local(const ibv_sge &sge, bool write, std::uint32_t &hold, ibv_sge &wire) noexcept = 0;
 	/* Move the QP to the error state: what it has posted is flushed. */
 	virtual void fail_qp() noexcept = 0;
 	/* Does our side of the connection still stand? Asked when something has failed. */
@@ -711,6 +720,8 @@ private:
 	void go_without_hold(piece &p, bool for_good) noexcept;
 	void hold_answered(piece &p, std::uint32_t status) noexcept;
 	void back_off(piece &p) noexcept;
+	void keep_less() noexcept;
+	[[nodiscard]] bool narrow_buffers(std::uint64_t i) noexcept;
 	[[nodiscard]] bool waits_for_memory(piece &p) noexcept;
 	void rebind(piece &p) noexcept;
 	[[nodiscard]] bool scan(piece &p) noexcept;

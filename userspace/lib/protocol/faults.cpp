@@ -223,12 +223,67 @@ void engine::go_without_hold(piece &p, bool for_good) noexcept
 	back_off(p);
 }
 
-/* It asks once more, later. */
+/* It asks once more, later. What the peer waits for may be memory that we keep, so no more of that is kept than is needed. */
 void engine::back_off(piece &p) noexcept
 {
 	p.pause = std::clamp(2 * p.pause, min_backoff, max_backoff);
 	p.wake = world_.now() + p.pause;
 	put(pausing_, p);
+	/* It may fail the request of @p. */
+	keep_less();
+}
+
+/*
+ * A lease around a local buffer is of up to 2 MiB. When other memory has come in the place of one of its pages, the
+ * kernel answers BUSY to each FAULT of that page until the lease has gone back. The FAULT may be ours, or of a peer that keeps a
+ * lease for which ours waits. So who waits keeps no lease that is wanted back, or it might wait for itself.
+ *
+ * What the HCA has something of keeps its leases, and completes by itself. All else of this QP waits for an answer to a
+ * FAULT or a RESOLVE, for room in the send queue, or for what is ahead of it. Answers come in bounded time, and when one is BUSY this is
+ * called, for all of the QP. So no request keeps such a lease for as long as it waits. The same holds for every other QP.
+ *
+ * The hold of a buffer alone stays. A FAULT waits for one only if the page of the buffer itself was replaced. The
+ * kernel does not do this to a pinned page, so the program has: it has given up the buffer of a request that is not done,
+ * which it may not do with pinned memory either.
+ */
+void engine::keep_less() noexcept
+{
+	/* What the provider refused has nothing posted, and the QP is about to end. */
+	if (!config_.local || trouble_.broken || !world_.local_wanted())
+		return;
+	for (std::uint64_t i = head_; i < tail_; ++i) {
+		op &o = op_at(i);
+
+		if (!o.held || o.slots)
+			continue;
+		if (!o.finished && o.status == IBV_WC_SUCCESS && !narrow_buffers(i))
+			fail_op(i, IBV_WC_LOC_QP_OP_ERR);
+		/* Its completion has to wait for those ahead of it, but its buffers need not. */
+		if (o.finished || o.status != IBV_WC_SUCCESS)
+			free_buffers(o);
+	}
+}
+
+/* False: a buffer is not held any more. */
+bool engine::narrow_buffers(std::uint64_t i) noexcept
+{
+	op &o = op_at(i);
+	std::uint32_t n = 0;
+
+	for (int k = 0; n < o.held; ++k) {
+		const ibv_sge &s = o.wr.sg_list[k];
+
+		/* What is held has another key for the HCA than the program has for it. */
+		if (!s.length || o.wire[k].lkey == s.lkey)
+			continue;
+		std::uint32_t &hold = hold_of(o, i, n);
+		if (world_.narrow_local(s, brings(o.wr.opcode), hold, o.wire[k]) < 0) {
+			hold = hold_of(o, i, --o.held);
+			return false;
+		}
+		++n;
+	}
+	return true;
 }
 
 /* A pinned region would have its pages: the pressure may pass, but nobody waits for ever. */

@@ -233,6 +233,7 @@ void local_leases::end_if_unused(lease &l) noexcept
 							 static_cast<std::uint64_t>(state::freed),
 					    std::memory_order_seq_cst))
 		return;
+	ending_.fetch_sub(1, std::memory_order_relaxed);
 	kernel_.hold_free(l.hold);
 	/* spare() may give it to somebody else */
 	l.become(state::free);
@@ -265,6 +266,18 @@ void local_leases::give(std::uint32_t token) noexcept
 {
 	count_out(*by_number_.find((token & ~is_lease) >> stripe_bits)->load(std::memory_order_acquire),
 		  token & (stripes - 1));
+}
+
+bool local_leases::any_wanted() noexcept
+{
+	/* If somebody else reads what there is now, it is known the next time. */
+	(void)current(false);
+	return ending_.load(std::memory_order_relaxed);
+}
+
+bool local_leases::is_wanted(std::uint32_t token) const noexcept
+{
+	return by_number_.find((token & ~is_lease) >> stripe_bits)->load(std::memory_order_acquire)->at() == state::ending;
 }
 
 /* True: there is a new lease of the buffer. Asks only the second time within a short time. */
@@ -380,6 +393,7 @@ void local_leases::read_events() noexcept
 void local_leases::withdraw(lease &l) noexcept
 {
 	l.place->store(nullptr, std::memory_order_seq_cst);
+	ending_.fetch_add(1, std::memory_order_relaxed);
 	l.become(state::ending);
 	end_if_unused(l);
 }

@@ -90,6 +90,10 @@ public:
 		return take(handle, addr, length, write, t, stripe, ticket, false);
 	}
 	void give(std::uint32_t token) noexcept;
+	/* Are there leases that were recalled, and that only their users keep? It waits for nobody, as find(). */
+	[[nodiscard]] bool any_wanted() noexcept;
+	/* Is that of @token, which is not given back yet, one of them? */
+	[[nodiscard]] bool is_wanted(std::uint32_t token) const noexcept;
 	void give(local_lease &l, unsigned stripe) noexcept { count_out(static_cast<lease &>(l), stripe); }
 
 	/* Where leases of lasting buffers of one region are found, by who uses it again and again. */
@@ -175,6 +179,7 @@ private:
 	sparse_array<std::atomic<region *>> by_handle_;
 	sparse_array<std::atomic<lease *>> by_number_;
 	event_channel channel_; /* open: the keeper has it */
+	std::atomic<std::uint32_t> ending_{0}; /* leases in this state; a number, and nothing else */
 
 	std::mutex mutex_; /* of what follows, and of all changes of the above */
 	std::deque<lease> leases_; /* elements stay where they are */
