@@ -207,6 +207,36 @@ TEST_F(LeasedReceives, AreOneAfterTheOtherAndNowhereElse)
 	EXPECT_EQ(next().wr_id, 8U);
 }
 
+/* A receive may be posted for ever, and with it would be what a longer one had leased. */
+TEST_F(LeasedReceives, KeepNoPagesButTheirOwn)
+{
+	npr_qp *const qp = attach(1);
+	const auto begun = std::chrono::steady_clock::now();
+	const auto early = [&] { return std::chrono::steady_clock::now() - begun < std::chrono::seconds(5); };
+	const auto holds = [&](auto what) {
+		const std::lock_guard lock(kernel_ptr->mutex);
+		return std::any_of(kernel_ptr->local_holds.begin(), kernel_ptr->local_holds.end(),
+				   [&](const auto &h) { return what(h.second.second); });
+	};
+	const auto is_long = [](const rdma_np_hold_req &r) { return r.length > 4096; };
+
+	ASSERT_NO_FATAL_FAILURE(warm(qp));
+	do {
+		ASSERT_TRUE(early());
+		ASSERT_EQ(receive(qp, 1, 2, 4097), 0);
+		arrive(1);
+		ASSERT_EQ(next().wr_id, 1U);
+	} while (!holds(is_long));
+	ASSERT_EQ(receive(qp, 2, 2), 0);
+	kernel_ptr->recall_local(mr.handle);
+	while (holds(is_long) && early())
+		std::this_thread::yield();
+	EXPECT_FALSE(holds(is_long));
+	EXPECT_TRUE(holds([&](const rdma_np_hold_req &r) { return r.addr == kernel_ptr->local_base + 2 * 4096; }));
+	arrive(1);
+	EXPECT_EQ(next().wr_id, 2U);
+}
+
 TEST_F(LeasedReceives, ListGoesOnBehindOneThatIsNotHot)
 {
 	npr_qp *const qp = attach(1);

@@ -184,7 +184,7 @@ bool local_leases::current(bool may_wait) noexcept
 }
 
 std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
-						      unsigned stripe, local_ticket *ticket, bool may_wait) noexcept
+						      term t, unsigned stripe, local_ticket *ticket, bool may_wait) noexcept
 {
 	lease *const l = place.load(std::memory_order_acquire);
 
@@ -193,7 +193,8 @@ std::optional<local_leases::use> local_leases::use_of(std::atomic<lease *> &plac
 	/* That it ends is seen at its place: withdraw() changes that first of all. */
 	l->count_in(stripe);
 	if (place.load(std::memory_order_seq_cst) != l || !current(may_wait) || place.load(std::memory_order_seq_cst) != l ||
-	    addr < l->first.load(std::memory_order_relaxed) || end > l->end.load(std::memory_order_relaxed)) {
+	    addr < l->first.load(std::memory_order_relaxed) || end > l->end.load(std::memory_order_relaxed) ||
+	    (t == term::lasting && !ends_with(*l, end))) {
 		count_out(*l, stripe);
 		return std::nullopt;
 	}
@@ -255,11 +256,11 @@ std::optional<local_leases::use> local_leases::take(std::uint32_t handle, std::u
 	stripe %= stripes;
 	/* What may be written may be read. */
 	for (std::size_t w = write; w < e.at.size(); ++w)
-		if (const auto u = use_of(e.at[w], addr, end, stripe, ticket, may_wait))
+		if (const auto u = use_of(e.at[w], addr, end, t, stripe, ticket, may_wait))
 			return u;
 	if (!may_wait || !ask(*r, e, addr, end, write, t))
 		return std::nullopt;
-	return use_of(e.at[write], addr, end, stripe, ticket, may_wait);
+	return use_of(e.at[write], addr, end, t, stripe, ticket, may_wait);
 }
 
 void local_leases::give(std::uint32_t token) noexcept
@@ -330,7 +331,7 @@ bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t en
 	l->of = &r;
 	l->place = &e.at[write];
 	l->used.store(true, std::memory_order_relaxed);
-	/* The one that was too small. */
+	/* The one that was too small; or too large, for a lasting buffer. */
 	if (lease *const old = l->place->load(std::memory_order_relaxed))
 		withdraw(*old);
 	l->become(state::live);

@@ -7,7 +7,8 @@
  * hold stays, and the next work request that begins and ends there only counts itself.
  *
  * What the HCA is done with soon shares leases of large parts. A receive may be posted for ever, and keeps the
- * lease as long: so it has one of its own pages, and keeps no others.
+ * lease as long: so it has one of its own pages, and keeps no others, also if a longer one that begins in the same
+ * page was leased before. Else whoever waits for one of those pages might wait for ever.
  *
  * The kernel recalls a lease by an event when the memory changes, or is wanted. The number of events is
  * in a word that it writes and all can read, before the system call that changed the memory returns.
@@ -161,7 +162,13 @@ private:
 	[[nodiscard]] region *block_of(region &whole, std::uint64_t addr, bool may_wait) noexcept;
 	[[nodiscard]] region *learn_block(region &whole, std::uint32_t number) noexcept;
 	[[nodiscard]] bool current(bool may_wait) noexcept;
-	[[nodiscard]] std::optional<use> use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end,
+	/* Is the last page of @l that of a buffer which ends at @end? */
+	[[nodiscard]] static bool ends_with(const lease &l, std::uint64_t end) noexcept
+	{
+		/* Less than 0 is much. */
+		return l.end.load(std::memory_order_relaxed) - end < page;
+	}
+	[[nodiscard]] std::optional<use> use_of(std::atomic<lease *> &place, std::uint64_t addr, std::uint64_t end, term t,
 						unsigned stripe, local_ticket *ticket, bool may_wait) noexcept;
 	void count_out(lease &l, unsigned stripe) noexcept;
 	void end_if_unused(lease &l) noexcept;
@@ -207,8 +214,7 @@ inline local_lease *local_leases::take(const lasting &of, ibv_sge &s, unsigned s
 	l->count_in(stripe);
 	/* Recalls first: what those have ended that were read is not in its place. So is what has ended otherwise: see use_of(). */
 	if (channel_.has_events() || place.load(std::memory_order_seq_cst) != l ||
-	    s.addr < l->first.load(std::memory_order_relaxed) || s.addr + s.length > l->end.load(std::memory_order_relaxed))
-		[[unlikely]] {
+	    s.addr < l->first.load(std::memory_order_relaxed) || !ends_with(*l, s.addr + s.length)) [[unlikely]] {
 		count_out(*l, stripe);
 		return nullptr;
 	}
