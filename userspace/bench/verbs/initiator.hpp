@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * One side that posts READs and WRITEs, by plain verbs or through libnprdma,
- * connected to a responder in the same process.
+ * One side that posts READs and WRITEs, by plain verbs with a pinned buffer, or through
+ * libnprdma with one that is not pinned, connected to a responder in the same process.
  */
 #ifndef NPRDMA_BENCH_INITIATOR_HPP
 #define NPRDMA_BENCH_INITIATOR_HPP
@@ -19,8 +19,8 @@ enum class through {
 	verbs,
 	library,
 	library_relaxed,
-	library_scanning, /* READs, whatever their size */
-	library_by_words  /* READs of any size are proven by residency words */
+	library_scanning, /* without leases; READs, whatever their size */
+	library_by_words  /* the same; READs of any size are proven by residency words */
 };
 
 class initiator
@@ -30,13 +30,18 @@ public:
 		  std::size_t buffer_bytes)
 	    : end_(device, cq_entries),
 	      buffer_(buffer_bytes, mapping::pages::small),
-	      mr_(end_.register_memory(buffer_.addr(), buffer_.bytes(), IBV_ACCESS_LOCAL_WRITE)),
 	      qp_(end_.create_qp(sq_entries)),
 	      other_(responder.create_qp(1))
 	{
 		rc::connect_pair(*qp_, *other_);
-		if (how == through::verbs)
+		if (how == through::verbs) {
+			pinned_ =
+			    end_.register_memory(buffer_.addr(), buffer_.bytes(), IBV_ACCESS_LOCAL_WRITE);
 			return;
+		}
+		unpinned_.emplace(*end_.pd,
+				  std::span(static_cast<std::byte *>(buffer_.addr()), buffer_.bytes()),
+				  IBV_ACCESS_LOCAL_WRITE);
 		npr_qp_attr attr{};
 
 		if (how == through::library_relaxed)
@@ -45,7 +50,8 @@ public:
 			attr.read_words_min = std::numeric_limits<std::uint32_t>::max();
 		if (how == through::library_by_words)
 			attr.read_words_min = 1;
-		context_.emplace(*end_.context, NPR_OPEN_SINGLE_THREADED);
+		const bool proves = how == through::library_scanning || how == through::library_by_words;
+		context_.emplace(*end_.context, proves ? NPR_OPEN_NO_LEASES : 0);
 		cq_.emplace(context_->attach(*end_.cq));
 		library_.emplace(cq_->attach(*qp_, attr));
 	}
@@ -53,7 +59,9 @@ public:
 	void post(ibv_wr_opcode opcode, std::uint64_t remote, std::uint32_t rkey, std::size_t local,
 		  std::uint32_t length)
 	{
-		ibv_sge sge = {.addr = buffer_.address() + local, .length = length, .lkey = mr_->lkey};
+		ibv_sge sge = {.addr = buffer_.address() + local,
+			       .length = length,
+			       .lkey = unpinned_ ? unpinned_->get()->lkey : pinned_->lkey};
 		ibv_send_wr wr{}, *bad = nullptr;
 
 		wr.sg_list = &sge;
@@ -124,7 +132,8 @@ private:
 
 	rc::endpoint end_;
 	mapping buffer_;
-	rc::handle<ibv_mr> mr_;
+	rc::handle<ibv_mr> pinned_;
+	std::optional<nprdma::region> unpinned_;
 	rc::handle<ibv_qp> qp_, other_;
 	std::optional<nprdma::context> context_;
 	std::optional<nprdma::cq> cq_;
