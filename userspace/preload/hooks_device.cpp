@@ -90,6 +90,8 @@ void adopt(ibv_context *context)
 	REPLACE(open_qp);
 	REPLACE(query_device_ex);
 	REPLACE(alloc_parent_domain);
+	REPLACE(reg_dm_mr);
+	REPLACE(alloc_null_mr);
 }
 
 #undef REPLACE
@@ -114,6 +116,8 @@ void give_back(const device &d)
 	restore(&verbs_context::open_qp, d.extended.open_qp);
 	restore(&verbs_context::query_device_ex, d.extended.query_device_ex);
 	restore(&verbs_context::alloc_parent_domain, d.extended.alloc_parent_domain);
+	restore(&verbs_context::reg_dm_mr, d.extended.reg_dm_mr);
+	restore(&verbs_context::alloc_null_mr, d.extended.alloc_null_mr);
 }
 
 } // namespace

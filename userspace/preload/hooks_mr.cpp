@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Regions. */
+#include "pointers.hpp"
 #include "policy.hpp"
 #include "real.hpp"
 #include "registry.hpp"
@@ -9,7 +10,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <limits>
 #include <new>
 #include <optional>
 #include <utility>
@@ -18,25 +18,22 @@ using namespace npr::preload;
 
 namespace {
 
-constexpr unsigned known = IBV_ACCESS_LOCAL_WRITE | remote_rights | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
+constexpr unsigned known = IBV_ACCESS_LOCAL_WRITE | remote_rights | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_UNPINNED | IBV_ACCESS_HUGETLB |
 	IBV_ACCESS_OPTIONAL_RANGE;
-
-/* All memory that the process has, or will have: only with on-demand paging there is such a region. */
-constexpr bool is_whole(std::size_t length)
-{
-	return length == std::numeric_limits<std::size_t>::max();
-}
 
 /* Why a region is pinned; nothing: it is not. */
 std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 {
 	using unpin = settings::unpin;
 	const settings &s = policy();
+	/* The program would take pinned memory for what it is not, as libnprdma does. */
+	const bool named = access & IBV_ACCESS_UNPINNED;
 
 	/* What has on-demand paging was promised it by the device. */
-	if (s.which == unpin::none || (is_whole(length) && !(access & IBV_ACCESS_ON_DEMAND)) ||
-	    (!(access & IBV_ACCESS_ON_DEMAND) &&
-	     (length < s.at_least || s.which == unpin::odp || (s.which == unpin::remote && !(access & remote_rights)))))
+	if ((s.which == unpin::none && !named) ||
+	    (!named && !(access & IBV_ACCESS_ON_DEMAND) &&
+	     (is_whole(length) || length < s.at_least || s.which == unpin::odp ||
+	      (s.which == unpin::remote && !(access & remote_rights)))))
 		return because::nobody_asked;
 	if (!d.owner)
 		return because::refused;
@@ -51,7 +48,7 @@ std::optional<because> pinned(device &d, std::size_t length, unsigned access)
 		(void)d.memory.pin("a program that uses direct verbs (mlx5dv)");
 	const char *const what = access & remote_rights && d.xrc.load(std::memory_order_relaxed) ?
 		"XRC, by which peers may reach it," : d.memory.pinned_for();
-	if (what && !d.told.said_objects.exchange(true))
+	if (what && d.told.first(once::objects))
 		say(&d.verbs, "%s needs pinned memory: what the program registers on this device stays pinned", what);
 	return what ? std::optional(because::object) : std::nullopt;
 }
@@ -61,7 +58,7 @@ void stays_pinned(device &d, because why, std::size_t length)
 {
 	const auto k = static_cast<std::size_t>(why);
 
-	d.told.add(d.told.pinned[k], length);
+	d.told.add(why, length);
 	if (why != because::nobody_asked && why != because::object && !d.told.said[k].exchange(true))
 		say(&d.verbs, "a region of %zu bytes stays pinned, because %s: others may follow", length, text(why));
 }
@@ -88,13 +85,154 @@ ibv_mr *reg_mr(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint6
 			return nullptr;
 		why = because::refused;
 	}
+	if (access & IBV_ACCESS_UNPINNED) {
+		if (d.told.first(once::unpinned))
+			say(&d.verbs, "a region that the program registers with IBV_ACCESS_UNPINNED is refused, because %s", text(*why));
+		errno = EOPNOTSUPP;
+		return nullptr;
+	}
 	/* With on-demand paging, if the device has its own: pages that stay are not what such a program expects. */
 	ibv_mr *const mr = verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
 	if (mr)
 		stays_pinned(d, *why, length);
-	else if (access & IBV_ACCESS_ON_DEMAND && *why != because::nobody_asked && !d.told.said_odp.exchange(true))
+	else if (access & IBV_ACCESS_ON_DEMAND && *why != because::nobody_asked && d.told.first(once::on_demand))
 		say(&d.verbs, "a region with on-demand paging is refused, because %s", text(*why));
 	return mr;
+}
+
+/* One that the library knows from here on: null and errno. */
+ibv_mr *make(device &d, ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, unsigned access)
+{
+	ibv_mr *const mr = reg_mr(d, pd, addr, length, iova, access);
+
+	if (!mr)
+		return mr;
+	try {
+		npr::local_key key;
+		if (d.regions.has(mr->lkey))
+			key.handle = mr->handle;
+		key.offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
+		d.lib->regions.add(*mr, key);
+	} catch (const std::bad_alloc &) {
+		(void)d.regions.take(mr->lkey);
+		(void)verbs().ibv_dereg_mr(mr);
+		errno = ENOMEM;
+		return nullptr;
+	}
+	return mr;
+}
+
+/* What make() has made: 0 or an errno, and then it is still there. */
+int unmake(device *d, ibv_mr *mr)
+{
+	/* Another region may have the key as soon as this one has not. */
+	auto region = d ? d->regions.take(mr->lkey) : twins::regions::node_type();
+	const int rc = -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
+
+	if (region && rc)
+		d->regions.put(std::move(region));
+	else if (region && region.mapped().twin)
+		(void)verbs().ibv_dereg_mr(region.mapped().twin);
+	return rc;
+}
+
+/* @mr, or null, of a device that the library has left as it is: for the report. */
+ibv_mr *left_as_it_is(ibv_pd *pd, std::size_t length, ibv_mr *mr)
+{
+	const int error = errno;
+
+	try {
+		if (mr)
+			tally_of(pd->context).add(because::left, length);
+	} catch (const std::bad_alloc &) {
+		/* It is not counted. */
+	}
+	errno = error;
+	return mr;
+}
+
+/* The same of memory that is none of the process's. */
+ibv_mr *not_its_own(ibv_pd *pd, because why, std::size_t length, ibv_mr *mr)
+{
+	device *const d = find(pd->context);
+
+	if (!d)
+		return left_as_it_is(pd, length, mr);
+	if (mr)
+		d->told.add(why, length);
+	return mr;
+}
+
+/* --- registered anew ---------------------------------------------------- */
+
+int rereg_fails(int rc, int error)
+{
+	errno = error;
+	return rc;
+}
+
+/* 0; or what is wrong with the call, as libibverbs and the kernel say it, or what cannot be done. */
+int rereg_refused(device &d, const ibv_mr &mr, const twins::region &old, int flags, const ibv_pd *pd, const void *addr,
+		  std::size_t length, int access)
+{
+	const bool moves = flags & IBV_REREG_MR_CHANGE_TRANSLATION;
+
+	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (moves && (!addr || !length)) ||
+	    (access && !(flags & IBV_REREG_MR_CHANGE_ACCESS)))
+		return rereg_fails(IBV_REREG_MR_ERR_INPUT, EINVAL);
+	if (!flags || (flags & IBV_REREG_MR_CHANGE_PD && (!pd || pd->context != mr.context)))
+		return rereg_fails(IBV_REREG_MR_ERR_CMD, EINVAL);
+	/* Where that one's memory is nobody knows. */
+	if (old.foreign) {
+		if (d.told.first(once::rereg_import))
+			say(mr.context, "an imported region that is not pinned is to be registered anew: refused");
+		return rereg_fails(IBV_REREG_MR_ERR_CMD, EOPNOTSUPP);
+	}
+	/* Another library, as libnprdma, may know it by its key. */
+	if (old.access & IBV_ACCESS_UNPINNED) {
+		if (d.told.first(once::rereg_named))
+			say(mr.context, "a region of the program's own IBV_ACCESS_UNPINNED is to be registered anew: refused");
+		return rereg_fails(IBV_REREG_MR_ERR_CMD, EOPNOTSUPP);
+	}
+	const unsigned rights = flags & IBV_REREG_MR_CHANGE_ACCESS ? static_cast<unsigned>(access) : old.access;
+	if (rights & remote_rights && !moves) {
+		if (d.told.first(once::rereg_peers))
+			say(mr.context, "a region that peers may use is to be registered anew at the same address, and is not pinned: its "
+			    "key would be another, and so it is refused");
+		return rereg_fails(IBV_REREG_MR_ERR_CMD, EOPNOTSUPP);
+	}
+	return 0;
+}
+
+/*
+ * The kernel changes nothing of an unpinned region, so another one takes its place in the program's object @mr. Its keys are others,
+ * which verbs allow. But peers whose key was good go on to use it until they are told of something, and the adapters that change
+ * pinned regions keep it: so what peers may use is refused, unless the program has to tell them a new address.
+ */
+int replace(device &d, ibv_mr &mr, const twins::region &old, int flags, ibv_pd *pd, void *addr, std::size_t length, int access)
+{
+	const bool moves = flags & IBV_REREG_MR_CHANGE_TRANSLATION;
+
+	if (const int rc = rereg_refused(d, mr, old, flags, pd, addr, length, access))
+		return rc;
+	ibv_mr *const other = make(d, flags & IBV_REREG_MR_CHANGE_PD ? pd : mr.pd, moves ? addr : mr.addr, moves ? length : mr.length,
+				   moves ? reinterpret_cast<std::uintptr_t>(addr) : old.iova,
+				   flags & IBV_REREG_MR_CHANGE_ACCESS ? static_cast<unsigned>(access) : old.access);
+	if (!other)
+		return IBV_REREG_MR_ERR_CMD;
+	const auto exchange = [&] {
+		/* What the provider has behind them is the same for both. */
+		std::swap(mr, *other);
+		d.regions.name(&mr);
+		d.regions.name(other);
+	};
+	exchange();
+	if (const int error = unmake(&d, other)) {
+		exchange();
+		(void)unmake(&d, other);
+		return rereg_fails(IBV_REREG_MR_ERR_CMD, error);
+	}
+	return 0;
 }
 
 } // namespace
@@ -103,24 +241,8 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, size_t length, uint6
 {
 	device *const d = find(pd->context);
 
-	if (!d)
-		return verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access);
-	ibv_mr *const mr = reg_mr(*d, pd, addr, length, iova, access);
-	if (!mr)
-		return mr;
-	try {
-		npr::local_key key;
-		if (d->regions.has(mr->lkey))
-			key.handle = mr->handle;
-		key.offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
-		d->lib->regions.add(*mr, key);
-	} catch (const std::bad_alloc &) {
-		(void)d->regions.take(mr->lkey);
-		(void)verbs().ibv_dereg_mr(mr);
-		errno = ENOMEM;
-		return nullptr;
-	}
-	return mr;
+	return d ? make(*d, pd, addr, length, iova, access) :
+		   left_as_it_is(pd, length, verbs().ibv_reg_mr_iova2(pd, addr, length, iova, access));
 }
 
 /* It may be another process's unpinned region, which this library would not know to be one. */
@@ -131,7 +253,7 @@ NPR_EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 	npr_mr_attr attr;
 
 	if (!mr || !d || npr_query_mr(mr, &attr))
-		return mr;
+		return not_its_own(pd, because::imported, 0, mr);
 	npr::local_key key{mr->handle};
 	/* Where its memory is in this process nobody knows. */
 	key.opaque = true;
@@ -179,11 +301,45 @@ NPR_EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64
 	return ibv_reg_mr_iova2(pd, addr, length, iova, static_cast<unsigned int>(access));
 }
 
-/* Not of unpinned regions, which the kernel refuses. What it moves is at the CPU's addresses. */
+/* Nothing of these is the process's memory. */
+NPR_EXPORT ibv_mr *ibv_reg_dmabuf_mr(ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
+{
+	const auto theirs = verbs().ibv_reg_dmabuf_mr;
+
+	if (!theirs) {
+		errno = EOPNOTSUPP;
+		return nullptr;
+	}
+	return not_its_own(pd, because::dmabuf, length, theirs(pd, offset, length, iova, fd, access));
+}
+
+ibv_mr *npr::preload::reg_dm_mr(ibv_pd *pd, ibv_dm *dm, std::uint64_t offset, std::size_t length, unsigned access)
+{
+	const auto theirs = find(pd->context)->extended.reg_dm_mr;
+
+	return not_its_own(pd, because::device_memory, length, theirs(pd, dm, offset, length, access));
+}
+
+ibv_mr *npr::preload::alloc_null_mr(ibv_pd *pd)
+{
+	return not_its_own(pd, because::null, 0, find(pd->context)->extended.alloc_null_mr(pd));
+}
+
+/* What it moves is at the CPU's addresses. */
 NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_t length, int access)
 {
-	if (find(mr->context) && flags & IBV_REREG_MR_CHANGE_ACCESS)
-		access &= ~int{IBV_ACCESS_ON_DEMAND};
+	if (device *const d = find(mr->context)) {
+		if (const auto unpinned = d->regions.get(mr->lkey))
+			return replace(*d, *mr, *unpinned, flags, pd, addr, length, access);
+		if (flags & IBV_REREG_MR_CHANGE_ACCESS) {
+			if (access & IBV_ACCESS_UNPINNED) {
+				if (d->told.first(once::rereg_pinned))
+					say(mr->context, "a pinned region is to be registered anew as one that is not: refused");
+				return rereg_fails(IBV_REREG_MR_ERR_CMD, EOPNOTSUPP);
+			}
+			access &= ~int{IBV_ACCESS_ON_DEMAND};
+		}
+	}
 	npr::local_regions *const regions = npr::local_regions::existing(mr->context);
 	auto key = regions ? regions->remove(*mr) : std::nullopt;
 	const int rc = verbs().ibv_rereg_mr(mr, flags, pd, addr, length, access);
@@ -201,17 +357,7 @@ NPR_EXPORT int ibv_rereg_mr(ibv_mr *mr, int flags, ibv_pd *pd, void *addr, size_
 
 NPR_EXPORT int ibv_dereg_mr(ibv_mr *mr)
 {
-	device *const d = find(mr->context);
-	const std::uint32_t lkey = mr->lkey;
-	/* Another region may have the key as soon as this one has not. */
-	auto region = d ? d->regions.take(lkey) : twins::regions::node_type();
-	const int rc = -npr::dereg_mr(mr, verbs().ibv_dereg_mr);
-
-	if (region && rc)
-		d->regions.put(std::move(region));
-	else if (region && region.mapped().twin)
-		(void)verbs().ibv_dereg_mr(region.mapped().twin);
-	return rc;
+	return unmake(find(mr->context), mr);
 }
 
 /*

@@ -4,6 +4,7 @@
 #define NPR_PRELOAD_POINTERS_HPP
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <infiniband/verbs.h>
 
@@ -27,6 +28,8 @@ ibv_xrcd *open_xrcd(ibv_context *context, ibv_xrcd_init_attr *attr);
 int close_xrcd(ibv_xrcd *xrcd);
 ibv_qp *open_qp(ibv_context *context, ibv_qp_open_attr *attr);
 ibv_pd *alloc_parent_domain(ibv_context *context, ibv_parent_domain_init_attr *attr);
+ibv_mr *reg_dm_mr(ibv_pd *pd, ibv_dm *dm, std::uint64_t offset, std::size_t length, unsigned access);
+ibv_mr *alloc_null_mr(ibv_pd *pd);
 int query_device_ex(ibv_context *context, const ibv_query_device_ex_input *input, ibv_device_attr_ex *attr, size_t size);
 
 /* A device that the program has opened otherwise than by ibv_open_device(), or null. */

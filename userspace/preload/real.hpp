@@ -67,6 +67,9 @@ struct functions {
 	REAL_IF_ANY(ibv_query_qp_data_in_order, "IBVERBS_1.14");
 };
 
+	REAL_IF_ANY(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
+	REAL_IF_ANY(ibv_query_ece, "IBVERBS_1.10");
+	REAL_IF_ANY(ibv_set_ece, "IBVERBS_1.10");
 #undef REAL
 #undef REAL_IF_ANY
 

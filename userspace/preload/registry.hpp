@@ -128,6 +128,13 @@ struct extended_ops {
 	decltype(verbs_context::alloc_parent_domain) alloc_parent_domain = nullptr;
 };
 
+	decltype(verbs_context::reg_dm_mr) reg_dm_mr = nullptr;
+	decltype(verbs_context::alloc_null_mr) alloc_null_mr = nullptr;
+};
+
+/* What the provider has in a receive work queue, which programs post to by our function. */
+struct left_wq {
+	decltype(ibv_wq::post_recv) post_recv;
 struct device {
 	/* Throws std::bad_alloc. */
 	device(ibv_context &v, npr_context *l, int cqe)

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <unistd.h>
+#include <utility>
 
 namespace npr::preload {
 
@@ -22,7 +23,7 @@ namespace {
 struct tallies {
 	std::mutex mutex;
 	std::deque<tally> of;
-	pid_t process = 0; /* that has opened a device */
+	pid_t process = 0; /* that has opened a device, and whose the counts are */
 };
 
 tallies &all_tallies()
@@ -64,7 +65,7 @@ void report_to(std::FILE *to, const tallies &t)
 	}
 }
 
-/* A process that has opened no device says nothing, and neither does a child of one that has. */
+/* A process that has opened no device says nothing, and neither does a child of one that has, unless it opens one as well. */
 [[gnu::destructor]] void report() noexcept
 {
 	try {
@@ -106,6 +107,16 @@ const char *text(because why) noexcept
 		return "the kernel cannot serve it unpinned";
 	case because::copied:
 		return "what uses it takes only pinned memory";
+	case because::device_memory:
+		return "it is memory of the device";
+	case because::dmabuf:
+		return "it is a dmabuf";
+	case because::null:
+		return "it has no memory (ibv_alloc_null_mr())";
+	case because::imported:
+		return "another process has pinned it";
+	case because::left:
+		return "the device was left as it is";
 	case because::count:
 		break;
 	}
@@ -118,10 +129,13 @@ tally &tally_of(const ibv_context *context)
 	const char *const name = ibv_get_device_name(context->device);
 	const std::lock_guard lock(t.mutex);
 
+	/* A child after fork() has registered nothing of what it finds here. */
+	if (const pid_t process = getpid(); std::exchange(t.process, process) != process)
+		for (tally &x : t.of)
+			x.clear();
 	for (tally &x : t.of)
 		if (x.name == name)
 			return x;
-	t.process = getpid();
 	t.of.emplace_back();
 	t.of.back().name = name;
 	return t.of.back();

@@ -30,6 +30,22 @@ bool twins::has(std::uint32_t lkey) noexcept
 	return regions_.contains(lkey);
 }
 
+std::optional<twins::region> twins::get(std::uint32_t lkey) noexcept
+{
+	const std::lock_guard lock(mutex_);
+	const auto it = regions_.find(lkey);
+
+	return it == regions_.end() ? std::nullopt : std::optional(it->second);
+}
+
+void twins::name(ibv_mr *mr) noexcept
+{
+	const std::lock_guard lock(mutex_);
+
+	if (const auto it = regions_.find(mr->lkey); it != regions_.end())
+		it->second.mr = mr;
+}
+
 twins::regions::node_type twins::take(std::uint32_t lkey) noexcept
 {
 	const std::lock_guard lock(mutex_);
@@ -79,12 +95,24 @@ int twins::translate(ibv_sge &sge) noexcept
 			    "refused");
 		return EOPNOTSUPP;
 	}
+	if (is_whole(r.mr->length)) {
+		if (tally_.first(once::whole_twin))
+			say(r.mr->context, "a queue that needs pinned memory uses the region of the whole address space, which cannot be "
+			    "pinned: refused");
+		return EOPNOTSUPP;
+	}
 	if (!r.twin) {
 		/* Peers have the region's own key. */
 		r.twin = verbs().ibv_reg_mr_iova2(r.mr->pd, r.mr->addr, r.mr->length, r.iova, r.access & IBV_ACCESS_LOCAL_WRITE);
-		if (!r.twin)
-			return errno;
-		tally_.add(tally_.pinned[static_cast<std::size_t>(because::copied)], r.mr->length);
+		if (!r.twin) {
+			const int error = errno;
+
+			if (tally_.first(once::no_twin))
+				say(r.mr->context, "a region of %zu bytes cannot be pinned as well for a queue that needs it: %m. "
+				    "RLIMIT_MEMLOCK may be too low: what the queue posts of it is refused", r.mr->length);
+			return error;
+		}
+		tally_.add(because::copied, r.mr->length);
 		if (!tally_.said[static_cast<std::size_t>(because::copied)].exchange(true))
 			say(r.mr->context, "a region of %zu bytes is pinned as well, because a queue uses it that unpinned memory "
 			    "cannot be used by: others may follow", r.mr->length);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Queues that the library does not take (raw packets, XRC, a CQ with time stamps) post by the provider,
+ * Queues that the library does not take (raw packets, XRC, receive work queues, a CQ with time stamps) post by the provider,
  * for which the key of an unpinned region is no local key. What they name is given the key of a twin: a
  * pinned region of the same memory, made when it is first used so, and gone with the region.
  */
@@ -13,14 +13,22 @@
 #include <cerrno>
 #include <cstdint>
 #include <infiniband/verbs.h>
+#include <limits>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 namespace npr::preload {
 
 inline constexpr unsigned remote_rights = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+/* All memory that the process has, or will have: only with on-demand paging there is such a region. */
+[[nodiscard]] constexpr bool is_whole(std::size_t length) noexcept
+{
+	return length == std::numeric_limits<std::size_t>::max();
+}
 
 class twins {
 public:
@@ -40,6 +48,10 @@ public:
 	/* False: no memory. */
 	[[nodiscard]] bool add(ibv_mr *mr, std::uint64_t iova, unsigned access, bool foreign = false) noexcept;
 	[[nodiscard]] bool has(std::uint32_t lkey) noexcept;
+	/* What is known of it, if it is there. */
+	[[nodiscard]] std::optional<region> get(std::uint32_t lkey) noexcept;
+	/* The region of @mr's key, if it is there, is that of the object @mr. */
+	void name(ibv_mr *mr) noexcept;
 	/* Takes it out, if it is there. */
 	[[nodiscard]] regions::node_type take(std::uint32_t lkey) noexcept;
 	/* What take() gave, or nothing. */

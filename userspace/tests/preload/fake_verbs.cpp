@@ -6,9 +6,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <rdma/nprdma.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
+#include <string>
 #include <sys/eventfd.h>
 #include <unistd.h>
 #include <utility>
@@ -22,6 +25,10 @@
 __attribute__((visibility("default"))) std::atomic<unsigned> fake_holds_freed{0};
 
 __attribute__((visibility("default"))) ibv_device fake_device{};
+__attribute__((visibility("default"))) fake_registration fake_registered{};
+__attribute__((visibility("default"))) std::atomic<std::uint32_t> fake_stays{UINT32_MAX};
+__attribute__((visibility("default"))) std::atomic<bool> fake_without_nprdma{false};
+__attribute__((visibility("default"))) std::vector<std::uint32_t> fake_wq_keys;
 
 using namespace fake;
 
@@ -124,6 +131,24 @@ int bind_mw(ibv_qp *q, ibv_mw *, ibv_mw_bind *)
 	return 0;
 }
 
+/* Of multicast, by queue pair, of which there are no others. */
+std::mutex groups_mutex;
+std::map<const ibv_qp *, std::set<std::string>> groups;
+
+template <class F>
+int with_groups(const ibv_qp *q, F &&f)
+{
+	const std::lock_guard lock(groups_mutex);
+	const auto it = groups.find(q);
+
+	return it == groups.end() ? EINVAL : f(it->second);
+}
+
+std::string name_of(const ibv_gid &gid, std::uint16_t lid)
+{
+	return std::string(std::begin(gid.raw), std::end(gid.raw)) + std::to_string(lid);
+}
+
 ibv_qp *create(ibv_context *c, ibv_pd *pd, ibv_cq *send_cq, ibv_cq *recv_cq, ibv_srq *s, ibv_qp_type type)
 {
 	static std::atomic<std::uint32_t> numbers{0};
@@ -138,6 +163,10 @@ ibv_qp *create(ibv_context *c, ibv_pd *pd, ibv_cq *send_cq, ibv_cq *recv_cq, ibv
 	v.qp_type = type;
 	v.handle = new_handle(of(c));
 	v.qp_num = ++numbers;
+	{
+		const std::lock_guard lock(groups_mutex);
+		groups[&v];
+	}
 	return &q.release()->verbs.qp_base;
 }
 
@@ -195,6 +224,10 @@ ibv_qp *create_qp_ex(ibv_context *c, ibv_qp_init_attr_ex *attr)
 
 ibv_cq *new_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp_channel *channel)
 {
+	if (cqe <= 0) {
+		errno = EINVAL;
+		return nullptr;
+	}
 	auto q = std::make_unique<cq>();
 	ibv_cq *const v = ibv_cq_ex_to_cq(&q->verbs);
 
@@ -213,6 +246,8 @@ ibv_cq_ex *create_cq_ex(ibv_context *c, ibv_cq_init_attr_ex *attr)
 {
 	ibv_cq *const q = new_cq(c, static_cast<int>(attr->cqe), attr->cq_context, attr->channel);
 
+	if (!q)
+		return nullptr;
 	of(q).wc_flags = attr->wc_flags;
 	return &of(q).verbs;
 }
@@ -236,7 +271,7 @@ ibv_mr *new_mr(ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, u
 {
 	auto m = std::make_unique<mr>();
 
-	const context &c = of(pd->context);
+	context &c = of(pd->context);
 	if (const int error = access & RDMA_NP_ACCESS_UNPINNED ? c.refuses_unpinned : c.refuses_pinned) {
 		errno = error;
 		return nullptr;
@@ -250,15 +285,44 @@ ibv_mr *new_mr(ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, u
 	m->verbs.handle = new_handle(of(pd->context));
 	m->verbs.lkey = m->verbs.rkey = (m->verbs.handle + 1) << 8;
 	of(pd->context).pinned += !(access & RDMA_NP_ACCESS_UNPINNED);
+	if (access & RDMA_NP_ACCESS_UNPINNED) {
+		const std::lock_guard lock(c.mutex);
+		c.unpinned.insert(m->verbs.handle);
+	}
+	{
+		static std::mutex last;
+		const std::lock_guard lock(last);
+		fake_registered = {pd, iova, access, m->verbs.lkey};
+	}
 	return &m.release()->verbs;
 }
 
-ibv_wq *create_wq(ibv_context *c, ibv_wq_init_attr *)
+ibv_wq *create_wq(ibv_context *c, ibv_wq_init_attr *attr)
 {
 	auto w = std::make_unique<ibv_wq>();
 
 	w->context = c;
+	w->cq = attr->cq;
+	w->handle = new_handle(of(c));
+	w->post_recv = [](ibv_wq *q, ibv_recv_wr *wr, ibv_recv_wr **) {
+		for (; wr; wr = wr->next) {
+			fake_wq_keys.clear();
+			for (int k = 0; k < wr->num_sge; ++k)
+				fake_wq_keys.push_back(wr->sg_list[k].lkey);
+			complete(q->cq, wr->wr_id, UINT32_MAX, IBV_WC_RECV);
+		}
+		return 0;
+	};
 	return w.release();
+}
+
+int destroy_wq(ibv_wq *w)
+{
+	if (w->handle == fake_stays)
+		return EBUSY;
+	const std::unique_ptr<ibv_wq> owned(w);
+	free_handle(of(w->context), w->handle);
+	return 0;
 }
 
 int query_device_ex(ibv_context *, const ibv_query_device_ex_input *, ibv_device_attr_ex *attr, std::size_t size)
@@ -294,6 +358,8 @@ int method(context &c, ib_uverbs_ioctl_hdr &h)
 
 	switch (id) {
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY:
+		if (fake_without_nprdma)
+			return EOPNOTSUPP;
 		pointed_to<rdma_np_query>(h.attrs[0]) = {RDMA_NP_ABI_VERSION, RDMA_NP_QUERY_OWNER, 8, 512, 4, 0};
 		return 0;
 	case UVERBS_OBJECT_NP_CHANNEL << 16 | RDMA_NP_METHOD_CHANNEL_ALLOC:
@@ -379,10 +445,11 @@ EXPORT ibv_context *fake_open(ibv_device *device)
 		const std::unique_ptr<ibv_xrcd> owned(x);
 		return 0;
 	};
-	c->verbs.destroy_wq = [](ibv_wq *w) {
-		const std::unique_ptr<ibv_wq> owned(w);
-		return 0;
+	c->verbs.destroy_wq = destroy_wq;
+	c->verbs.reg_dm_mr = [](ibv_pd *pd, ibv_dm *, std::uint64_t, std::size_t length, unsigned access) {
+		return new_mr(pd, nullptr, length, 0, access);
 	};
+	c->verbs.alloc_null_mr = [](ibv_pd *pd) { return new_mr(pd, nullptr, 0, 0, 0); };
 	c->verbs.query_device_ex = query_device_ex;
 	c->verbs.alloc_parent_domain = [](ibv_context *v, ibv_parent_domain_init_attr *attr) -> ibv_pd * {
 		if (attr->td || attr->comp_mask != IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT || attr->alloc) {
@@ -446,9 +513,12 @@ EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64_t i
 EXPORT int ibv_rereg_mr(ibv_mr *v, int flags, ibv_pd *, void *addr, size_t length, int access)
 {
 	mr &m = of(v);
+	context &c = of(v->context);
 
-	if (m.access & RDMA_NP_ACCESS_UNPINNED)
-		return errno = EOPNOTSUPP;
+	if (const std::lock_guard lock(c.mutex); c.unpinned.contains(v->handle)) {
+		errno = EOPNOTSUPP;
+		return IBV_REREG_MR_ERR_CMD;
+	}
 	if (flags & IBV_REREG_MR_CHANGE_ACCESS)
 		m.access = static_cast<unsigned>(access);
 	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
@@ -461,10 +531,23 @@ EXPORT int ibv_rereg_mr(ibv_mr *v, int flags, ibv_pd *, void *addr, size_t lengt
 
 EXPORT int ibv_dereg_mr(ibv_mr *v)
 {
+	context &c = of(v->context);
+
+	if (v->handle == fake_stays)
+		return errno = EBUSY;
+	{
+		const std::lock_guard lock(c.mutex);
+		c.unpinned.erase(v->handle);
+	}
 	const std::unique_ptr<mr> m(&of(v));
 
 	free_handle(of(v->context), v->handle);
 	return 0;
+}
+
+EXPORT ibv_mr *ibv_reg_dmabuf_mr(ibv_pd *pd, uint64_t, size_t length, uint64_t iova, int, int access)
+{
+	return new_mr(pd, nullptr, length, iova, static_cast<unsigned>(access));
 }
 
 EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
@@ -613,10 +696,47 @@ EXPORT int ibv_modify_qp(ibv_qp *q, ibv_qp_attr *attr, int mask)
 	return 0;
 }
 
+/* As the kernel has them: a group once. */
+EXPORT int ibv_attach_mcast(ibv_qp *q, const ibv_gid *gid, uint16_t lid)
+{
+	return with_groups(q, [&](auto &of_it) {
+		of_it.insert(name_of(*gid, lid));
+		return 0;
+	});
+}
+
+EXPORT int ibv_detach_mcast(ibv_qp *q, const ibv_gid *gid, uint16_t lid)
+{
+	return with_groups(q, [&](auto &of_it) { return of_it.erase(name_of(*gid, lid)) ? 0 : EINVAL; });
+}
+
+/* Of the provider's part of the object. */
+EXPORT int ibv_query_ece(ibv_qp *q, ibv_ece *ece)
+{
+	return with_groups(q, [&](auto &) {
+		ece->options = of(q).attr.qkey;
+		return 0;
+	});
+}
+
+EXPORT int ibv_set_ece(ibv_qp *q, ibv_ece *ece)
+{
+	return with_groups(q, [&](auto &) {
+		of(q).attr.qkey = ece->options;
+		return 0;
+	});
+}
+
 EXPORT int ibv_destroy_qp(ibv_qp *v)
 {
 	if (of(v).busy)
 		return EBUSY;
+	if (const int error = with_groups(v, [](auto &of_it) { return of_it.empty() ? 0 : EBUSY; }))
+		return error;
+	{
+		const std::lock_guard lock(groups_mutex);
+		groups.erase(v);
+	}
 	const std::unique_ptr<qp> q(&of(v));
 	free_handle(of(v->context), v->handle);
 	return 0;

@@ -24,6 +24,7 @@ struct context {
 	std::atomic<unsigned> holds;     /* of local memory, now */
 	std::atomic<unsigned> pinned;    /* regions that were registered so */
 	int refuses_unpinned, refuses_pinned; /* regions, with this errno */
+	std::set<std::uint32_t> unpinned; /* regions, by handle, which the kernel knows them by */
 };
 
 struct cq {
@@ -116,6 +117,17 @@ ibv_context *fake_open(ibv_device *device);
 extern std::atomic<unsigned> fake_holds_freed; /* of all devices; for who looks when they are closed */
 /* Somebody asked for an event of @cq, which the provider's channel tells now. */
 void fake_event(ibv_comp_channel *real, ibv_cq *cq);
+/* The region that was registered last. */
+struct fake_registration {
+	ibv_pd *pd;
+	std::uint64_t iova;
+	unsigned access;
+	std::uint32_t lkey;
+};
+extern fake_registration fake_registered;
+extern std::atomic<std::uint32_t> fake_stays; /* the region or receive work queue of this handle cannot go */
+extern std::atomic<bool> fake_without_nprdma; /* the kernel's */
+extern std::vector<std::uint32_t> fake_wq_keys; /* of the receive that was posted last to a receive work queue */
 /* The kernel's methods: 0, or -1 and errno. */
 int fake_ioctl(int fd, void *arg);
 

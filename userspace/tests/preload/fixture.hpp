@@ -34,6 +34,17 @@ struct device {
 	ibv_pd pd{};
 };
 
+/* Of a shared receive queue with tag matching, which needs pinned memory. */
+inline ibv_srq_init_attr_ex attributes_of_tags(device &d)
+{
+	ibv_srq_init_attr_ex attr{};
+
+	attr.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+	attr.srq_type = IBV_SRQT_TM;
+	attr.pd = &d.pd;
+	return attr;
+}
+
 /* One CQ, one QP and a region on a device. */
 struct connection {
 	explicit connection(device &d) : dev(d), cq(d.make_cq()), qp(d.make_qp(cq)),

@@ -83,6 +83,13 @@ ibv_mr *register_memory(device &d, int access = local)
 	return ibv_reg_mr(&d.pd, memory.data(), memory.size(), access);
 }
 
+/* A region that stays as it is, and why. */
+bool counted(device &d, npr::preload::because why)
+{
+	/* relaxed: nobody else is here */
+	return known(d).told.pinned[static_cast<std::size_t>(why)].regions.load(std::memory_order_relaxed) == 1;
+}
+
 bool is_unpinned(ibv_mr *mr)
 {
 	return mr && fake::of(mr).access & IBV_ACCESS_UNPINNED;
@@ -341,6 +348,24 @@ const hook hooks[] = {
 		require(known(d).regions.has(lkey));
 		f(mr);
 		return !known(d).regions.has(lkey) && !known(d).lib->is_local(lkey);
+	}),
+
+	/* What is not the process's memory is in the report all the same. */
+	VERBS(ibv_reg_dmabuf_mr, [](auto *f) {
+		device &d = new_device();
+
+		return f(&d.pd, 0, 64, 0, 0, local) && counted(d, npr::preload::because::dmabuf);
+	}),
+	EXTENDED(reg_dm_mr, [](auto *f) {
+		device &d = new_device();
+		ibv_dm dm{};
+
+		return f(&d.pd, &dm, 0, 64, 0) && counted(d, npr::preload::because::device_memory);
+	}),
+	EXTENDED(alloc_null_mr, [](auto *f) {
+		device &d = new_device();
+
+		return f(&d.pd) && counted(d, npr::preload::because::null);
 	}),
 
 	/* --- completions ---------------------------------------------------- */

@@ -1031,6 +1031,8 @@ TEST(Preload, ImportedRegionIsWhatItIs)
 	ibv_qp *const qp = ibv_create_qp(&pd, &attr);
 	ASSERT_TRUE(qp);
 	attr.qp_type = IBV_QPT_RAW_PACKET;
+	REPLACED(reg_dm_mr);
+	REPLACED(alloc_null_mr);
 	ibv_qp *const left = ibv_create_qp(&pd, &attr);
 	ASSERT_TRUE(left);
 	for (const std::uint32_t handle : {5U, fake::foreign_pinned}) {
@@ -1220,6 +1222,12 @@ TEST_F(DirectVerbs, AreRefusedWhereMemoryIsUnpinned)
 }
 
 TEST_F(DirectVerbs, ProgramThatAsksForThemHasPinnedMemory)
+	/* But for what the program itself registers so, by libnprdma maybe, which holds it to be what it asked for. */
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED);
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
+	EXPECT_TRUE(npr::preload::find(d.context)->lib->is_local(mr->lkey));
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
 {
 	ASSERT_TRUE(mlx5dv_is_supported(&fake_device));
 	device d;
@@ -1257,7 +1265,10 @@ TEST(PolicyOdp, OnlyWhatAsksForOnDemandPagingIsUnpinned)
 	std::array<std::byte, 64> memory{};
 
 	EXPECT_FALSE(registers_unpinned(d));
-	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+	ibv_mr *mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED);
 	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
 	EXPECT_EQ(ibv_dereg_mr(mr), 0);
 }
