@@ -140,7 +140,8 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 {
 	device *const d = find(context);
 
-	if (!d || cqe < 0 || cqe > d->max_cqe)
+	/* What there cannot be the provider says. */
+	if (!d || cqe <= 0 || cqe > d->max_cqe)
 		return create_left(channel, [&](ibv_comp_channel *real) {
 			return verbs().ibv_create_cq(context, cqe, cq_context, real, comp_vector);
 		});
@@ -152,7 +153,7 @@ NPR_EXPORT ibv_cq *ibv_create_cq(ibv_context *context, int cqe, void *cq_context
 ibv_cq_ex *npr::preload::create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex *attr)
 {
 	device &d = *find(context);
-	const bool small = attr->cqe <= static_cast<std::uint32_t>(d.max_cqe);
+	const bool small = attr->cqe && attr->cqe <= static_cast<std::uint32_t>(d.max_cqe);
 
 	/* What a struct ibv_wc does not tell the library cannot tell either. */
 	if (attr->wc_flags & ~std::uint64_t{IBV_WC_STANDARD_FLAGS} || !small) {

@@ -162,6 +162,7 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 		d->qps.drain([](npr_qp *qp) { (void)npr_detach_qp(qp); });
 		d->srqs.drain([](npr_srq *srq) { (void)npr_detach_srq(srq); });
 		d->builders.drain([](builder *b) { const std::unique_ptr<builder> owned(b); });
+		d->wqs.drain([](left_wq *w) { const std::unique_ptr<left_wq> owned(w); });
 		while (ibv_cq *const cq = any_cq(d->lib))
 			(void)npr_detach_cq(take(all().cqs, cq).lib);
 		{
@@ -172,6 +173,7 @@ NPR_EXPORT int ibv_close_device(ibv_context *context)
 				return entry.second->qp_base.context == context;
 			});
 			std::erase_if(all().rights, [&](const auto &entry) { return entry.second.context == context; });
+			std::erase_if(all().groups, [&](const auto &entry) { return entry.second.context == context; });
 		}
 		d->regions.clear();
 		d->lib->regions.clear();

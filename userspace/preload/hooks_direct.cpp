@@ -91,6 +91,31 @@ auto make_direct(F *f, bool may_not, ibv_context *context, const char *what, Mak
 	return d ? make_pinned(*d, what, [&] { return make(f); }) : make(f);
 }
 
+/* 0 or an errno. */
+int init_obj(decltype(::mlx5dv_init_obj) *f, mlx5dv_obj *obj, std::uint64_t type)
+{
+	const auto direct = [](ibv_context *context, const void *object) {
+		device *const d = find(context);
+
+		if (d && !keep_pinned(*d, "direct access to its queues (mlx5dv_init_obj)"))
+			return false;
+		if (d)
+			d->memory.is_for(object);
+		return true;
+	};
+
+	if ((type & MLX5DV_OBJ_QP && !direct(obj->qp.in->context, obj->qp.in)) ||
+	    (type & MLX5DV_OBJ_CQ && !direct(obj->cq.in->context, obj->cq.in)) ||
+	    (type & MLX5DV_OBJ_SRQ && !direct(obj->srq.in->context, obj->srq.in)) ||
+	    (type & MLX5DV_OBJ_RWQ && !direct(obj->rwq.in->context, obj->rwq.in)))
+		return EOPNOTSUPP;
+	if (type & MLX5DV_OBJ_QP)
+		leave(obj->qp.in);
+	if (type & MLX5DV_OBJ_CQ)
+		leave(obj->cq.in);
+	return f(obj, type);
+}
+
 } // namespace
 
 NPR_EXPORT bool mlx5dv_is_supported(ibv_device *device)
@@ -132,25 +157,14 @@ NPR_EXPORT int mlx5dv_init_obj(mlx5dv_obj *obj, std::uint64_t type)
 
 	if (!f || HIDDEN())
 		return EOPNOTSUPP;
-	const auto direct = [](ibv_context *context, const void *object) {
-		device *const d = find(context);
-
-		if (d && !keep_pinned(*d, "direct access to its queues (mlx5dv_init_obj)"))
-			return false;
-		if (d)
-			d->memory.is_for(object);
-		return true;
-	};
-	if ((type & MLX5DV_OBJ_QP && !direct(obj->qp.in->context, obj->qp.in)) ||
-	    (type & MLX5DV_OBJ_CQ && !direct(obj->cq.in->context, obj->cq.in)) ||
-	    (type & MLX5DV_OBJ_SRQ && !direct(obj->srq.in->context, obj->srq.in)) ||
-	    (type & MLX5DV_OBJ_RWQ && !direct(obj->rwq.in->context, obj->rwq.in)))
-		return EOPNOTSUPP;
-	if (type & MLX5DV_OBJ_QP)
-		leave(obj->qp.in);
-	if (type & MLX5DV_OBJ_CQ)
-		leave(obj->cq.in);
-	return f(obj, type);
+	if (!(type & MLX5DV_OBJ_QP))
+		return init_obj(f, obj, type);
+	/* The structure is of the size that the program's header gives it. */
+	ibv_qp *const named = obj->qp.in;
+	obj->qp.in = real_of(named);
+	const int rc = init_obj(f, obj, type);
+	obj->qp.in = named;
+	return rc;
 }
 
 NPR_EXPORT ibv_cq_ex *mlx5dv_create_cq(ibv_context *context, ibv_cq_init_attr_ex *attr, mlx5dv_cq_init_attr *more)

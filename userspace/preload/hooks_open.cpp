@@ -11,6 +11,7 @@
 #include "report.hpp"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdarg>
 #include <cstring>
 #include <fcntl.h>
@@ -33,7 +34,7 @@ void look_at(const char *path)
 {
 	constexpr char devices[] = "/dev/infiniband/uverbs";
 
-	if (!path || ours || std::strncmp(path, devices, sizeof(devices) - 1) || told.exchange(true, std::memory_order_relaxed))
+	if (ours || std::strncmp(path, devices, sizeof(devices) - 1) || told.exchange(true, std::memory_order_relaxed))
 		return;
 	say(nullptr, "a libibverbs that this library does not see opens %s: what it registers stays pinned", path);
 }
@@ -46,10 +47,12 @@ bool has_mode(int flags)
 
 int open_by(open_fn *next, const char *path, int flags, mode_t mode)
 {
-	look_at(path);
-	if (next)
-		return next(path, flags, mode);
-	return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+	const int fd = next ? next(path, flags, mode) : static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+
+	/* Not a path that the kernel could not read, or has not: it is not asked for more than an error. */
+	if (fd >= 0 || (errno != EFAULT && errno != EINVAL))
+		look_at(path);
+	return fd;
 }
 
 } // namespace

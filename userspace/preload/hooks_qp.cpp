@@ -110,6 +110,20 @@ bool is_ours(ibv_qp *qp)
 	return all().orphans.contains(qp);
 }
 
+/* @ex is good until @qp is destroyed. */
+void make_orphan(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
+{
+	const std::lock_guard lock(all().mutex);
+
+	try {
+		all().orphans[qp] = std::move(ex);
+		all().any_orphans.store(true, std::memory_order_relaxed); /* see there */
+	} catch (const std::bad_alloc &) {
+		/* lost is better than gone while it is in use */
+		(void)ex.release();
+	}
+}
+
 /* After detach(), which left @ex. 0 or an errno. */
 int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 {
@@ -117,13 +131,7 @@ int attach_again(ibv_qp *qp, std::unique_ptr<npr::qp_ex> ex)
 
 	if (!ex)
 		return error;
-	const std::lock_guard lock(all().mutex);
-	try {
-		all().orphans[qp] = std::move(ex);
-	} catch (const std::bad_alloc &) {
-		/* lost is better than gone while it is in use */
-		(void)ex.release();
-	}
+	make_orphan(qp, std::move(ex));
 	return error;
 }
 
@@ -156,20 +164,28 @@ ibv_qp *with_builder(device &d, ibv_qp *qp)
 	return nullptr;
 }
 
+/* Why the library leaves a QP to the provider; @ops: it has functions for what ibv_wr_*() is to post. */
+const char *why_left(ibv_qp_type type, bool ops)
+{
+	if (!is_taken(type))
+		return "a queue pair that is neither RC nor UC nor UD";
+	return ops ? "a queue pair on a completion queue that the library does not take" :
+		     "a queue pair for operations of ibv_wr_*() that the library does not have";
+}
+
 /*
  * By @make(), a QP that the library does not take; @ex: with ibv_wr_*(). Its memory is pinned, by twins of regions. That
  * is not enough for XRC: peers reach regions through it, and have no way to ask for pages. It is not enough where
  * receives into unpinned memory would complete on a CQ that the library does not poll.
  */
 template <class F>
-ibv_qp *make_left(device &d, ibv_qp_type type, ibv_cq *recv_cq, ibv_srq *srq, bool ex, F &&make)
+ibv_qp *make_left(device &d, ibv_qp_type type, ibv_cq *recv_cq, ibv_srq *srq, bool ex, bool ops, F &&make)
 {
 	if (type == IBV_QPT_XRC_RECV && d.regions.any_remote())
 		return make_pinned(d, "an XRC queue pair of a program with memory for peers", make);
 	if (srq && d.srqs.find(srq->handle, srq) && !find(recv_cq))
 		return make_pinned(d, "a shared receive queue whose completions come where the library does not poll", make);
-	tell_left(d, is_taken(type) ? "a queue pair on a completion queue that the library does not take" :
-				      "a queue pair that is neither RC nor UC nor UD");
+	tell_left(d, why_left(type, ops));
 	ibv_qp *const qp = make();
 	return qp && ex ? with_builder(d, qp) : qp;
 }
@@ -192,7 +208,7 @@ ibv_qp *create_larger(ibv_qp_type type, ibv_qp_cap &cap, F &&create)
 	return create();
 }
 
-/* What npr::qp_ex has functions for. Calls through the pointers of others would end in the void. */
+/* What npr::qp_ex has functions for. A QP for others has the provider's. */
 constexpr std::uint64_t send_ops = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
 	IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
 	IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
@@ -222,6 +238,43 @@ void remember(ibv_qp *qp, const ibv_qp_attr &attr, int mask)
 	}
 }
 
+std::pair<std::array<std::uint8_t, 16>, std::uint16_t> name_of(const ibv_gid &gid, std::uint16_t lid)
+{
+	return {std::to_array(gid.raw), lid};
+}
+
+/* False: it was there before, or there is no memory to know it. */
+bool join(ibv_qp *qp, const ibv_gid &gid, std::uint16_t lid)
+{
+	const std::lock_guard lock(all().mutex);
+
+	try {
+		memberships &m = all().groups[qp];
+
+		m.context = qp->context;
+		return m.groups.insert(name_of(gid, lid)).second;
+	} catch (const std::bad_alloc &) {
+		return false;
+	}
+}
+
+void part(ibv_qp *qp, const ibv_gid &gid, std::uint16_t lid)
+{
+	const std::lock_guard lock(all().mutex);
+	const auto it = all().groups.find(qp);
+
+	if (it != all().groups.end())
+		it->second.groups.erase(name_of(gid, lid));
+}
+
+bool in_groups(ibv_qp *qp)
+{
+	const std::lock_guard lock(all().mutex);
+	const auto it = all().groups.find(qp);
+
+	return it != all().groups.end() && !it->second.groups.empty();
+}
+
 } // namespace
 
 ibv_qp *npr::preload::create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *attr)
@@ -230,13 +283,10 @@ ibv_qp *npr::preload::create_qp_ex(ibv_context *context, ibv_qp_init_attr_ex *at
 	const bool ex = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	const auto make = [&] { return d.extended.create_qp_ex(context, attr); };
 
-	if (!is_taken(attr->qp_type) || !find(attr->send_cq) || !find(attr->recv_cq))
-		return make_left(d, attr->qp_type, attr->recv_cq, attr->srq, ex, make);
-	if (ex && attr->send_ops_flags & ~send_ops) {
-		say(&d.verbs, "a queue pair for operations of ibv_wr_*() that the library does not have is refused: without this library the provider decides");
-		errno = EOPNOTSUPP;
-		return nullptr;
-	}
+	const bool ops = !ex || !(attr->send_ops_flags & ~send_ops);
+
+	if (!ops || !is_taken(attr->qp_type) || !find(attr->send_cq) || !find(attr->recv_cq))
+		return make_left(d, attr->qp_type, attr->recv_cq, attr->srq, ex, ops, make);
 	ibv_qp *const qp = create_larger(attr->qp_type, attr->cap, make);
 	return qp ? attach_new(qp) : qp;
 }
@@ -246,7 +296,7 @@ ibv_qp *npr::preload::open_qp(ibv_context *context, ibv_qp_open_attr *attr)
 {
 	device &d = *find(context);
 
-	return make_left(d, IBV_QPT_XRC_RECV, nullptr, nullptr, false, [&] { return d.extended.open_qp(context, attr); });
+	return make_left(d, IBV_QPT_XRC_RECV, nullptr, nullptr, false, true, [&] { return d.extended.open_qp(context, attr); });
 }
 
 NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
@@ -257,13 +307,17 @@ NPR_EXPORT ibv_qp *ibv_create_qp(ibv_pd *pd, ibv_qp_init_attr *attr)
 	if (!d)
 		return make();
 	if (!is_taken(attr->qp_type) || !find(attr->send_cq) || !find(attr->recv_cq))
-		return make_left(*d, attr->qp_type, attr->recv_cq, attr->srq, false, make);
+		return make_left(*d, attr->qp_type, attr->recv_cq, attr->srq, false, true, make);
 	ibv_qp *const qp = create_larger(attr->qp_type, attr->cap, make);
 	return qp ? attach_new(qp) : qp;
 }
 
 NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 {
+	qp = real_of(qp);
+	/* As the kernel answers then. But to take the QP from the library it has to be ended if anything is posted. */
+	if (in_groups(qp))
+		return EBUSY;
 	const completions unseen(qp);
 	device *const d = find(qp->context);
 	const std::uint32_t handle = qp->handle;
@@ -275,6 +329,7 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 	if (!rc) {
 		unseen.forget();
 		(void)take(all().rights, qp);
+		(void)take(all().groups, qp);
 		if (d)
 			d->memory.gone(qp);
 		if (left) {
@@ -289,8 +344,44 @@ NPR_EXPORT int ibv_destroy_qp(ibv_qp *qp)
 	return rc;
 }
 
+NPR_EXPORT int ibv_attach_mcast(ibv_qp *qp, const ibv_gid *gid, uint16_t lid)
+{
+	qp = real_of(qp);
+	const bool joined = find(qp->context) && join(qp, *gid, lid);
+	const int rc = verbs().ibv_attach_mcast(qp, gid, lid);
+
+	if (rc && joined)
+		part(qp, *gid, lid);
+	return rc;
+}
+
+NPR_EXPORT int ibv_detach_mcast(ibv_qp *qp, const ibv_gid *gid, uint16_t lid)
+{
+	qp = real_of(qp);
+	const int rc = verbs().ibv_detach_mcast(qp, gid, lid);
+
+	if (!rc)
+		part(qp, *gid, lid);
+	return rc;
+}
+
+NPR_EXPORT int ibv_query_ece(ibv_qp *qp, ibv_ece *ece)
+{
+	const auto theirs = verbs().ibv_query_ece;
+
+	return theirs ? theirs(real_of(qp), ece) : EOPNOTSUPP;
+}
+
+NPR_EXPORT int ibv_set_ece(ibv_qp *qp, ibv_ece *ece)
+{
+	const auto theirs = verbs().ibv_set_ece;
+
+	return theirs ? theirs(real_of(qp), ece) : EOPNOTSUPP;
+}
+
 NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 {
+	qp = real_of(qp);
 	const bool to_reset = mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET;
 	const bool reset = to_reset && is_ours(qp);
 
@@ -325,6 +416,7 @@ NPR_EXPORT int ibv_modify_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask)
 
 NPR_EXPORT int ibv_query_qp(ibv_qp *qp, ibv_qp_attr *attr, int mask, ibv_qp_init_attr *init)
 {
+	qp = real_of(qp);
 	const int rc = verbs().ibv_query_qp(qp, attr, mask, init);
 	const asked a = find(all().rights, qp);
 
@@ -344,11 +436,13 @@ NPR_EXPORT int ibv_query_qp_data_in_order(ibv_qp *qp, ibv_wr_opcode op, std::uin
 {
 	const auto real = verbs().ibv_query_qp_data_in_order;
 
+	qp = real_of(qp);
 	return find(qp) || !real ? 0 : real(qp, op, flags);
 }
 
 NPR_EXPORT ibv_qp_ex *ibv_qp_to_qp_ex(ibv_qp *qp)
 {
+	qp = real_of(qp);
 	npr_qp *const lib = find(qp);
 
 	return lib ? npr_qp_to_qp_ex(lib) : verbs().ibv_qp_to_qp_ex(qp);
@@ -363,10 +457,5 @@ void npr::preload::leave(ibv_qp *qp)
 	if (!ex)
 		return;
 	/* The program may have it still. */
-	const std::lock_guard lock(all().mutex);
-	try {
-		all().orphans[qp] = std::move(ex);
-	} catch (const std::bad_alloc &) {
-		(void)ex.release();
-	}
+	make_orphan(qp, std::move(ex));
 }

@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 using namespace npr::preload;
 
@@ -58,22 +60,48 @@ ibv_srq *npr::preload::create_srq_ex(ibv_context *context, ibv_srq_init_attr_ex 
 	return srq ? attach(d, srq) : srq;
 }
 
-/* Receives are posted to it by pointers of its own. */
+/* Receives are posted to it by a pointer of its own, which leads to what has keys of twins. */
 ibv_wq *npr::preload::create_wq(ibv_context *context, ibv_wq_init_attr *attr)
 {
 	device &d = *find(context);
 
-	return make_pinned(d, "a receive work queue", [&] { return d.extended.create_wq(context, attr); });
+	tell_left(d, "a receive work queue");
+	ibv_wq *const wq = d.extended.create_wq(context, attr);
+	if (!wq)
+		return wq;
+	try {
+		auto left = std::make_unique<left_wq>(left_wq{wq->post_recv});
+
+		if (d.wqs.set(wq->handle, wq, left.get())) {
+			wq->post_recv = post_wq_recv;
+			(void)left.release(); /* until it is destroyed */
+			return wq;
+		}
+	} catch (const std::bad_alloc &) {
+	}
+	if (may_be_left(d, "receive work queue", wq->wq_num, ENOMEM))
+		return wq;
+	(void)d.extended.destroy_wq(wq);
+	errno = ENOMEM;
+	return nullptr;
 }
 
 int npr::preload::destroy_wq(ibv_wq *wq)
 {
 	device &d = *find(wq->context);
+	const std::uint32_t handle = wq->handle;
+	left_wq *const left = d.wqs.find(handle, wq);
 	const int rc = d.extended.destroy_wq(wq);
 
-	if (!rc)
-		d.memory.gone(wq);
-	return rc;
+	if (rc)
+		return rc;
+	d.memory.gone(wq);
+	if (left) {
+		const std::unique_ptr<left_wq> owned(left);
+
+		d.wqs.remove(handle, left);
+	}
+	return 0;
 }
 
 /* XRC queue pairs come later than memory, and peers reach it through them without a way to ask for pages. */

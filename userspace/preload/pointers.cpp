@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 #include "pointers.hpp"
+#include "protocol/opcodes.hpp"
 #include "registry.hpp"
 
 #include <nprdma/nprdma.h>
@@ -36,6 +37,14 @@ int post_left(device &d, int (*f)(Object *, Wr *, Wr **), Object *object, Wr *wr
 		});
 }
 
+/* The program is told that it is invalid, and could look for what is wrong with it. */
+[[gnu::cold]] void tell_opcode(device &d, const ibv_send_wr &wr)
+{
+	if (!npr::is_known(wr.opcode) && d.told.first(once::opcode))
+		say(&d.verbs, "a work request of opcode %u (TSO, an atomic WRITE, or one of a newer libibverbs) is refused: without this library "
+		    "the provider decides", static_cast<unsigned>(wr.opcode));
+}
+
 } // namespace
 
 int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
@@ -43,7 +52,15 @@ int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
 	device &d = *find(qp->context);
 	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	return lib ? -npr_post_send(lib, wr, bad) : post_left(d, d.ops.post_send, qp, wr, bad);
+	if (!lib) [[unlikely]] {
+		ibv_qp *const real = real_of(qp);
+
+		return real != qp ? post_send(real, wr, bad) : post_left(d, d.ops.post_send, qp, wr, bad);
+	}
+	const int rc = -npr_post_send(lib, wr, bad);
+	if (rc == EINVAL) [[unlikely]]
+		tell_opcode(d, **bad);
+	return rc;
 }
 
 int post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
@@ -51,7 +68,19 @@ int post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
 	device &d = *find(qp->context);
 	npr_qp *const lib = d.qps.find(qp->handle, qp);
 
-	return lib ? -npr_post_recv(lib, wr, bad) : post_left(d, d.ops.post_recv, qp, wr, bad);
+	if (!lib) [[unlikely]] {
+		ibv_qp *const real = real_of(qp);
+
+		return real != qp ? post_recv(real, wr, bad) : post_left(d, d.ops.post_recv, qp, wr, bad);
+	}
+	return -npr_post_recv(lib, wr, bad);
+}
+
+int post_wq_recv(ibv_wq *wq, ibv_recv_wr *wr, ibv_recv_wr **bad)
+{
+	device &d = *find(wq->context);
+
+	return post_left(d, d.wqs.find(wq->handle, wq)->post_recv, wq, wr, bad);
 }
 
 int post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
@@ -91,6 +120,7 @@ int req_notify_cq(ibv_cq *cq, int solicited_only)
  */
 int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind)
 {
+	qp = real_of(qp);
 	const device &d = *find(qp->context);
 	npr_qp *const lib = d.qps.find(qp->handle, qp);
 

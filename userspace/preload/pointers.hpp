@@ -16,6 +16,7 @@ namespace npr::preload {
 int post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad);
 int post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad);
 int post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad);
+int post_wq_recv(ibv_wq *wq, ibv_recv_wr *wr, ibv_recv_wr **bad);
 int poll_cq(ibv_cq *cq, int n, ibv_wc *wc);
 int req_notify_cq(ibv_cq *cq, int solicited_only);
 int bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind);
@@ -27,9 +28,9 @@ int destroy_wq(ibv_wq *wq);
 ibv_xrcd *open_xrcd(ibv_context *context, ibv_xrcd_init_attr *attr);
 int close_xrcd(ibv_xrcd *xrcd);
 ibv_qp *open_qp(ibv_context *context, ibv_qp_open_attr *attr);
-ibv_pd *alloc_parent_domain(ibv_context *context, ibv_parent_domain_init_attr *attr);
 ibv_mr *reg_dm_mr(ibv_pd *pd, ibv_dm *dm, std::uint64_t offset, std::size_t length, unsigned access);
 ibv_mr *alloc_null_mr(ibv_pd *pd);
+ibv_pd *alloc_parent_domain(ibv_context *context, ibv_parent_domain_init_attr *attr);
 int query_device_ex(ibv_context *context, const ibv_query_device_ex_input *input, ibv_device_attr_ex *attr, size_t size);
 
 /* A device that the program has opened otherwise than by ibv_open_device(), or null. */

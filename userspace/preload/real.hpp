@@ -59,17 +59,19 @@ struct functions {
 	REAL(ibv_modify_qp, "IBVERBS_1.1");
 	REAL(ibv_qp_to_qp_ex, "IBVERBS_1.6");
 	REAL(ibv_query_qp, "IBVERBS_1.1");
+	REAL(ibv_attach_mcast, "IBVERBS_1.1");
+	REAL(ibv_detach_mcast, "IBVERBS_1.1");
 	REAL(ibv_fork_init, "IBVERBS_1.1");
 	REAL_IF_ANY(ibv_is_fork_initialized, "IBVERBS_1.13");
 	REAL_IF_ANY(ibv_import_device, "IBVERBS_1.10");
 	REAL_IF_ANY(ibv_import_mr, "IBVERBS_1.10");
 	REAL_IF_ANY(ibv_unimport_mr, "IBVERBS_1.10");
 	REAL_IF_ANY(ibv_query_qp_data_in_order, "IBVERBS_1.14");
-};
-
 	REAL_IF_ANY(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
 	REAL_IF_ANY(ibv_query_ece, "IBVERBS_1.10");
 	REAL_IF_ANY(ibv_set_ece, "IBVERBS_1.10");
+};
+
 #undef REAL
 #undef REAL_IF_ANY
 

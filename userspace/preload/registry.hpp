@@ -10,11 +10,13 @@
 #include "twins.hpp"
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <set>
 #include <unistd.h>
 #include <unordered_map>
 #include <unordered_set>
@@ -126,8 +128,6 @@ struct extended_ops {
 	decltype(verbs_context::open_qp) open_qp = nullptr;
 	decltype(verbs_context::query_device_ex) query_device_ex = nullptr;
 	decltype(verbs_context::alloc_parent_domain) alloc_parent_domain = nullptr;
-};
-
 	decltype(verbs_context::reg_dm_mr) reg_dm_mr = nullptr;
 	decltype(verbs_context::alloc_null_mr) alloc_null_mr = nullptr;
 };
@@ -135,6 +135,8 @@ struct extended_ops {
 /* What the provider has in a receive work queue, which programs post to by our function. */
 struct left_wq {
 	decltype(ibv_wq::post_recv) post_recv;
+};
+
 struct device {
 	/* Throws std::bad_alloc. */
 	device(ibv_context &v, npr_context *l, int cqe)
@@ -156,6 +158,7 @@ struct device {
 	npr::handle_table<ibv_qp, npr_qp> qps;
 	npr::handle_table<ibv_srq, npr_srq> srqs;
 	npr::handle_table<ibv_qp, builder> builders; /* of QPs that are left to the provider */
+	npr::handle_table<ibv_wq, left_wq> wqs;
 };
 
 /* While there is one, this thread opens a device by the libibverbs that this library knows. */
@@ -206,6 +209,12 @@ struct asked {
 	std::uint8_t max_rd_atomic, max_dest_rd_atomic;
 };
 
+/* The multicast groups of a QP: as long as it is in one it cannot be destroyed. */
+struct memberships {
+	ibv_context *context;
+	std::set<std::pair<std::array<std::uint8_t, 16>, std::uint16_t>> groups;
+};
+
 struct queue {
 	npr_cq *lib;	     /* null: it is the provider's by now */
 	unsigned int events; /* that only we have seen, not acknowledged yet */
@@ -240,8 +249,10 @@ struct objects {
 	std::unordered_map<ibv_comp_channel *, std::shared_ptr<channel>> channels;
 	std::unordered_map<ibv_cq *, queue> cqs;
 	std::unordered_map<ibv_qp *, asked> rights;
+	std::unordered_map<ibv_qp *, memberships> groups;
 	/* Of QPs that could not be attached again: good until they are destroyed. */
 	std::unordered_map<ibv_qp *, std::unique_ptr<npr::qp_ex>> orphans;
+	std::atomic<bool> any_orphans{false}; /* there were; relaxed: who uses one has synchronised with who made it one */
 };
 
 inline objects &all()
@@ -279,6 +290,27 @@ inline bool find_ex(const ibv_qp_ex *ex)
 	npr_qp *const lib = d ? d->qps.find_any(ex->qp_base.handle) : nullptr;
 
 	return lib && lib->ex.get() == ex;
+}
+
+/*
+ * The queue pair of @qp: what ibv_qp_to_qp_ex() gives has a struct ibv_qp as well, which programs use as they use the other, and
+ * which is not the provider's object if the library has made it. All others are themselves.
+ */
+[[nodiscard]] inline ibv_qp *real_of(ibv_qp *qp)
+{
+	const device *const d = find(qp->context);
+	npr_qp *const lib = d ? d->qps.find_any(qp->handle) : nullptr;
+
+	if (lib && &lib->ex->qp_base == qp)
+		return lib->verbs;
+	if (all().any_orphans.load(std::memory_order_relaxed)) {
+		const std::lock_guard lock(all().mutex);
+
+		for (const auto &[real, ex] : all().orphans)
+			if (&ex->qp_base == qp)
+				return real;
+	}
+	return qp;
 }
 
 /* A copy, or nothing. */

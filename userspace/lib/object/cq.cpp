@@ -464,6 +464,8 @@ void npr_cq::kick() noexcept
 /* What is hot needs no other call than the provider's, and so few registers. */
 int npr_cq::post_send(npr_qp &qp, ibv_send_wr *wr, ibv_send_wr **bad) noexcept
 {
+	if (!wr) [[unlikely]]
+		return 0;
 	if (!mutex.try_lock()) [[unlikely]]
 		return post_late(qp, wr, bad, false);
 	if (!wr->next) [[likely]]

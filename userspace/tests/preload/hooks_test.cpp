@@ -513,6 +513,34 @@ const hook hooks[] = {
 		require(!ibv_modify_qp(c.qp, &attr, IBV_QP_ACCESS_FLAGS));
 		return !f(c.qp, &attr, IBV_QP_ACCESS_FLAGS, &init) && attr.qp_access_flags == IBV_ACCESS_REMOTE_WRITE;
 	}),
+	/* A QP in a group is not ended in vain. */
+	VERBS(ibv_attach_mcast, [](auto *f) {
+		connection &c = new_connection();
+		const ibv_gid gid{};
+
+		return !f(c.qp, &gid, 1) && all().groups.contains(c.qp);
+	}),
+	VERBS(ibv_detach_mcast, [](auto *f) {
+		connection &c = new_connection();
+		const ibv_gid gid{};
+
+		require(!ibv_attach_mcast(c.qp, &gid, 1));
+		return !f(c.qp, &gid, 1) && all().groups.at(c.qp).groups.empty();
+	}),
+	/* By an object of the library's. */
+	VERBS(ibv_query_ece, [](auto *f) {
+		connection &c = new_connection();
+		ibv_ece ece{};
+
+		fake::of(c.qp).attr.qkey = 0xece;
+		return !f(&ibv_qp_to_qp_ex(c.qp)->qp_base, &ece) && ece.options == 0xece;
+	}),
+	VERBS(ibv_set_ece, [](auto *f) {
+		connection &c = new_connection();
+		ibv_ece ece{0, 0xece, 0};
+
+		return !f(&ibv_qp_to_qp_ex(c.qp)->qp_base, &ece) && fake::of(c.qp).attr.qkey == 0xece;
+	}),
 	VERBS(ibv_query_qp_data_in_order, [](auto *f) { return f(new_connection().qp, IBV_WR_RDMA_WRITE, 0) == 0; }),
 	VERBS(ibv_qp_to_qp_ex, [](auto *f) {
 		ibv_qp_ex *const ex = f(new_connection().qp);
@@ -546,20 +574,25 @@ const hook hooks[] = {
 				  IBV_ACCESS_REMOTE_WRITE};
 		return !f(c.qp, &mw, &bind) && mw.rkey == 0x123401 && fake::of(c.qp).window == mw.rkey;
 	}),
+	/* Its receives are not posted with the key of an unpinned region. */
 	EXTENDED(create_wq, [](auto *f) {
-		return keeps_pinned([&](device &d) {
-			ibv_wq_init_attr attr{};
+		connection &c = new_connection();
+		ibv_wq_init_attr attr{};
+		request r(c.sge());
 
-			return f(d.context, &attr) != nullptr;
-		});
+		attr.cq = c.cq;
+		ibv_wq *const wq = f(c.dev.context, &attr);
+		require(wq && !ibv_post_wq_recv(wq, &r.receive, &r.bad_receive));
+		return fake_wq_keys.at(0) != r.sge.lkey;
 	}),
 	EXTENDED(destroy_wq, [](auto *f) {
 		device &d = new_device();
 		ibv_wq_init_attr attr{};
 		ibv_wq *const wq = ibv_create_wq(d.context, &attr);
+		const std::uint32_t handle = wq->handle;
 
-		require(wq);
-		return !f(wq) && is_unpinned(register_memory(d));
+		require(known(d).wqs.find_any(handle));
+		return !f(wq) && !known(d).wqs.find_any(handle);
 	}),
 	/* What peers may use is pinned from here on; where some is not, they may not come by XRC. */
 	EXTENDED(open_xrcd, [](auto *f) {

@@ -255,48 +255,6 @@ TEST(Preload, QueuePairThatIsResetGoesOnAndSoDoesItsExtendedOne)
 	}
 }
 
-/* As by a provider that does not have them; what they are called through would be null. */
-TEST(Preload, QueuePairForOperationsThatTheLibraryHasNotIsRefused)
-{
-	device d;
-	ibv_cq *const cq = d.make_cq();
-	ibv_qp_init_attr_ex attr{};
-
-	attr.send_cq = attr.recv_cq = cq;
-	attr.pd = &d.pd;
-	attr.cap = {4, 4, 4, 4, 64};
-	attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-	for (const ibv_qp_type type : {IBV_QPT_RC, IBV_QPT_UD}) {
-		attr.qp_type = type;
-		/* The last are of headers to come. */
-		for (unsigned bit = 0; bit < 64; ++bit) {
-			attr.send_ops_flags = 1ULL << bit | IBV_QP_EX_WITH_SEND;
-			errno = 0;
-			testing::internal::CaptureStderr();
-			ibv_qp *const qp = ibv_create_qp_ex(d.context, &attr);
-			const std::string said = testing::internal::GetCapturedStderr();
-			EXPECT_EQ(qp != nullptr, bit <= 9) << bit;
-			EXPECT_EQ(said.find("does not have is refused") != std::string::npos, bit > 9) << said;
-			if (!qp) {
-				EXPECT_EQ(errno, EOPNOTSUPP);
-				continue;
-			}
-			ibv_qp_ex *const ex = ibv_qp_to_qp_ex(qp);
-			EXPECT_TRUE(ex->wr_rdma_write && ex->wr_rdma_write_imm && ex->wr_send && ex->wr_send_imm &&
-				    ex->wr_rdma_read && ex->wr_atomic_cmp_swp && ex->wr_atomic_fetch_add &&
-				    ex->wr_local_inv && ex->wr_bind_mw && ex->wr_send_inv);
-			EXPECT_EQ(ibv_destroy_qp(qp), 0);
-		}
-	}
-	/* That one is the provider's alone. */
-	attr.qp_type = IBV_QPT_RAW_PACKET;
-	attr.send_ops_flags = IBV_QP_EX_WITH_TSO;
-	ibv_qp *const raw = ibv_create_qp_ex(d.context, &attr);
-	ASSERT_TRUE(raw);
-	EXPECT_EQ(ibv_destroy_qp(raw), 0);
-	EXPECT_EQ(ibv_destroy_cq(cq), 0);
-}
-
 TEST(Preload, HandlesAreUsedAgainByObjectsOfAnyKind)
 {
 	device d;
@@ -671,21 +629,21 @@ TEST(Preload, OnlyARegionThatIsUnpinnedRefusesWhatNeedsPinnedMemory)
 {
 	device d;
 	std::array<std::byte, 64> memory{};
-	ibv_wq_init_attr wq{};
+	ibv_srq_init_attr_ex tags = attributes_of_tags(d);
 
 	fake::of(d.context).refuses_unpinned = EFAULT;
 	EXPECT_FALSE(ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE));
 	fake::of(d.context).refuses_unpinned = EOPNOTSUPP;
 	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
 	ASSERT_TRUE(mr);
-	ibv_wq *const made = ibv_create_wq(d.context, &wq);
+	ibv_srq *const made = ibv_create_srq_ex(d.context, &tags);
 	ASSERT_TRUE(made);
-	EXPECT_EQ(ibv_destroy_wq(made), 0);
+	EXPECT_EQ(ibv_destroy_srq(made), 0);
 	EXPECT_EQ(ibv_dereg_mr(mr), 0);
 	fake::of(d.context).refuses_unpinned = 0;
 	connection c(d);
 	c.expect_taken();
-	EXPECT_FALSE(ibv_create_wq(d.context, &wq));
+	EXPECT_FALSE(ibv_create_srq_ex(d.context, &tags));
 }
 
 /* And where the program builds its work requests by ibv_wr_*(). */
@@ -807,40 +765,28 @@ TEST(Preload, ExtendedRequestsWithoutPinnedMemoryAreNotPosted)
 	EXPECT_EQ(ibv_destroy_qp(qp), 0);
 }
 
-TEST(Preload, QueuesThatTheLibraryCannotPostToNeedPinnedMemory)
+TEST(Preload, QueueThatTheLibraryCannotPostToNeedsPinnedMemory)
 {
 	device d;
-	ibv_wq_init_attr wq{};
-	ibv_srq_init_attr_ex tags{};
-
-	tags.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
-	tags.srq_type = IBV_SRQT_TM;
-	tags.pd = &d.pd;
+	ibv_srq_init_attr_ex tags = attributes_of_tags(d);
 	{
 		connection unpinned(d);
 
-		for (unsigned k = 0; k < 2; ++k) {
-			errno = 0;
-			EXPECT_FALSE(k == 0 ? static_cast<void *>(ibv_create_wq(d.context, &wq)) :
-					      static_cast<void *>(ibv_create_srq_ex(d.context, &tags)))
-				<< k;
-			EXPECT_EQ(errno, EOPNOTSUPP);
-		}
+		errno = 0;
+		EXPECT_FALSE(ibv_create_srq_ex(d.context, &tags));
+		EXPECT_EQ(errno, EOPNOTSUPP);
 		unpinned.expect_taken();
 	}
-	for (unsigned k = 0; k < 2; ++k) {
-		device e;
+	device e;
 
-		tags.pd = &e.pd;
-		ibv_wq *const w = k == 0 ? ibv_create_wq(e.context, &wq) : nullptr;
-		ibv_srq *const s = k == 1 ? ibv_create_srq_ex(e.context, &tags) : nullptr;
-		EXPECT_TRUE(w || s) << k;
-		std::array<std::byte, 64> memory{};
-		ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
-		EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED) << k;
-		EXPECT_EQ(ibv_dereg_mr(mr), 0);
-		EXPECT_EQ(w ? ibv_destroy_wq(w) : ibv_destroy_srq(s), 0);
-	}
+	tags.pd = &e.pd;
+	ibv_srq *const s = ibv_create_srq_ex(e.context, &tags);
+	EXPECT_TRUE(s);
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
+	EXPECT_FALSE(fake::of(mr).access & IBV_ACCESS_UNPINNED);
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
+	EXPECT_EQ(ibv_destroy_srq(s), 0);
 }
 
 TEST(Preload, SharedReceiveQueueOfTheExtendedKindIsTaken)
@@ -978,15 +924,15 @@ TEST(Preload, DeviceSaysThatItHasOnDemandPaging)
 	EXPECT_EQ(guarded.odp_caps.general_caps, 0xa5a5a5a5a5a5a5a5U);
 	/* Not where memory stays pinned. */
 	device e;
-	ibv_wq_init_attr wq{};
-	ibv_wq *const made = ibv_create_wq(e.context, &wq);
+	ibv_srq_init_attr_ex tags = attributes_of_tags(e);
+	ibv_srq *const made = ibv_create_srq_ex(e.context, &tags);
 	ASSERT_TRUE(made);
 	std::array<std::byte, 64> memory{};
 	ibv_mr *const mr = ibv_reg_mr(&e.pd, memory.data(), memory.size(), 0);
 	ASSERT_EQ(ibv_query_device_ex(e.context, nullptr, &attr), 0);
 	EXPECT_EQ(attr.odp_caps.general_caps, 0U);
 	EXPECT_EQ(ibv_dereg_mr(mr), 0);
-	EXPECT_EQ(ibv_destroy_wq(made), 0);
+	EXPECT_EQ(ibv_destroy_srq(made), 0);
 }
 
 TEST(Preload, QueryTellsWhatTheProgramAskedFor)
@@ -1031,8 +977,6 @@ TEST(Preload, ImportedRegionIsWhatItIs)
 	ibv_qp *const qp = ibv_create_qp(&pd, &attr);
 	ASSERT_TRUE(qp);
 	attr.qp_type = IBV_QPT_RAW_PACKET;
-	REPLACED(reg_dm_mr);
-	REPLACED(alloc_null_mr);
 	ibv_qp *const left = ibv_create_qp(&pd, &attr);
 	ASSERT_TRUE(left);
 	for (const std::uint32_t handle : {5U, fake::foreign_pinned}) {
@@ -1087,6 +1031,8 @@ TEST(Preload, EveryPointerIsReplacedAndGivenBack)
 	REPLACED(open_qp);
 	REPLACED(query_device_ex);
 	REPLACED(alloc_parent_domain);
+	REPLACED(reg_dm_mr);
+	REPLACED(alloc_null_mr);
 #undef REPLACED
 	EXPECT_EQ(ibv_close_device(context), 0);
 	EXPECT_EQ(ibv_close_device(plain), 0);
@@ -1222,12 +1168,6 @@ TEST_F(DirectVerbs, AreRefusedWhereMemoryIsUnpinned)
 }
 
 TEST_F(DirectVerbs, ProgramThatAsksForThemHasPinnedMemory)
-	/* But for what the program itself registers so, by libnprdma maybe, which holds it to be what it asked for. */
-	std::array<std::byte, 64> memory{};
-	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED);
-	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
-	EXPECT_TRUE(npr::preload::find(d.context)->lib->is_local(mr->lkey));
-	EXPECT_EQ(ibv_dereg_mr(mr), 0);
 {
 	ASSERT_TRUE(mlx5dv_is_supported(&fake_device));
 	device d;
@@ -1282,6 +1222,12 @@ TEST(PolicyNone, NothingIsUnpinned)
 	EXPECT_FALSE(registers_unpinned(d));
 	ASSERT_EQ(ibv_query_device_ex(d.context, nullptr, &attr), 0);
 	EXPECT_EQ(attr.odp_caps.general_caps, 0U);
+	/* But for what the program itself registers so, by libnprdma maybe, which holds it to be what it asked for. */
+	std::array<std::byte, 64> memory{};
+	ibv_mr *const mr = ibv_reg_mr(&d.pd, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED);
+	EXPECT_EQ(fake::of(mr).access, unsigned{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_UNPINNED});
+	EXPECT_TRUE(npr::preload::find(d.context)->lib->is_local(mr->lkey));
+	EXPECT_EQ(ibv_dereg_mr(mr), 0);
 	/* A peer's unpinned memory is in reach all the same. */
 	ibv_cq *const cq = d.make_cq();
 	EXPECT_TRUE(find_cq(cq));
