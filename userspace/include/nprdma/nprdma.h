@@ -187,8 +187,8 @@ int npr_dereg_mr(struct ibv_mr *mr);
 int npr_query_mr(struct ibv_mr *mr, struct npr_mr_attr *attr);
 
 /*
- * Take over the polling of @cq. Each attached QP takes as many of its entries
- * as its send queue budget; the rest is for everything else that completes there.
+ * Take over the polling of @cq. All attached QPs together use no more than half of its entries, rounded up;
+ * the rest is for everything else that completes there.
  */
 struct npr_cq *npr_attach_cq(struct npr_context *ctx, struct ibv_cq *cq);
 /* -EBUSY while QPs are attached. The ibv_cq stays. */
