@@ -291,18 +291,17 @@ static void np_hold_of_a_slot_leaves_its_leaf(struct kunit *test)
 	np_test_leaf(test, region, false, 0);
 }
 
+static unsigned long np_next_pfn;
+
 /* What is seen at first is the huge page behind, which is not what was pinned */
 static int np_look_at_next_huge_page(struct hmm_range *range)
 {
-	struct kunit *test = kunit_get_current_test();
-	struct np_test *t = test->priv;
-	unsigned long pfn = page_to_pfn(np_page_at(test, t->va + NP_SLOT_SIZE));
 	int ret = hmm_range_fault(range);
 	unsigned int i;
 
-	kunit_deactivate_static_stub(test, np_hmm_range_fault);
+	kunit_deactivate_static_stub(kunit_get_current_test(), np_hmm_range_fault);
 	for (i = 0; i < NP_SLOT_PAGES; i++)
-		range->hmm_pfns[i] = (range->hmm_pfns[i] & HMM_PFN_FLAGS) | (pfn + i);
+		range->hmm_pfns[i] = (range->hmm_pfns[i] & HMM_PFN_FLAGS) | (np_next_pfn + i);
 	return ret;
 }
 
@@ -312,6 +311,7 @@ static void np_held_leaf_is_what_was_pinned(struct kunit *test)
 	struct np_test *t = test->priv;
 	struct np_hold *hold;
 
+	np_next_pfn = page_to_pfn(np_page_at(test, t->va + NP_SLOT_SIZE));
 	kunit_activate_static_stub(test, np_hmm_range_fault, np_look_at_next_huge_page);
 	hold = np_test_hold(test, region, 0, NP_SLOT_PAGES, 0);
 	np_test_leaf(test, region, false, page_to_phys(np_page_at(test, t->va)));
