@@ -22,7 +22,7 @@ PROGRAMS = {
     "tests/preload_bench": ("read", "write", "send", "atomic", "receive"),
 }
 # The program, and its provider: in preload_bench that of the unit tests.
-OTHERS = re.compile(r"measured|provider_|\(anonymous namespace\)::(poll_cq|post_send|post_recv|complete)\b")
+OTHERS = re.compile(r"measured|clock_gettime|provider_|\(anonymous namespace\)::(poll_cq|post_send|post_recv|complete)\b")
 
 
 def count(program, case):
