@@ -745,11 +745,8 @@ TEST_F(KeptLeases, QueueThatIsGoneIsNotLookedAt)
 	constexpr std::size_t size = (sizeof(npr_cq) + 4095) / 4096 * 4096;
 	void *const place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	ASSERT_NE(place, MAP_FAILED);
-	ibv_cq verbs{};
-	verbs.context = &dev.context;
-	verbs.cqe = 256;
-	verbs.handle = 100;
-	npr_cq *const mapped = new (place) npr_cq(ctx, &verbs, 16);
+	npr::fake::cq verbs(dev, 256);
+	npr_cq *const mapped = new (place) npr_cq(ctx, verbs.base(), 16);
 	npr_qp *const qp = mapped->attach(&make_qp(1), params);
 	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), 0);
 	EXPECT_GE(mapped->lease_channel(), 0);
@@ -764,11 +761,9 @@ TEST_F(KeptLeases, QueueThatIsGoneIsNotLookedAt)
 TEST_F(KeptLeases, QueuesComeAndGo)
 {
 	for (std::uint32_t i = 0; i < 100; ++i) {
-		ibv_cq verbs{};
-		verbs.context = &dev.context;
-		verbs.cqe = 256;
-		verbs.handle = 100 + i % 3;
-		cq = std::make_unique<npr_cq>(ctx, &verbs, 16);
+		npr::fake::cq verbs(dev, 256);
+		verbs.base()->handle = 100 + i % 3;
+		cq = std::make_unique<npr_cq>(ctx, verbs.base(), 16);
 		npr_qp *const qp = known(1 + i % 5);
 		lease(qp);
 		if (i % 2)
@@ -863,15 +858,14 @@ TEST_P(LeasesOrNot, LocalMemoryIsLeasedIfItMayBe)
 	std::uint32_t requests = 0;
 
 	kernel_ptr->grants = false;
-	kernel_ptr->local_base = reinterpret_cast<std::uintptr_t>(sink.data());
-	kernel_ptr->local_length = sink.size();
 	mr.context = &dev.context;
 	mr.lkey = 0x900;
 	mr.handle = 42;
 	ctx.regions.add(mr);
+	dev.add_region(mr.handle, sink, true);
 	often(
 	    [&] {
-		    ibv_sge s{kernel_ptr->local_base, 64, mr.lkey};
+		    ibv_sge s{reinterpret_cast<std::uintptr_t>(sink.data()), 64, mr.lkey};
 		    ibv_send_wr wr{}, *bad;
 
 		    wr.sg_list = &s;

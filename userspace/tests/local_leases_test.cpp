@@ -1,151 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* Leases of local memory, on a kernel that is a table. */
+/* Leases of local memory. */
 #include "world/local_leases.hpp"
+
+#include "fake_kernel.hpp"
 #include "sim.hpp"
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <functional>
 #include <gtest/gtest.h>
-#include <map>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <vector>
 
 using namespace std::chrono_literals;
 using npr::local_leases;
+using npr::fake::held_offset;
 
 namespace {
 
 constexpr std::uint64_t page = 4096;
 constexpr std::uint32_t mr = 5, program_lkey = 77;
-
-class fake_kernel final : public npr::kernel {
-public:
-	struct lease {
-		rdma_np_hold_req req;
-		std::uint32_t lkey;
-	};
-
-	int query(rdma_np_query &) noexcept override { return 0; }
-	int channel(int &fd) noexcept override
-	{
-		/* Never readable, so that the thread comes by its clock only. */
-		fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		++channels;
-		return no_leases ? -EINVAL : fd < 0 ? -errno : 0;
-	}
-	std::atomic<std::uint64_t> *map_posted(int) noexcept override { return &posted; }
-	void unmap_posted(std::atomic<std::uint64_t> *) noexcept override {}
-	int read_events(int, std::span<rdma_np_event> events) noexcept override
-	{
-		const std::lock_guard lock(mutex);
-		const std::size_t n = std::min(events.size(), queue.size());
-
-		std::copy_n(queue.begin(), n, events.begin());
-		queue.erase(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(n));
-		return static_cast<int>(n);
-	}
-	int resolve(const ibv_qp &, int, std::uint32_t, std::uint64_t, rdma_np_region_info &) noexcept override
-	{
-		return -EIO;
-	}
-	int fault(const ibv_qp &, int, const rdma_np_fault_req &, std::span<const rdma_np_range>) noexcept override
-	{
-		return -EIO;
-	}
-	int release(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
-	int forget(const ibv_qp &, std::uint64_t) noexcept override { return 0; }
-	int hold(std::uint32_t handle_of, const rdma_np_hold_req &req, rdma_np_hold_info &info, std::uint32_t &handle,
-		 int channel) noexcept override
-	{
-		const std::lock_guard lock(mutex);
-
-		EXPECT_EQ(handle_of, mr);
-		EXPECT_GE(channel, 0);
-		EXPECT_TRUE(req.flags & RDMA_NP_FAULT_LEASE);
-		++asked;
-		if (refuse)
-			return refuse;
-		if (req.addr < base || req.length > length || req.addr - base > length - req.length)
-			return -EFAULT;
-		handle = ++made;
-		leases[handle] = {req, 100 + handle};
-		info = {req.addr + (1ULL << 40), 100 + handle, 0};
-		return 0;
-	}
-	int hold_free(std::uint32_t handle) noexcept override
-	{
-		const std::lock_guard lock(mutex);
-		const auto it = leases.find(handle);
-
-		EXPECT_NE(it, leases.end());
-		if (it == leases.end())
-			return 0;
-		if (on_free)
-			on_free(it->second);
-		/* As the kernel does, so that no event is of an older lease with the same cookie. */
-		std::erase_if(queue, [&](const auto &e) { return e.cookie == it->second.req.cookie; });
-		leases.erase(it);
-		return 0;
-	}
-	int query_mr(const ibv_mr &m, rdma_np_mr_info &out) noexcept override
-	{
-		++queries;
-		if (m.handle != mr)
-			return -EINVAL;
-		out = {};
-		out.base = base;
-		out.length = length;
-		return 0;
-	}
-	int set_error(ibv_qp &) noexcept override { return 0; }
-	bool connected(ibv_qp &) noexcept override { return true; }
-	std::uint64_t tries_for(ibv_qp &) noexcept override { return 0; }
-
-	/* The newest key that is recalled, and with it all that are older. */
-	std::uint32_t recall_all()
-	{
-		const std::lock_guard lock(mutex);
-		std::uint32_t newest = 0;
-
-		for (const auto &[handle, l] : leases) {
-			rdma_np_event e{};
-
-			e.type = RDMA_NP_EVENT_RECALL;
-			e.cookie = l.req.cookie;
-			queue.push_back(e);
-			posted.fetch_add(1);
-			newest = std::max(newest, l.lkey);
-		}
-		return newest;
-	}
-	std::size_t live()
-	{
-		const std::lock_guard lock(mutex);
-
-		return leases.size();
-	}
-	lease only()
-	{
-		const std::lock_guard lock(mutex);
-
-		EXPECT_EQ(leases.size(), 1U);
-		return leases.begin()->second;
-	}
-
-	std::uint64_t base = 0, length = 0;
-	std::atomic<std::uint64_t> posted{0};
-	std::mutex mutex;
-	std::vector<rdma_np_event> queue;
-	std::map<std::uint32_t, lease> leases;
-	std::function<void(const lease &)> on_free;
-	std::uint32_t made = 0, asked = 0, queries = 0, channels = 0;
-	int refuse = 0;
-	bool no_leases = false;
-};
 
 class LocalLeases : public ::testing::Test {
 protected:
@@ -155,11 +30,13 @@ protected:
 						   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 		EXPECT_NE(memory_, MAP_FAILED);
 		madvise(memory_, bytes_, MADV_NOHUGEPAGE);
-		kernel_.base = address(0);
-		kernel_.length = bytes_;
+		be_region(address(0), bytes_);
+		/* The thread comes by its clock only. */
+		kernel_.silent = true;
 	}
 	~LocalLeases() override { munmap(memory_, bytes_); }
 
+	void be_region(std::uint64_t base, std::uint64_t length) { hca_.regions[mr] = {base, length, 0, true}; }
 	[[nodiscard]] std::uint64_t address(std::uint64_t offset) const
 	{
 		return reinterpret_cast<std::uintptr_t>(memory_) + offset;
@@ -184,7 +61,8 @@ protected:
 
 	std::uint64_t bytes_;
 	char *memory_;
-	fake_kernel kernel_;
+	npr::fake::hca hca_;
+	npr::fake::fake_kernel kernel_{hca_};
 	npr::lease_keeper keeper_;
 	local_leases leases_{kernel_, keeper_};
 };
@@ -192,48 +70,46 @@ protected:
 /* Memory of malloc() does neither begin nor end at a page. */
 TEST_F(LocalLeases, RegionNeedNotBeginAtAPage)
 {
-	kernel_.base = address(16);
-	kernel_.length = 3 * page;
+	be_region(address(16), 3 * page);
 	ASSERT_TRUE(take_again(16, 100, true));
-	EXPECT_EQ(kernel_.only().req.addr, address(16));
+	EXPECT_EQ(kernel_.only_local().req.addr, address(16));
 
 	/* The pages around are leased with it, the first one included. */
 	const auto other = take_again(page + 8, static_cast<std::uint32_t>(2 * page), true);
 	ASSERT_TRUE(other);
-	EXPECT_EQ(other->addr, address(page + 8) + (1ULL << 40));
-	EXPECT_EQ(kernel_.leases.rbegin()->second.req.addr, address(16));
-	EXPECT_EQ(kernel_.leases.rbegin()->second.req.length, 3 * page);
-	EXPECT_EQ(kernel_.asked, 2U);
+	EXPECT_EQ(other->addr, address(page + 8) + held_offset);
+	EXPECT_EQ(kernel_.local_holds.rbegin()->second.req.addr, address(16));
+	EXPECT_EQ(kernel_.local_holds.rbegin()->second.req.length, 3 * page);
+	EXPECT_EQ(kernel_.local_leases_asked, 2U);
 }
 
 TEST_F(LocalLeases, SecondUseWithinAShortTimeIsLeased)
 {
 	touch(10 * page, page);
 	EXPECT_FALSE(take(10 * page + 8, 100));
-	EXPECT_EQ(kernel_.asked, 0U);
+	EXPECT_EQ(kernel_.local_leases_asked, 0U);
 	const auto first = take(10 * page + 8, 100);
 
 	ASSERT_TRUE(first);
 	EXPECT_TRUE(first->token & local_leases::is_lease);
-	EXPECT_EQ(first->lkey, kernel_.only().lkey);
-	EXPECT_EQ(first->addr, address(10 * page + 8) + (1ULL << 40));
-	EXPECT_EQ(kernel_.only().req.addr, address(10 * page));
-	EXPECT_EQ(kernel_.only().req.length, page);
+	EXPECT_EQ(first->lkey, kernel_.only_local().lkey);
+	EXPECT_EQ(first->addr, address(10 * page + 8) + held_offset);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(10 * page));
+	EXPECT_EQ(kernel_.only_local().req.length, page);
 	for (int i = 0; i < 1000; ++i) {
 		const auto more = take(10 * page + 4, 4);
 		ASSERT_TRUE(more);
 		leases_.give(more->token);
 	}
 	leases_.give(first->token);
-	EXPECT_EQ(kernel_.asked, 1U);
+	EXPECT_EQ(kernel_.local_leases_asked, 1U);
 	EXPECT_EQ(kernel_.queries, 1U);
 }
 
 /* What is leased of the whole address space is found by address, in one of its blocks. */
 TEST_F(LocalLeases, WholeAddressSpaceIsLeasedInBlocks)
 {
-	kernel_.base = 0;
-	kernel_.length = ~0ULL;
+	be_region(0, ~0ULL);
 	const std::uint64_t block = 1U << 30;
 	const std::uint64_t boundary = (address(0) + block) / block * block;
 	/* Where the kernel is asked nothing about: what is in memory is not looked for beyond what is used. */
@@ -245,7 +121,7 @@ TEST_F(LocalLeases, WholeAddressSpaceIsLeasedInBlocks)
 
 	const auto here = take_again(10 * page + 8, 100, true);
 	ASSERT_TRUE(here);
-	EXPECT_EQ(here->addr, address(10 * page + 8) + (1ULL << 40));
+	EXPECT_EQ(here->addr, address(10 * page + 8) + held_offset);
 	const auto last = take_at(boundary - page, static_cast<std::uint32_t>(page));
 	ASSERT_TRUE(last);
 	EXPECT_FALSE(take_at(boundary - page, static_cast<std::uint32_t>(page) + 1)) << "in two blocks";
@@ -254,11 +130,11 @@ TEST_F(LocalLeases, WholeAddressSpaceIsLeasedInBlocks)
 	EXPECT_NE(next->lkey, last->lkey);
 	EXPECT_FALSE(take_at(~0ULL - page, 1));
 	EXPECT_EQ(kernel_.queries, 1U);
-	EXPECT_EQ(kernel_.live(), 3U);
+	EXPECT_EQ(kernel_.live_local(), 3U);
 	for (const auto &u : {here, last, next})
 		leases_.give(u->token);
 	leases_.remove(mr);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 /* A receive may be posted for ever: its lease keeps no other memory. */
@@ -272,31 +148,31 @@ TEST_F(LocalLeases, LastingUseLeasesItsOwnPages)
 	EXPECT_FALSE(lasting(4 * page + 8, page));
 	const auto u = lasting(4 * page + 8, page);
 	ASSERT_TRUE(u);
-	EXPECT_EQ(kernel_.only().req.addr, address(4 * page));
-	EXPECT_EQ(kernel_.only().req.length, 2 * page);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(4 * page));
+	EXPECT_EQ(kernel_.only_local().req.length, 2 * page);
 	/* And does not make a brief one's larger, which is another */
 	const auto brief = take_again(4 * page, 8, true);
 	ASSERT_TRUE(brief);
-	EXPECT_EQ(kernel_.live(), 2U);
+	EXPECT_EQ(kernel_.live_local(), 2U);
 
 	/* Of several that begin in a page those share a lease that end in the same one */
 	const auto same = lasting(4 * page + 64, page);
 	ASSERT_TRUE(same);
 	EXPECT_EQ(same->lkey, u->lkey);
-	EXPECT_EQ(kernel_.asked, 2U);
+	EXPECT_EQ(kernel_.local_leases_asked, 2U);
 	const auto small = lasting(4 * page + 64, 8);
 	ASSERT_TRUE(small);
 	EXPECT_NE(small->lkey, u->lkey);
 	const auto large = lasting(4 * page, 3 * page);
 	ASSERT_TRUE(large);
 	EXPECT_NE(large->lkey, u->lkey);
-	EXPECT_EQ(kernel_.live(), 4U);
+	EXPECT_EQ(kernel_.live_local(), 4U);
 	/* Whatever is posted still, the pages that only those need that are done go back */
 	for (const auto &x : {u, brief, same, large})
 		leases_.give(x->token);
 	leases_.give_back_idle();
-	EXPECT_EQ(kernel_.only().req.addr, address(4 * page));
-	EXPECT_EQ(kernel_.only().req.length, page);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(4 * page));
+	EXPECT_EQ(kernel_.only_local().req.length, page);
 	leases_.give(small->token);
 }
 
@@ -307,7 +183,7 @@ TEST_F(LocalLeases, SeldomUseIsNotLeased)
 		EXPECT_FALSE(take(0, 8));
 		std::this_thread::sleep_for(std::chrono::nanoseconds(local_leases::warm) + 20ms);
 	}
-	EXPECT_EQ(kernel_.asked, 0U);
+	EXPECT_EQ(kernel_.local_leases_asked, 0U);
 }
 
 /* I9: the word tells, before the thread has read the event. */
@@ -316,12 +192,12 @@ TEST_F(LocalLeases, NothingIsTakenAfterTheRecall)
 	const auto u = take_again(0, 8);
 
 	ASSERT_TRUE(u);
-	kernel_.recall_all();
-	kernel_.refuse = -EBUSY;
+	kernel_.recall_local();
+	kernel_.refuse_hold = -EBUSY;
 	EXPECT_FALSE(take(0, 8));
-	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_EQ(kernel_.live_local(), 1U);
 	leases_.give(u->token);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 TEST_F(LocalLeases, RecalledLeaseEndsWithItsLastUse)
@@ -329,13 +205,13 @@ TEST_F(LocalLeases, RecalledLeaseEndsWithItsLastUse)
 	const auto a = take_again(0, 8), b = take(0, 8);
 
 	ASSERT_TRUE(a && b);
-	kernel_.recall_all();
-	kernel_.refuse = -EBUSY;
+	kernel_.recall_local();
+	kernel_.refuse_hold = -EBUSY;
 	EXPECT_FALSE(take(0, 8));
 	leases_.give(a->token);
-	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_EQ(kernel_.live_local(), 1U);
 	leases_.give(b->token);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 TEST_F(LocalLeases, RecalledOnesAreWantedWhileTheyAreUsed)
@@ -344,7 +220,7 @@ TEST_F(LocalLeases, RecalledOnesAreWantedWhileTheyAreUsed)
 	const auto u = take_again(0, 8);
 	ASSERT_TRUE(u);
 	EXPECT_FALSE(leases_.any_wanted());
-	kernel_.recall_all();
+	kernel_.recall_local();
 	EXPECT_TRUE(leases_.any_wanted());
 	const auto next = take_again(0, 8);
 	ASSERT_TRUE(next);
@@ -360,13 +236,13 @@ TEST_F(LocalLeases, NextLeaseDoesNotWaitForARecalledOne)
 	const auto a = take_again(0, 8);
 
 	ASSERT_TRUE(a);
-	kernel_.recall_all();
+	kernel_.recall_local();
 	const auto b = take(0, 8);
 	ASSERT_TRUE(b);
 	EXPECT_NE(a->lkey, b->lkey);
-	EXPECT_EQ(kernel_.live(), 2U);
+	EXPECT_EQ(kernel_.live_local(), 2U);
 	leases_.give(a->token);
-	EXPECT_EQ(kernel_.only().lkey, b->lkey);
+	EXPECT_EQ(kernel_.only_local().lkey, b->lkey);
 	leases_.give(b->token);
 }
 
@@ -377,18 +253,18 @@ TEST_F(LocalLeases, IdleOnesGoBackByThemselves)
 	ASSERT_TRUE(u);
 	/* Not while it is used */
 	std::this_thread::sleep_for(std::chrono::nanoseconds(4 * local_leases::warm));
-	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_EQ(kernel_.live_local(), 1U);
 	leases_.give(u->token);
-	for (int i = 0; i < 200 && kernel_.live(); ++i)
+	for (int i = 0; i < 200 && kernel_.live_local(); ++i)
 		std::this_thread::sleep_for(10ms);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 	/* And the thread, which sleeps now, looks after the next one, too. */
 	const auto again = take_again(0, 8);
 	ASSERT_TRUE(again);
 	leases_.give(again->token);
-	for (int i = 0; i < 200 && kernel_.live(); ++i)
+	for (int i = 0; i < 200 && kernel_.live_local(); ++i)
 		std::this_thread::sleep_for(10ms);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 TEST_F(LocalLeases, WhatMayBeWrittenMayBeRead)
@@ -396,7 +272,7 @@ TEST_F(LocalLeases, WhatMayBeWrittenMayBeRead)
 	const auto w = take_again(0, 8, true);
 
 	ASSERT_TRUE(w);
-	EXPECT_TRUE(kernel_.only().req.flags & RDMA_NP_FAULT_WRITE);
+	EXPECT_TRUE(kernel_.only_local().req.flags & RDMA_NP_FAULT_WRITE);
 	const auto r = take(0, 8);
 	ASSERT_TRUE(r);
 	EXPECT_EQ(r->lkey, w->lkey);
@@ -405,7 +281,7 @@ TEST_F(LocalLeases, WhatMayBeWrittenMayBeRead)
 
 	const auto source = take_again(4 << 20, 8);
 	ASSERT_TRUE(source);
-	kernel_.refuse = -EFAULT;
+	kernel_.refuse_hold = -EFAULT;
 	EXPECT_FALSE(take_again(4 << 20, 8, true));
 	leases_.give(source->token);
 }
@@ -418,16 +294,16 @@ TEST_F(LocalLeases, OnlyWhatIsInMemoryIsLeased)
 	const auto u = take_again(4 * page + 10, 20);
 
 	ASSERT_TRUE(u);
-	EXPECT_EQ(kernel_.only().req.addr, address(3 * page));
-	EXPECT_EQ(kernel_.only().req.length, 5 * page);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(3 * page));
+	EXPECT_EQ(kernel_.only_local().req.length, 5 * page);
 	leases_.give(u->token);
 
 	/* What it has not is leased with the rest, and the smaller one ends. */
 	touch(8 * page, page);
 	const auto more = take_again(8 * page, 8);
 	ASSERT_TRUE(more);
-	EXPECT_EQ(kernel_.only().req.addr, address(3 * page));
-	EXPECT_EQ(kernel_.only().req.length, 7 * page);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(3 * page));
+	EXPECT_EQ(kernel_.only_local().req.length, 7 * page);
 	leases_.give(more->token);
 }
 
@@ -439,13 +315,13 @@ TEST_F(LocalLeases, BuffersMayReachIntoTheNextPart)
 	touch(0, bytes_);
 	const auto whole = take_again(begin + 5 * page, 8);
 	ASSERT_TRUE(whole);
-	EXPECT_EQ(kernel_.only().req.addr, address(begin));
-	EXPECT_EQ(kernel_.only().req.length, local_leases::part);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(begin));
+	EXPECT_EQ(kernel_.only_local().req.length, local_leases::part);
 	leases_.give(whole->token);
 	const auto u = take_again(end - 100, 4096);
 	ASSERT_TRUE(u);
-	EXPECT_EQ(kernel_.only().req.addr, address(begin));
-	EXPECT_EQ(kernel_.only().req.length, local_leases::part + local_leases::overlap);
+	EXPECT_EQ(kernel_.only_local().req.addr, address(begin));
+	EXPECT_EQ(kernel_.only_local().req.length, local_leases::part + local_leases::overlap);
 	leases_.give(u->token);
 	EXPECT_FALSE(take_again(end - 100, local_leases::overlap + 4096));
 	/* The region's end is not a whole part. */
@@ -460,20 +336,20 @@ TEST_F(LocalLeases, BuffersMayReachIntoTheNextPart)
 
 TEST_F(LocalLeases, RefusalIsNotRepeatedForEachRequest)
 {
-	kernel_.refuse = -EBUSY;
+	kernel_.refuse_hold = -EBUSY;
 	touch(0, page);
 	for (int i = 0; i < 100; ++i)
 		EXPECT_FALSE(take(0, 8));
-	EXPECT_EQ(kernel_.asked, 1U);
+	EXPECT_EQ(kernel_.local_leases_asked, 1U);
 }
 
 TEST_F(LocalLeases, KernelWithoutLeasesIsAskedOnce)
 {
-	kernel_.no_leases = true;
+	kernel_.refuse_channel = -EINVAL;
 	touch(0, page);
 	for (int i = 0; i < 100; ++i)
 		EXPECT_FALSE(take(0, 8));
-	EXPECT_EQ(kernel_.asked, 0U);
+	EXPECT_EQ(kernel_.local_leases_asked, 0U);
 }
 
 /* Descriptors were wanting, as the thread may be, or memory. */
@@ -510,10 +386,9 @@ TEST_F(LocalLeases, RegionThatGoesGivesItsLeasesBack)
 	ASSERT_TRUE(u);
 	leases_.give(u->token);
 	leases_.remove(mr);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 	/* The next one with its number is another one. */
-	kernel_.base = address(1 << 20);
-	kernel_.length = 1 << 20;
+	be_region(address(1 << 20), 1 << 20);
 	EXPECT_FALSE(take_again(0, 8));
 	const auto other = take_again(1 << 20, 8);
 	ASSERT_TRUE(other);
@@ -531,12 +406,12 @@ TEST_F(LocalLeases, AllThatIsIdleGoesBackWhenAsked)
 	ASSERT_TRUE(u);
 	EXPECT_FALSE(leases_.give_back_idle());
 	leases_.give(u->token);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 	const auto again = take_again(0, 8);
 	ASSERT_TRUE(again);
 	leases_.give(again->token);
 	EXPECT_TRUE(leases_.give_back_idle());
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 /* Threads use leases while all are recalled again and again: none ends in use, and none is taken that was recalled. */
@@ -591,27 +466,27 @@ TEST_F(LocalTicket, CoversWhatItsLeaseDoes)
 	EXPECT_FALSE(covers(0, 8, true)) << "it is to be read only";
 	EXPECT_FALSE(covers(0, 8, false, program_lkey + 1)) << "another region's";
 	const ibv_sge w = ticket_.wire({address(8), 16, program_lkey});
-	EXPECT_EQ(w.addr, address(8) + (1ULL << 40));
+	EXPECT_EQ(w.addr, address(8) + held_offset);
 	EXPECT_EQ(w.length, 16U);
-	EXPECT_EQ(w.lkey, kernel_.only().lkey);
+	EXPECT_EQ(w.lkey, kernel_.only_local().lkey);
 }
 
 TEST_F(LocalTicket, IsNotTakenAfterTheRecall)
 {
 	ASSERT_TRUE(ticket_.take());
-	kernel_.recall_all();
+	kernel_.recall_local();
 	EXPECT_FALSE(ticket_.take()) << "nobody has read the recall";
 	leases_.give(ticket_.token());
 	/* All that there are: then the life says so. */
-	kernel_.refuse = -EBUSY;
+	kernel_.refuse_hold = -EBUSY;
 	EXPECT_FALSE(take(0, 8));
-	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_EQ(kernel_.live_local(), 1U);
 	EXPECT_FALSE(ticket_.take());
 	leases_.give(ticket_.token());
-	EXPECT_EQ(kernel_.live(), 1U) << "one use is left";
+	EXPECT_EQ(kernel_.live_local(), 1U) << "one use is left";
 	EXPECT_FALSE(ticket_.give());
 	leases_.give(ticket_.token());
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 TEST_F(LocalTicket, IsNotTakenWhenItsPlaceIsAnotherLeases)
@@ -622,10 +497,10 @@ TEST_F(LocalTicket, IsNotTakenWhenItsPlaceIsAnotherLeases)
 	ASSERT_EQ(other->token, ticket_.token()) << "no test of this";
 	EXPECT_FALSE(ticket_.take());
 	leases_.give(ticket_.token());
-	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_EQ(kernel_.live_local(), 1U);
 	leases_.give(other->token);
 	EXPECT_TRUE(leases_.give_back_idle());
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 /* The hot path counts itself in, sees the recall, and leaves it to the quick path to count itself out. */
@@ -668,19 +543,19 @@ TEST_F(LocalTicket, HotRequestThatSeesTheRecallKeepsNoUse)
 
 	ASSERT_TRUE(e.post_quick(wr));
 	ASSERT_TRUE(hot());
-	kernel_.recall_all();
-	kernel_.refuse = -EBUSY;
+	kernel_.recall_local();
+	kernel_.refuse_hold = -EBUSY;
 	EXPECT_FALSE(hot());
 	EXPECT_TRUE(e.post_quick(wr));
-	EXPECT_EQ(kernel_.live(), 1U) << "two requests are under way under it";
+	EXPECT_EQ(kernel_.live_local(), 1U) << "two requests are under way under it";
 	e.abandon();
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 }
 
 TEST_F(LocalTicket, EndsWithItsRegion)
 {
 	leases_.remove(mr);
-	EXPECT_EQ(kernel_.live(), 0U);
+	EXPECT_EQ(kernel_.live_local(), 0U);
 	EXPECT_FALSE(ticket_.take());
 	leases_.give(ticket_.token());
 }
@@ -694,7 +569,7 @@ TEST_F(LocalTicket, UseKeepsTheLeaseFromAging)
 		ASSERT_TRUE(ticket_.give());
 		std::this_thread::sleep_for(5ms);
 	}
-	EXPECT_EQ(kernel_.live(), 1U);
+	EXPECT_EQ(kernel_.live_local(), 1U);
 }
 
 TEST_F(LocalLeases, ThreadsAndRecalls)
@@ -706,7 +581,7 @@ TEST_F(LocalLeases, ThreadsAndRecalls)
 	std::atomic<std::uint64_t> taken{0}, by_ticket{0};
 	std::vector<std::thread> threads;
 
-	kernel_.on_free = [&](const fake_kernel::lease &l) { EXPECT_EQ(in_use[l.lkey % keys].load(), 0); };
+	kernel_.on_free = [&](const npr::fake::fake_kernel::local_hold &l) { EXPECT_EQ(in_use[l.lkey % keys].load(), 0); };
 	touch(0, bytes_);
 	for (unsigned t = 0; t < 4; ++t)
 		threads.emplace_back([&, t] {
@@ -743,7 +618,7 @@ TEST_F(LocalLeases, ThreadsAndRecalls)
 			}
 		});
 	for (int i = 0; i < 300; ++i) {
-		recalled = std::max(recalled.load(), kernel_.recall_all());
+		recalled = std::max(recalled.load(), kernel_.recall_local());
 		std::this_thread::sleep_for(1ms);
 	}
 	stop = true;

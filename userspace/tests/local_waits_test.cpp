@@ -286,22 +286,27 @@ struct NarrowedLease : fake::Objects, ::testing::WithParamInterface<std::uint64_
 
 	NarrowedLease() : qp(attach(1)), other(attach(2))
 	{
-		dev.away = GetParam();
-		kernel_ptr->local_base = reinterpret_cast<std::uintptr_t>(memory.data()) + dev.away;
-		kernel_ptr->local_length = memory.size();
 		mr.context = &dev.context;
 		mr.lkey = key;
 		mr.handle = 42;
-		ctx.regions.add(mr, {mr.handle, -dev.away});
+		add(mr);
 		memory.fill({});
 		EXPECT_EQ(npr_resolve(qp, fake::rkey, nullptr), 0);
 		EXPECT_EQ(npr_resolve(other, fake::rkey, nullptr), 0);
 	}
 	~NarrowedLease() override { (void)ctx.regions.remove(mr); }
 
+	/* A region of all of the memory. */
+	void add(const ibv_mr &v)
+	{
+		ctx.regions.add(v, {v.handle, -GetParam()});
+		const std::lock_guard lock(dev.mutex);
+		dev.regions[v.handle] = {start, memory.size(), -GetParam(), true};
+	}
+
 	void read(npr_qp *q, std::uint32_t lkey = key)
 	{
-		ibv_sge s{kernel_ptr->local_base + at, length, lkey};
+		ibv_sge s{start + at, length, lkey};
 		ibv_send_wr wr{}, *bad;
 
 		wr.sg_list = &s;
@@ -355,6 +360,7 @@ struct NarrowedLease : fake::Objects, ::testing::WithParamInterface<std::uint64_
 	[[nodiscard]] bool has_data() const { return !std::memcmp(&memory[at], dev.memory.data(), length); }
 
 	alignas(4096) static inline std::array<std::byte, 8 * 4096> memory;
+	const std::uint64_t start = reinterpret_cast<std::uintptr_t>(memory.data()) + GetParam();
 	ibv_mr mr{};
 	npr_qp *const qp, *const other;
 	std::vector<ibv_wc> done;
@@ -363,16 +369,15 @@ struct NarrowedLease : fake::Objects, ::testing::WithParamInterface<std::uint64_
 TEST_P(NarrowedLease, IsAHoldOfTheBufferAlone)
 {
 	ASSERT_NO_FATAL_FAILURE(begin());
-	kernel_ptr->local_lkey = 0x79;
 	ASSERT_TRUE(poll_until([this] { return !kernel_ptr->count_local_leases(mr.handle); }));
 	ASSERT_EQ(kernel_ptr->local_holds.size(), 1U);
-	const auto &[region, hold] = kernel_ptr->local_holds.begin()->second;
-	EXPECT_EQ(region, mr.handle);
-	EXPECT_EQ(hold.addr, kernel_ptr->local_base + at);
-	EXPECT_EQ(hold.length, length);
-	EXPECT_EQ(hold.flags, unsigned{RDMA_NP_FAULT_WRITE});
+	const fake::fake_kernel::local_hold hold = kernel_ptr->only_local();
+	EXPECT_EQ(hold.mr, mr.handle);
+	EXPECT_EQ(hold.req.addr, start + at);
+	EXPECT_EQ(hold.req.length, length);
+	EXPECT_EQ(hold.req.flags, unsigned{RDMA_NP_FAULT_WRITE});
 	ASSERT_TRUE(completes());
-	EXPECT_EQ(dev.moved_lkey, 0x79U);
+	EXPECT_EQ(dev.moved_lkey, hold.lkey);
 	EXPECT_EQ(done[0].status, IBV_WC_SUCCESS);
 	EXPECT_TRUE(has_data());
 	EXPECT_TRUE(kernel_ptr->local_holds.empty());
@@ -436,7 +441,7 @@ TEST_P(NarrowedLease, IsOneThatWasRecalled)
 
 	kept.lkey = 0xa00;
 	kept.handle = 43;
-	ctx.regions.add(kept, {kept.handle, -dev.away});
+	add(kept);
 	dev.all_in();
 	while (!kernel_ptr->count_local_leases(kept.handle)) {
 		ASSERT_NO_FATAL_FAILURE(read(qp, kept.lkey));

@@ -118,18 +118,18 @@ TEST_F(Objects, WordsHaveAPlaceOnceThereIsARegion)
 
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1, 0x999), 0);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
-	EXPECT_EQ(dev.registered, 0U) << "for pinned memory";
+	EXPECT_EQ(dev.pinned, 0U) << "for pinned memory";
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 2), 0);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
-	EXPECT_EQ(dev.registered, 1U);
+	EXPECT_EQ(dev.pinned, 1U);
 	ASSERT_EQ(npr_resolve(other, rkey, &attr), 0);
 	EXPECT_EQ(attr.unpinned, 1U);
-	EXPECT_EQ(dev.registered, 2U);
+	EXPECT_EQ(dev.pinned, 2U);
 	ASSERT_EQ(post(other, IBV_WR_RDMA_WRITE, 0, b, 3), 0);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
-	EXPECT_EQ(dev.registered, 2U);
+	EXPECT_EQ(dev.pinned, 2U);
 	EXPECT_EQ(npr_detach_qp(other), 0);
-	EXPECT_EQ(dev.registered, 1U);
+	EXPECT_EQ(dev.pinned, 1U);
 }
 
 /* ENOMEM is RLIMIT_MEMLOCK's, too. */
@@ -141,13 +141,13 @@ TEST_F(Objects, PlaceForWordsIsTriedAgainWhileThereIsNoMemory)
 
 	for (const int error : {ENOMEM, EAGAIN}) {
 		npr_qp *const qp = attach(++number);
-		dev.refuse_reg = error;
+		dev.refuses_pinned = error;
 		ASSERT_EQ(post(qp, IBV_WR_RDMA_WRITE, 0, b, 1), 0);
 		for (int i = 0; i < 20; ++i) {
 			ASSERT_EQ(npr_poll_cq(cq.get(), 1, &wc), 0) << error;
 			std::this_thread::sleep_for(std::chrono::milliseconds(1));
 		}
-		dev.refuse_reg = 0;
+		dev.refuses_pinned = 0;
 		EXPECT_EQ(next().status, IBV_WC_SUCCESS) << error;
 	}
 }
@@ -157,11 +157,11 @@ TEST_F(Objects, WithoutAPlaceForWordsARequestFails)
 	npr_qp *const qp = attach(1);
 	std::array<std::byte, 64> b{};
 
-	dev.refuse_reg = EPERM;
+	dev.refuses_pinned = EPERM;
 	EXPECT_EQ(npr_resolve(qp, rkey, nullptr), -EPERM);
 	/* What the peer might have said. */
 	for (const int error : {EACCES, ENXIO, EHOSTUNREACH, ECONNREFUSED}) {
-		dev.refuse_reg = error;
+		dev.refuses_pinned = error;
 		EXPECT_EQ(npr_resolve(qp, rkey, nullptr), -EIO);
 	}
 	EXPECT_EQ(kernel_ptr->forgotten, 5U) << "each time that the region was got for nothing";
@@ -182,7 +182,7 @@ TEST_F(Objects, QueuePairWithoutASendQueueSendsNothing)
 		wr.wr_id = i;
 		wr.sg_list = &s;
 		wr.num_sge = 1;
-		EXPECT_EQ(npr_post_recv(qp, &wr, &bad), i > device::max_receives ? -ENOMEM : 0);
+		EXPECT_EQ(npr_post_recv(qp, &wr, &bad), i > dev.most_receives ? -ENOMEM : 0);
 	}
 	EXPECT_TRUE(dev.posted.empty());
 }
@@ -407,10 +407,8 @@ TEST_F(Crowd, QueuePairsBehindSilentOnesPostAtOnce)
 /* Nobody says what else completes there. */
 TEST_F(Objects, HalfOfACqIsTheApplications)
 {
-	ibv_cq verbs{};
-	verbs.context = &dev.context;
-	verbs.cqe = 1023;
-	npr_cq *const half = npr_attach_cq(&ctx, &verbs);
+	npr::fake::cq verbs(dev, 1023);
+	npr_cq *const half = npr_attach_cq(&ctx, verbs.base());
 	ASSERT_TRUE(half);
 	EXPECT_EQ(half->credits.total(), 512U);
 	EXPECT_EQ(npr_detach_cq(half), 0);
@@ -475,6 +473,7 @@ struct Local : Objects {
 		mr.lkey = 0x900;
 		mr.handle = 42;
 		ctx.regions.add(mr);
+		dev.add_region(mr.handle, b);
 	}
 	~Local() override { ctx.regions.remove(mr); }
 
@@ -499,13 +498,17 @@ struct Local : Objects {
 	/* What the HCA does with a receive, the oldest, of QP @number. */
 	void arrive(std::uint32_t number, std::size_t i = 0, ibv_wc_status status = IBV_WC_SUCCESS)
 	{
+		arrive(dev.main, number, i, status);
+	}
+	void arrive(npr::fake::cq &at, std::uint32_t number, std::size_t i = 0, ibv_wc_status status = IBV_WC_SUCCESS)
+	{
 		ibv_wc wc{};
 		wc.wr_id = dev.receives[i].first;
 		wc.status = status;
 		wc.opcode = status == IBV_WC_SUCCESS ? IBV_WC_RECV : ibv_wc_opcode{};
 		wc.qp_num = number;
 		dev.receives.erase(dev.receives.begin() + static_cast<std::ptrdiff_t>(i));
-		dev.completions.push_back(wc);
+		at.completions.push_back(wc);
 	}
 
 	ibv_mr mr{};
@@ -525,9 +528,9 @@ TEST_F(Local, SendIsHeldUntilItsCompletionIsPolled)
 	wr.send_flags = IBV_SEND_SIGNALED;
 	ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
 	ASSERT_EQ(kernel_ptr->local_holds.size(), 1U);
-	EXPECT_EQ(kernel_ptr->local_holds[1].first, 42U);
-	EXPECT_EQ(kernel_ptr->local_holds[1].second.length, 32U);
-	EXPECT_EQ(kernel_ptr->local_holds[1].second.flags, 0U);
+	EXPECT_EQ(kernel_ptr->local_holds[1].mr, 42U);
+	EXPECT_EQ(kernel_ptr->local_holds[1].req.length, 32U);
+	EXPECT_EQ(kernel_ptr->local_holds[1].req.flags, 0U);
 	EXPECT_EQ(next().status, IBV_WC_SUCCESS);
 	EXPECT_TRUE(kernel_ptr->local_holds.empty());
 }
@@ -619,11 +622,11 @@ TEST_F(Local, ReceivesAreHeldUntilTheirCompletionsArePolled)
 	for (std::uint64_t i = 0; i < 20; ++i) {
 		ASSERT_EQ(receive(qp, 100 + i, i % 2 ? std::span<ibv_sge>(local) : std::span<ibv_sge>(pinned)), 0);
 		ASSERT_EQ(receive(qp, 200 + i, std::span(local, 1)), 0);
-		EXPECT_EQ(dev.receives[0].second, i % 2 ? held_lkey : 1U);
-		EXPECT_EQ(dev.receives[1].second, held_lkey);
+		EXPECT_EQ(is_held(dev.receives[0].second), i % 2 != 0);
+		EXPECT_TRUE(is_held(dev.receives[1].second));
 		ASSERT_EQ(kernel_ptr->local_holds.size(), i % 2 ? 3U : 1U);
 		for (const auto &[handle, hold] : kernel_ptr->local_holds)
-			EXPECT_EQ(hold.second.flags, RDMA_NP_FAULT_WRITE);
+			EXPECT_EQ(hold.req.flags, RDMA_NP_FAULT_WRITE);
 		arrive(1);
 		EXPECT_EQ(next().wr_id, 100 + i);
 		EXPECT_EQ(kernel_ptr->local_holds.size(), 1U);
@@ -672,15 +675,12 @@ TEST_F(Local, ReceiveOfAnotherQueueIsRefused)
 TEST_F(Local, ReceivesCompleteOnAnotherCqToo)
 {
 	npr_qp *qp = attach(1);
-	ibv_cq verbs{};
-	verbs.context = &dev.context;
-	verbs.handle = 1;
-	verbs.cqe = 16;
-	npr_cq receiver(ctx, &verbs, 16);
-	qp->verbs->recv_cq = &verbs;
+	npr::fake::cq verbs(dev, 16);
+	npr_cq receiver(ctx, verbs.base(), 16);
+	qp->verbs->recv_cq = verbs.base();
 	ASSERT_EQ(receive(qp, 7, local), 0);
 	EXPECT_EQ(kernel_ptr->local_holds.size(), 2U);
-	arrive(1);
+	arrive(verbs, 1);
 	ibv_wc wc;
 	ASSERT_EQ(npr_poll_cq(&receiver, 1, &wc), 1);
 	EXPECT_EQ(wc.wr_id, 7U);
@@ -690,15 +690,14 @@ TEST_F(Local, ReceivesCompleteOnAnotherCqToo)
 /* What the HCA completes in which order is its business. */
 TEST_F(Local, SharedReceivesAreGivenBackEachWithItsCompletion)
 {
-	ibv_srq verbs{};
-	verbs.context = &dev.context;
-	npr_srq srq(ctx, &verbs, 4, 2);
+	srq verbs(dev);
+	npr_srq shared(ctx, &verbs.verbs, 4, 2);
 	for (std::uint64_t i = 0; i < 20; ++i) {
-		ASSERT_EQ(receive(&srq, 10, local), 0);
-		ASSERT_EQ(receive(&srq, 11, pinned), 0);
-		ASSERT_EQ(receive(&srq, 12, std::span(local, 1)), 0);
-		ASSERT_EQ(receive(&srq, 13, local), 0);
-		ASSERT_EQ(receive(&srq, 14, local), -ENOMEM);
+		ASSERT_EQ(receive(&shared, 10, local), 0);
+		ASSERT_EQ(receive(&shared, 11, pinned), 0);
+		ASSERT_EQ(receive(&shared, 12, std::span(local, 1)), 0);
+		ASSERT_EQ(receive(&shared, 13, local), 0);
+		ASSERT_EQ(receive(&shared, 14, local), -ENOMEM);
 		EXPECT_EQ(dev.receives[1].first, 11U) << "nothing to give back";
 		EXPECT_EQ(kernel_ptr->local_holds.size(), 5U);
 		arrive(99, 2);
@@ -721,12 +720,11 @@ TEST_F(Local, SharedReceivesAreGivenBackEachWithItsCompletion)
 TEST_F(Local, SharedQueueGivesBackWhatItHeldAndNoOtherDoes)
 {
 	npr_qp *qp = attach(1);
-	ibv_srq verbs{};
-	verbs.context = &dev.context;
+	srq verbs(dev);
 	{
-		npr_srq srq(ctx, &verbs, 4, 2);
-		ASSERT_EQ(receive(&srq, 1, local), 0);
-		ASSERT_EQ(receive(&srq, 2, local), 0);
+		npr_srq shared(ctx, &verbs.verbs, 4, 2);
+		ASSERT_EQ(receive(&shared, 1, local), 0);
+		ASSERT_EQ(receive(&shared, 2, local), 0);
 		ASSERT_EQ(receive(qp, 3, std::span(local, 1)), 0);
 		EXPECT_EQ(npr_close(&ctx), -EBUSY);
 	}
@@ -854,8 +852,15 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 		ibv_mr iova = mr;
 		iova.lkey = 0x901;
 		ctx.regions.add(iova, {unpinned ? std::optional(43U) : std::nullopt, -away});
+		const std::uint64_t at = reinterpret_cast<std::uintptr_t>(sink.data()) + away;
+		dev.regions.erase(43);
+		dev.keys.erase(iova.lkey);
+		if (unpinned)
+			dev.regions[43] = {at, sink.size(), -away};
+		else
+			dev.keys[iova.lkey] = {at, sink.size(), -away, true};
 		dev.all_out();
-		ibv_sge s{reinterpret_cast<std::uintptr_t>(sink.data()) + away, sink.size(), 0x901};
+		ibv_sge s{at, sink.size(), iova.lkey};
 		ibv_send_wr wr{}, *bad;
 		wr.sg_list = &s;
 		wr.num_sge = 1;
@@ -863,13 +868,12 @@ TEST_F(Local, SinkAtAnotherAddressIsHeldAndLookedAtWhereItIs)
 		wr.send_flags = IBV_SEND_SIGNALED;
 		wr.wr.rdma.remote_addr = base + 4000;
 		wr.wr.rdma.rkey = rkey;
-		dev.away = away;
 		sink.fill({});
 		ASSERT_EQ(npr_post_send(qp, &wr, &bad), 0);
 		EXPECT_EQ(kernel_ptr->local_holds.size(), unpinned ? 1U : 0U);
 		if (unpinned) {
-			EXPECT_EQ(kernel_ptr->local_holds.begin()->second.first, 43U);
-			EXPECT_EQ(kernel_ptr->local_holds.begin()->second.second.addr, s.addr);
+			EXPECT_EQ(kernel_ptr->local_holds.begin()->second.mr, 43U);
+			EXPECT_EQ(kernel_ptr->local_holds.begin()->second.req.addr, s.addr);
 		}
 		EXPECT_EQ(next().status, IBV_WC_SUCCESS);
 		EXPECT_TRUE(std::equal(sink.begin(), sink.end(), dev.memory.begin() + 4000));
@@ -1629,12 +1633,10 @@ TEST_F(Objects, ThreadsAreNotCancelledInTheLibrary)
 TEST_F(Objects, ThreadsAreCancelledWhereTheyWait)
 {
 	ibv_comp_channel channel{&dev.context, eventfd(0, 0), 0};
-	ibv_cq verbs{};
-	verbs.context = &dev.context;
-	verbs.handle = 1;
-	verbs.channel = &channel;
+	npr::fake::cq verbs(dev, 1);
+	verbs.base()->channel = &channel;
 	{
-		npr_cq waits(ctx, &verbs, 1);
+		npr_cq waits(ctx, verbs.base(), 1);
 		EXPECT_FALSE(done_by_cancelled([&] { (void)npr_wait_cq(&waits, -1); }));
 	}
 	close(channel.fd);
@@ -2003,16 +2005,16 @@ TEST_F(Objects, EventsAreForSolicitedOnesOnlyWhileNothingIsUnderWay)
 	dev.cq.channel = &channel;
 	std::array<std::byte, 8> b;
 	ASSERT_EQ(npr_req_notify_cq(cq.get(), 1), 0);
-	EXPECT_EQ(dev.armed, 1);
+	EXPECT_EQ(dev.main.armed, 1);
 	ASSERT_EQ(post(qp, IBV_WR_RDMA_READ, 0, b, 1), 0);
-	EXPECT_EQ(dev.armed, 0) << "it goes on with what is not solicited";
+	EXPECT_EQ(dev.main.armed, 0) << "it goes on with what is not solicited";
 	ASSERT_EQ(npr_req_notify_cq(cq.get(), 1), 0);
-	EXPECT_EQ(dev.armed, 0);
+	EXPECT_EQ(dev.main.armed, 0);
 	EXPECT_EQ(next().wr_id, 1U);
 	ASSERT_EQ(npr_req_notify_cq(cq.get(), 1), 0);
-	EXPECT_EQ(dev.armed, 1);
+	EXPECT_EQ(dev.main.armed, 1);
 	ASSERT_EQ(npr_req_notify_cq(cq.get(), 0), 0);
-	EXPECT_EQ(dev.armed, 0);
+	EXPECT_EQ(dev.main.armed, 0);
 	dev.cq.channel = nullptr;
 }
 

@@ -355,4 +355,28 @@ void peer::read_words(const region &r, std::uint64_t addr, std::span<std::byte> 
 	}
 }
 
+void complete_as(ibv_wc &wc, ibv_wr_opcode opcode, std::span<const ibv_sge> sges)
+{
+	switch (opcode) {
+	case IBV_WR_RDMA_READ:
+		wc.opcode = IBV_WC_RDMA_READ;
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		wc.opcode = IBV_WC_COMP_SWAP;
+		break;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		wc.opcode = IBV_WC_FETCH_ADD;
+		break;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		wc.opcode = IBV_WC_RDMA_WRITE;
+		return;
+	default:
+		wc.opcode = IBV_WC_SEND;
+		return;
+	}
+	for (const ibv_sge &s : sges)
+		wc.byte_len += s.length;
+}
+
 } // namespace npr::test

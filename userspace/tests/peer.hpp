@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The peer of all unit tests: its regions, and what its kernel and its HCA do with them. It moves nothing by
- * itself. sim drives it step by step for the engine, and device does so at once for the objects around it.
+ * itself. sim drives it step by step for the engine, and hca does so at once for the objects around it.
  *
  * Regions have pages that become absent and resident in the two steps of the design (word, then mapping; mapping,
  * then word). An absent page reads as the signature and swallows WRITEs. A leased page stays where it is until the
@@ -138,6 +138,9 @@ private:
 {
 	return op == IBV_WR_RDMA_WRITE || is_once(op);
 }
+
+/* What an HCA says of a success. */
+void complete_as(ibv_wc &wc, ibv_wr_opcode opcode, std::span<const ibv_sge> sges);
 
 } // namespace npr::test
 

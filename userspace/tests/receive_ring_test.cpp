@@ -127,18 +127,17 @@ struct LeasedReceives : Objects {
 
 	LeasedReceives()
 	{
-		kernel_ptr->local_base = reinterpret_cast<std::uintptr_t>(memory.data());
-		kernel_ptr->local_length = size;
 		mr.context = &dev.context;
 		mr.lkey = key;
 		mr.handle = 42;
 		ctx.regions.add(mr);
+		dev.add_region(mr.handle, memory, true);
 	}
 	~LeasedReceives() override { (void)ctx.regions.remove(mr); }
 
 	[[nodiscard]] int receive(npr_qp *qp, std::uint64_t id, std::size_t page, std::uint32_t length = 64)
 	{
-		ibv_sge s{kernel_ptr->local_base + page * 4096, length, key};
+		ibv_sge s{start + page * 4096, length, key};
 		ibv_recv_wr wr{}, *bad = nullptr;
 
 		wr.wr_id = id;
@@ -175,6 +174,7 @@ struct LeasedReceives : Objects {
 	}
 
 	alignas(4096) static inline std::array<std::byte, size> memory;
+	const std::uint64_t start = reinterpret_cast<std::uintptr_t>(memory.data());
 	ibv_mr mr{};
 	std::uint32_t made = 0; /* holds, when all was leased */
 };
@@ -188,7 +188,7 @@ TEST_F(LeasedReceives, AreOneAfterTheOtherAndNowhereElse)
 		for (std::size_t page = 0; page < 4; ++page)
 			ASSERT_EQ(receive(qp, 100 + page, page), 0);
 		EXPECT_FALSE(ctx.receives.any()) << "they are in the ring";
-		EXPECT_EQ(dev.receives[3].second, held_lkey);
+		EXPECT_TRUE(is_held(dev.receives[3].second));
 		EXPECT_EQ(receive(qp, 5, 0), -ENOMEM) << "as many as the receive queue takes";
 		for (std::size_t page = 0; page < 4; ++page) {
 			arrive(1, page == 2 && round == 49 ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS);
@@ -216,7 +216,7 @@ TEST_F(LeasedReceives, KeepNoPagesButTheirOwn)
 	const auto holds = [&](auto what) {
 		const std::lock_guard lock(kernel_ptr->mutex);
 		return std::any_of(kernel_ptr->local_holds.begin(), kernel_ptr->local_holds.end(),
-				   [&](const auto &h) { return what(h.second.second); });
+				   [&](const auto &h) { return what(h.second.req); });
 	};
 	const auto is_long = [](const rdma_np_hold_req &r) { return r.length > 4096; };
 
@@ -232,7 +232,7 @@ TEST_F(LeasedReceives, KeepNoPagesButTheirOwn)
 	while (holds(is_long) && early())
 		std::this_thread::yield();
 	EXPECT_FALSE(holds(is_long));
-	EXPECT_TRUE(holds([&](const rdma_np_hold_req &r) { return r.addr == kernel_ptr->local_base + 2 * 4096; }));
+	EXPECT_TRUE(holds([&](const rdma_np_hold_req &r) { return r.addr == start + 2 * 4096; }));
 	arrive(1);
 	EXPECT_EQ(next().wr_id, 2U);
 }
@@ -246,7 +246,7 @@ TEST_F(LeasedReceives, ListGoesOnBehindOneThatIsNotHot)
 
 	ASSERT_NO_FATAL_FAILURE(warm(qp));
 	for (std::size_t i = 0; i < 4; ++i) {
-		s[i] = {kernel_ptr->local_base + i * 4096, 8, i == 1 ? 1 : key};
+		s[i] = {start + i * 4096, 8, i == 1 ? 1 : key};
 		wr[i].wr_id = 20 + i;
 		wr[i].sg_list = &s[i];
 		wr[i].num_sge = i == 2 ? 0 : 1;
@@ -298,12 +298,13 @@ TEST_F(LeasedReceives, GoBackWhereTheLimitOfLockedMemoryIsReached)
 {
 	npr_qp *const qp = attach(1);
 	ibv_mr other = mr;
-	ibv_sge s{kernel_ptr->local_base, 64, key + 1};
+	ibv_sge s{start, 64, key + 1};
 	ibv_recv_wr wr{}, *bad;
 
 	other.lkey = key + 1;
 	other.handle = 43;
 	ctx.regions.add(other);
+	dev.add_region(other.handle, memory, true);
 	wr.wr_id = 7;
 	wr.sg_list = &s;
 	wr.num_sge = 1;
@@ -314,7 +315,7 @@ TEST_F(LeasedReceives, GoBackWhereTheLimitOfLockedMemoryIsReached)
 		kernel_ptr->most_held = kernel_ptr->local_holds.size();
 	}
 	ASSERT_EQ(npr_post_recv(qp, &wr, &bad), 0) << "none is in use";
-	EXPECT_EQ(dev.receives.back().second, held_lkey);
+	EXPECT_TRUE(is_held(dev.receives.back().second));
 	/* What is in use stays, and then there is too little. */
 	{
 		const std::lock_guard lock(kernel_ptr->mutex);
@@ -372,10 +373,11 @@ TEST_F(LeasedReceives, RegionThatIsGoneIsNotLookedAt)
 	/* Another one, with the same key. */
 	mr.handle = 43;
 	ctx.regions.add(mr);
+	dev.add_region(mr.handle, memory, true);
 	ASSERT_EQ(receive(qp, 2, 0), 0);
-	EXPECT_EQ(dev.receives.back().second, held_lkey);
+	EXPECT_TRUE(is_held(dev.receives.back().second));
 	EXPECT_EQ(kernel_ptr->local_holds.size(), 1U);
-	EXPECT_EQ(kernel_ptr->local_holds.begin()->second.first, 43U);
+	EXPECT_EQ(kernel_ptr->local_holds.begin()->second.mr, 43U);
 	arrive(1);
 	EXPECT_EQ(next().wr_id, 2U);
 	EXPECT_TRUE(kernel_ptr->local_holds.empty());

@@ -484,31 +484,6 @@ bool sim::advance_request()
 	return false;
 }
 
-/* What the HCA says of a success. */
-void sim::complete_as(ibv_wc &wc, const wire &w)
-{
-	switch (w.wr.opcode) {
-	case IBV_WR_RDMA_READ:
-		wc.opcode = IBV_WC_RDMA_READ;
-		break;
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-		wc.opcode = IBV_WC_COMP_SWAP;
-		break;
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		wc.opcode = IBV_WC_FETCH_ADD;
-		break;
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		wc.opcode = IBV_WC_RDMA_WRITE;
-		return;
-	default:
-		wc.opcode = IBV_WC_SEND;
-		return;
-	}
-	for (const ibv_sge &s : w.sges)
-		wc.byte_len += s.length;
-}
-
 bool sim::complete_one()
 {
 	if (queue.empty() || !queue.front().finished)
@@ -524,7 +499,7 @@ bool sim::complete_one()
 	/* only these are defined after an error */
 	wc.opcode = IBV_WC_RECV;
 	if (w.status == IBV_WC_SUCCESS)
-		complete_as(wc, w);
+		complete_as(wc, w.wr.opcode, w.sges);
 	if (before_cqe)
 		before_cqe(*this);
 	if (cq) {

@@ -130,7 +130,6 @@ public:
 	void run_wire_first();
 	/* The completion of the first entry, if it is finished: to the engine, or into the CQ. */
 	bool complete_one();
-	static void complete_as(ibv_wc &wc, const wire &w);
 	void serve_fault(std::size_t i, rdma_np_status status = RDMA_NP_OK);
 	void answer_resolve(std::size_t i, int error = 0);
 	void deliver(std::size_t i);

@@ -144,11 +144,11 @@ TEST_F(Turns, EndWithTheLastQueuePair)
 		ASSERT_EQ(npr_detach_qp(qp), 0);
 		{
 			const std::lock_guard lock(dev.mutex);
-			polls = dev.polls;
+			polls = dev.main.polls;
 		}
 		std::this_thread::sleep_for(5ms);
 		const std::lock_guard lock(dev.mutex);
-		EXPECT_EQ(dev.polls, polls);
+		EXPECT_EQ(dev.main.polls, polls);
 	}
 }
 
@@ -195,7 +195,7 @@ struct OneTurn : Turns {
 		wc.opcode = IBV_WC_RECV;
 		wc.qp_num = 1;
 		const std::lock_guard lock(dev.mutex);
-		dev.complete(wc);
+		dev.complete(cq->verbs, wc);
 	}
 
 	bool nothing_to_poll()
@@ -287,12 +287,10 @@ TEST_F(OneTurn, IsTheLastOneThoughTheApplicationPolls)
 TEST_F(OneTurn, PutsNoMoreAsideThanTheQueueHas)
 {
 	constexpr std::uint64_t n = 100;
-	ibv_cq small{};
-	small.context = &dev.context;
-	small.cqe = 48;
-	small.handle = 100;
+	npr::fake::cq small(dev, 48);
+	small.capacity = n;
 	ASSERT_EQ(npr_detach_qp(qp), 0);
-	auto other = std::make_unique<npr_cq>(ctx, &small, 16);
+	auto other = std::make_unique<npr_cq>(ctx, small.base(), 16);
 	std::swap(cq, other);
 	npr_qp *const q = attach(1);
 	ASSERT_EQ(npr_resolve(q, rkey, nullptr), 0);
@@ -303,7 +301,7 @@ TEST_F(OneTurn, PutsNoMoreAsideThanTheQueueHas)
 		receive(10 + i);
 	for (std::uint64_t i = 0; i < n; ++i)
 		(void)cq->take_turn();
-	EXPECT_EQ(dev.completions.size(), n - 48);
+	EXPECT_EQ(small.completions.size(), n - 48);
 	for (std::uint64_t i = 0; i < n; ++i)
 		EXPECT_EQ(next().wr_id, 10 + i);
 	dev.go_on();
