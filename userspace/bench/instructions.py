@@ -5,8 +5,8 @@
 usage: instructions.py DIRECTORY
 
 DIRECTORY is a build of userspace, as ~/.cache/nprdma/userspace/release. Each case of objects_bench and preload_bench is run
-twice. What the thread does that posts and polls is counted, without the programs' own functions and those of their
-providers; other threads look after leases meanwhile.
+twice. What the thread does that posts and polls is counted, without the programs' own functions and those of the unit
+tests' HCA; other threads look after leases meanwhile.
 """
 
 import os
@@ -18,11 +18,11 @@ import tempfile
 
 COUNT = 3000
 PROGRAMS = {
-    "objects_bench": ("read", "write", "send", "atomic", "receive", "read-to-pinned", "send-of-pinned"),
+    "tests/objects_bench": ("read", "write", "send", "atomic", "receive", "read-to-pinned", "send-of-pinned"),
     "tests/preload_bench": ("read", "write", "send", "atomic", "receive"),
 }
-# The program, and its provider: in preload_bench that of the unit tests.
-OTHERS = re.compile(r"measured|clock_gettime|provider_|\(anonymous namespace\)::(poll_cq|post_send|post_recv|complete)\b")
+# The program, and the HCA of the unit tests.
+OTHERS = re.compile(r"measured|clock_gettime|fake_|npr::(fake|test)::|testing::")
 
 
 def count(program, case):

@@ -1,64 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What the library adds to a work request: posting and polling it, one at a time, beside a provider whose HCA
- * does all at once. Local buffers are in an unpinned region, and all memory is hot, so both sides are leased.
+ * What the library adds to a work request: posting and polling it, one at a time, beside the HCA and the kernel of the unit
+ * tests. Local buffers are in an unpinned region, and all memory is hot, so both sides are leased.
  * "objects_bench CASE [COUNT]" prints the time. bench/instructions.py counts instructions.
  */
-#include "hot_kernel.hpp"
+#include "fake_kernel.hpp"
 #include "object/cq.hpp"
 #include "still_clock.hpp"
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <gtest/gtest.h>
+#include <memory>
 #include <string_view>
 #include <vector>
 
-using npr::bench::base;
-
 namespace {
 
-constexpr std::uint32_t words_lkey = 7, lkey = 0x800, plain_lkey = 0x900, mr_handle = 8;
+constexpr std::uint32_t lkey = 0x800, plain_lkey = 0x900, mr_handle = 8;
 constexpr std::uint32_t rkey = 0x100;
-
-/* Completions that are there, of the one queue pair. */
-ibv_wc done[256];
-unsigned count;
-
-extern "C" [[gnu::noinline]] int provider_post(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **)
-{
-	for (; wr; wr = wr->next) {
-		if (wr->num_sge && wr->sg_list[0].lkey == words_lkey)
-			for (std::uint32_t n = 0; n < wr->sg_list[0].length / 8; ++n)
-				reinterpret_cast<std::uint64_t *>(static_cast<std::uintptr_t>(wr->sg_list[0].addr))[n] =
-					RDMA_NP_WORD_READABLE | RDMA_NP_WORD_WRITABLE;
-		if (wr->send_flags & IBV_SEND_SIGNALED) {
-			done[count] = {};
-			done[count].wr_id = wr->wr_id;
-			done[count].qp_num = qp->qp_num;
-			done[count++].opcode = IBV_WC_SEND;
-		}
-	}
-	return 0;
-}
-
-extern "C" [[gnu::noinline]] int provider_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **)
-{
-	done[count] = {};
-	done[count].wr_id = wr->wr_id;
-	done[count].qp_num = qp->qp_num;
-	done[count++].opcode = IBV_WC_RECV;
-	return 0;
-}
-
-extern "C" [[gnu::noinline]] int provider_poll(ibv_cq *, int n, ibv_wc *wc)
-{
-	const int got = std::min(n, static_cast<int>(count));
-
-	std::copy_n(done, got, wc);
-	count -= static_cast<unsigned>(got);
-	return got;
-}
+constexpr std::uint64_t base = 1 << 30, length = 1 << 20;
 
 struct work {
 	const char *name;
@@ -100,46 +61,50 @@ extern "C" [[gnu::noinline]] bool measured(npr_cq &cq, npr_qp &qp, ibv_send_wr *
 
 int run(const work &w, unsigned times)
 {
-	ibv_context verbs{};
-	verbs.cmd_fd = -1;
-	verbs.ops.post_send = provider_post;
-	verbs.ops.post_recv = provider_recv;
-	verbs.ops.poll_cq = provider_poll;
-	ibv_cq verbs_cq{};
-	verbs_cq.context = &verbs;
-	verbs_cq.cqe = 4096;
-	ibv_qp verbs_qp{};
-	verbs_qp.context = &verbs;
-	verbs_qp.qp_num = 17;
-	verbs_qp.send_cq = verbs_qp.recv_cq = &verbs_cq;
+	std::vector<std::byte> buffer(length);
+	npr::fake::hca device;
+	device.receives_come = true;
+	device.records = false;
+	device.moves = false;
+	device.regions[mr_handle] = {reinterpret_cast<std::uintptr_t>(buffer.data()), buffer.size(), 0, true};
+	device.far.all_in(device.far.add_region(base, length, rkey), true);
+	ibv_context &verbs = device.verbs.context;
+	ibv_pd pd{};
+	pd.context = &verbs;
+	npr::fake::cq verbs_cq(device, 4096);
+	npr::fake::qp verbs_qp(device, 17, verbs_cq.base(), verbs_cq.base());
+	verbs_qp.base().pd = &pd;
 
-	auto owned = std::make_unique<npr::bench::hot_kernel>();
-	npr::bench::hot_kernel &kernel = *owned;
+	auto owned = std::make_unique<npr::fake::fake_kernel>(device);
+	npr::fake::fake_kernel &kernel = *owned;
+	kernel.grants = true;
 	npr::local_regions &regions = npr::local_regions::of(&verbs);
 	ibv_mr mr{};
 	mr.lkey = lkey;
 	mr.handle = mr_handle;
 	regions.add(mr);
 	npr::provider provider(verbs);
-	provider.reg_mr = [](ibv_pd *, void *, size_t, std::uint64_t, unsigned) {
-		static ibv_mr words{};
-		words.lkey = words_lkey;
-		return &words;
+	provider.reg_mr = [](ibv_pd *of_pd, void *addr, size_t n, std::uint64_t iova, unsigned access) -> ibv_mr * {
+		npr::fake::mr *const m = npr::fake::of(of_pd->context).register_memory(of_pd, addr, n, iova, access);
+		return m ? &m->verbs : nullptr;
 	};
-	provider.dereg_mr = [](ibv_mr *) { return 0; };
+	provider.dereg_mr = [](ibv_mr *v) {
+		npr::fake::of(v->context).deregister(&npr::fake::of(v));
+		return 0;
+	};
 	npr_context ctx(&verbs, std::move(owned), 0, provider);
 	/* The clock stands still, and the first one would be waited for in vain. */
 	ctx.keeper.gives_turns = false;
-	npr_cq cq(ctx, &verbs_cq, 1024);
+	npr_cq cq(ctx, verbs_cq.base(), 1024);
 	npr::qp_params params{};
 	params.depth = params.budget = 128;
 	params.max_sge = 4;
 	params.cache_slots = 64;
 	params.receives = 128;
 	params.receive_sge = 4;
-	npr_qp &qp = *cq.attach(&verbs_qp, params);
+	npr_qp &qp = *cq.attach(&verbs_qp.base(), params);
 
-	ibv_sge s{reinterpret_cast<std::uintptr_t>(kernel.buffer.data()), w.length, w.lkey};
+	ibv_sge s{reinterpret_cast<std::uintptr_t>(buffer.data()), w.length, w.lkey};
 	ibv_send_wr wr{};
 	wr.sg_list = &s;
 	wr.num_sge = 1;
@@ -161,18 +126,21 @@ int run(const work &w, unsigned times)
 	for (unsigned i = 0; i < 10; ++i)
 		if (!one(cq, qp, &wr, r))
 			return 1;
-	const std::uint32_t leases = kernel.leases, holds = kernel.holds;
+	const auto leases = [&] { return kernel.leases_asked.load(); };
+	const auto holds = [&] { return kernel.local_leases_asked + kernel.freed; };
+	const unsigned before = leases(), held = holds();
 	const double begin = npr::bench::real_time();
 	for (unsigned i = 0; i < times; ++i)
 		if (!measured(cq, qp, &wr, r))
 			return 1;
 	const double spent = npr::bench::real_time() - begin;
 	/* Then the figure is of something else. */
-	if (kernel.leases != leases || kernel.holds != holds || (w.opcode != IBV_WR_SEND && qp.engine.stats().leases != 1)) {
-		std::fprintf(stderr, "not leased: %u and %u leases, %u and %u holds\n", leases,
-			     kernel.leases.load(), holds, kernel.holds.load());
+	if (leases() != before || holds() != held || (w.opcode != IBV_WR_SEND && qp.engine.stats().leases != 1)) {
+		std::fprintf(stderr, "not leased: %u and %u leases, %u and %u holds\n", before, leases(), held, holds());
 		return 1;
 	}
+	if (testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed())
+		return 1;
 	std::printf("%s: %.1f ns for each of %u\n", w.name, spent / times, times);
 	if (cq.detach(&qp))
 		return 1;

@@ -11,35 +11,35 @@
 
 namespace npr::fake {
 
-namespace {
+/* The provider's functions, which the preload library puts its own in the place of. */
+extern "C" {
 
-/* The provider's functions. Their names are for bench/instructions.py, which does not count what is done there. */
-extern "C" int fake_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
+int fake_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad)
 {
 	return of(qp->context).post(qp, wr, bad);
 }
 
-extern "C" int fake_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
+int fake_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad)
 {
 	return of(qp->context).post_recv(qp, wr, bad);
 }
 
-extern "C" int fake_post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
+int fake_post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad)
 {
 	return of(srq->context).post_srq_recv(srq, wr, bad);
 }
 
-extern "C" int fake_poll_cq(ibv_cq *cq, int n, ibv_wc *wc)
+int fake_poll_cq(ibv_cq *cq, int n, ibv_wc *wc)
 {
 	return of(cq->context).poll(cq, n, wc);
 }
 
-extern "C" int fake_req_notify_cq(ibv_cq *cq, int solicited)
+int fake_req_notify_cq(ibv_cq *cq, int solicited)
 {
 	return of(cq->context).arm(cq, solicited);
 }
 
-} // namespace
+} // extern "C"
 
 cq::cq(hca &h, int cqe) : capacity(static_cast<std::size_t>(cqe))
 {
@@ -112,15 +112,21 @@ mr *hca::register_memory(ibv_pd *pd, void *addr, std::size_t length, std::uint64
 	v.length = length;
 	v.handle = new_handle();
 	v.lkey = v.rkey = (v.handle + 1) << 8;
-	const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(addr) - iova;
 	const std::lock_guard lock(mutex);
-	if (unpinned) {
-		regions[v.handle] = {iova, length, offset};
-	} else {
-		keys[v.lkey] = {iova, length, offset, (access & IBV_ACCESS_LOCAL_WRITE) != 0};
-		++pinned;
-	}
+	name_memory(*m);
+	pinned += !unpinned;
 	return m.release();
+}
+
+void hca::name_memory(const mr &m)
+{
+	const ibv_mr &v = m.verbs;
+	const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(v.addr) - m.iova;
+
+	if (m.access & RDMA_NP_ACCESS_UNPINNED)
+		regions[v.handle] = {m.iova, v.length, offset};
+	else
+		keys[v.lkey] = {m.iova, v.length, offset, (m.access & IBV_ACCESS_LOCAL_WRITE) != 0};
 }
 
 void hca::deregister(mr *m)
@@ -241,6 +247,8 @@ void hca::transfer(const ibv_send_wr &wr)
 	std::uint64_t at = atomic ? wr.wr.atomic.remote_addr : wr.wr.rdma.remote_addr;
 	const peer::region *const table = far.by_key(rkey, &rdma_np_region_info::table_key);
 
+	if (!moves && !table)
+		return;
 	EXPECT_TRUE(!peer::is_lease_key(rkey) || far.by_lease(rkey)) << "posted under a lease that went back";
 	for (int i = 0; i < wr.num_sge; ++i) {
 		const ibv_sge &s = wr.sg_list[i];
@@ -328,15 +336,13 @@ int hca::post_srq_recv(ibv_srq *s, ibv_recv_wr *wr, ibv_recv_wr **bad)
 int hca::poll(ibv_cq *c, int n, ibv_wc *wc)
 {
 	const std::lock_guard lock(mutex);
-	std::deque<ibv_wc> &from = of(c).completions;
-	int got = 0;
+	std::vector<ibv_wc> &from = of(c).completions;
+	const auto got = std::min<std::ptrdiff_t>(n, std::ssize(from));
 
 	of(c).polls.fetch_add(1);
-	while (got < n && !from.empty()) {
-		wc[got++] = from.front();
-		from.pop_front();
-	}
-	return got;
+	std::copy_n(from.begin(), got, wc);
+	from.erase(from.begin(), from.begin() + got);
+	return static_cast<int>(got);
 }
 
 int hca::arm(ibv_cq *c, int solicited)

@@ -46,7 +46,7 @@ struct cq {
 
 	ibv_cq_ex verbs{};
 	std::uint64_t wc_flags = 0; /* those of ibv_create_cq_ex() */
-	std::deque<ibv_wc> completions;
+	std::vector<ibv_wc> completions;
 	std::size_t capacity; /* entries that are not full of what else completes */
 	std::atomic<std::uint64_t> polls{0}, arms{0};
 	int armed = -1;	   /* for solicited events only? */
@@ -123,6 +123,8 @@ struct hca {
 	void complete(ibv_cq *cq, const ibv_wc &wc);
 	/* Where in memory @s is, @offset bytes behind its address. */
 	[[nodiscard]] std::byte *locate(const ibv_sge &s, std::uint64_t offset, std::uint64_t n, bool write) const;
+	/* What the keys of a pinned region, or the number of another one, are of. */
+	void name_memory(const mr &m);
 	/* The queue pair has ended, and what is stalled there. */
 	void fail(const ibv_qp &qp);
 
@@ -151,6 +153,7 @@ struct hca {
 	std::deque<std::pair<std::uint64_t, std::uint32_t>> receives; /* wr_id, first lkey */
 	std::size_t most_receives = 4;	/* there; more are refused */
 	bool receives_come = false;	/* to those of queue pairs there is a message at once */
+	bool moves = true;		/* data, and not only words */
 	bool stall = false;		/* nothing completes */
 	std::deque<std::pair<ibv_cq *, ibv_wc>> stalled;
 	int refuse_post = 0;

@@ -55,7 +55,7 @@ struct device : hca {
 	ibv_context &context = verbs.context;
 	ibv_cq &cq = *main.base();
 	ibv_pd pd{};
-	std::deque<ibv_wc> &completions = main.completions;
+	std::vector<ibv_wc> &completions = main.completions;
 	std::size_t &capacity = main.capacity;
 	peer::region &region = far.add_region(base, pages * page_size, rkey);
 	std::vector<std::byte> &memory = *region.memory;

@@ -23,7 +23,7 @@ struct application {
 		wr.num_sge = 1;
 		wr.opcode = IBV_WR_SEND;
 		wr.send_flags = IBV_SEND_SIGNALED;
-		if (ibv_post_send(qp, &wr, &bad) || fake::of(qp).lkey != fake::held_lkey ||
+		if (ibv_post_send(qp, &wr, &bad) || !fake::is_held(fake::of(qp).lkey) ||
 		    ibv_poll_cq(cq, 1, &wc) != 1 || wc.wr_id != 4 || ibv_dereg_mr(mr) || ibv_destroy_qp(qp) ||
 		    ibv_destroy_cq(cq) || ibv_close_device(pd.context)) {
 			std::fprintf(stderr, "verbs have ended before the program\n");

@@ -11,6 +11,8 @@
 #include <memory>
 #include <rdma/nprdma.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
+#include <set>
+#include <span>
 #include <string>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -33,97 +35,6 @@ __attribute__((visibility("default"))) std::vector<std::uint32_t> fake_wq_keys;
 using namespace fake;
 
 namespace {
-
-/* The lowest that is free, as the kernel has it. */
-std::uint32_t new_handle(context &c)
-{
-	const std::lock_guard lock(c.mutex);
-	std::uint32_t h = c.first_handle;
-
-	while (!c.handles.insert(h).second)
-		++h;
-	return h;
-}
-
-void free_handle(context &c, std::uint32_t h)
-{
-	const std::lock_guard lock(c.mutex);
-
-	c.handles.erase(h);
-}
-
-void complete(ibv_cq *c, std::uint64_t wr_id, std::uint32_t qp_num, ibv_wc_opcode opcode)
-{
-	cq &q = of(c);
-	const std::lock_guard lock(q.mutex);
-	ibv_wc wc{};
-
-	wc.wr_id = wr_id;
-	wc.qp_num = qp_num;
-	wc.opcode = opcode;
-	q.completions.push_back(wc);
-}
-
-int post_send(ibv_qp *q, ibv_send_wr *wr, ibv_send_wr **)
-{
-	qp &p = of(q);
-
-	for (; wr; wr = wr->next) {
-		p.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
-		p.wr_id = wr->wr_id;
-		if (wr->opcode == IBV_WR_BIND_MW)
-			p.window = wr->bind_mw.rkey;
-		p.sends.fetch_add(1);
-		if (wr->send_flags & IBV_SEND_SIGNALED)
-			complete(q->send_cq, wr->wr_id, q->qp_num, IBV_WC_SEND);
-	}
-	return 0;
-}
-
-int post_recv(ibv_qp *q, ibv_recv_wr *wr, ibv_recv_wr **)
-{
-	qp &p = of(q);
-
-	for (; wr; wr = wr->next) {
-		p.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
-		p.receives.fetch_add(1);
-		complete(q->recv_cq, wr->wr_id, q->qp_num, IBV_WC_RECV);
-	}
-	return 0;
-}
-
-int post_srq_recv(ibv_srq *s, ibv_recv_wr *wr, ibv_recv_wr **)
-{
-	srq &r = of(s);
-
-	for (; wr; wr = wr->next) {
-		r.lkey = wr->num_sge ? wr->sg_list[0].lkey : 0;
-		r.receives.fetch_add(1);
-	}
-	return 0;
-}
-
-int poll_cq(ibv_cq *c, int n, ibv_wc *wc)
-{
-	cq &q = of(c);
-	const std::lock_guard lock(q.mutex);
-	int got = 0;
-
-	q.polls.fetch_add(1);
-	while (got < n && q.polled < q.completions.size())
-		wc[got++] = q.completions[q.polled++];
-	if (q.polled == q.completions.size()) {
-		q.completions.clear();
-		q.polled = 0;
-	}
-	return got;
-}
-
-int req_notify_cq(ibv_cq *c, int)
-{
-	of(c).arms.fetch_add(1);
-	return 0;
-}
 
 int bind_mw(ibv_qp *q, ibv_mw *, ibv_mw_bind *)
 {
@@ -152,22 +63,21 @@ std::string name_of(const ibv_gid &gid, std::uint16_t lid)
 ibv_qp *create(ibv_context *c, ibv_pd *pd, ibv_cq *send_cq, ibv_cq *recv_cq, ibv_srq *s, ibv_qp_type type)
 {
 	static std::atomic<std::uint32_t> numbers{0};
-	auto q = std::make_unique<qp>();
-	ibv_qp &v = q->verbs.qp_base;
+	hca &h = of(c);
+	auto q = std::make_unique<qp>(h, ++numbers, send_cq, recv_cq);
+	ibv_qp &v = q->base();
 
-	v.context = c;
 	v.pd = pd;
-	v.send_cq = send_cq;
-	v.recv_cq = recv_cq;
 	v.srq = s;
 	v.qp_type = type;
-	v.handle = new_handle(of(c));
-	v.qp_num = ++numbers;
+	v.handle = h.new_handle();
 	{
 		const std::lock_guard lock(groups_mutex);
 		groups[&v];
 	}
-	return &q.release()->verbs.qp_base;
+	const std::lock_guard lock(h.mutex);
+	h.qps[v.handle] = &v;
+	return &q.release()->base();
 }
 
 /* Between ibv_wr_start() and the end; elsewhere a provider has no lock, and the program is wrong. */
@@ -228,17 +138,14 @@ ibv_cq *new_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp_channel *chan
 		errno = EINVAL;
 		return nullptr;
 	}
-	auto q = std::make_unique<cq>();
-	ibv_cq *const v = ibv_cq_ex_to_cq(&q->verbs);
+	auto q = std::make_unique<cq>(of(c), cqe);
+	ibv_cq *const v = q->base();
 
-	v->context = c;
 	v->channel = channel;
 	v->cq_context = cq_context;
-	v->cqe = cqe;
-	v->handle = new_handle(of(c));
 	if (channel)
 		++channel->refcnt;
-	return ibv_cq_ex_to_cq(&q.release()->verbs);
+	return q.release()->base();
 }
 
 /* Of its functions none works: the library has to have its own. */
@@ -252,49 +159,21 @@ ibv_cq_ex *create_cq_ex(ibv_context *c, ibv_cq_init_attr_ex *attr)
 	return &of(q).verbs;
 }
 
-ibv_srq *new_srq(ibv_context *c, ibv_pd *pd)
-{
-	auto s = std::make_unique<srq>();
-
-	s->verbs.context = c;
-	s->verbs.pd = pd;
-	s->verbs.handle = new_handle(of(c));
-	return &s.release()->verbs;
-}
-
 ibv_srq *create_srq_ex(ibv_context *c, ibv_srq_init_attr_ex *attr)
 {
-	return new_srq(c, attr->pd);
+	return &std::make_unique<srq>(of(c), attr->pd).release()->verbs;
 }
 
 ibv_mr *new_mr(ibv_pd *pd, void *addr, std::size_t length, std::uint64_t iova, unsigned access)
 {
-	auto m = std::make_unique<mr>();
+	mr *const m = of(pd->context).register_memory(pd, addr, length, iova, access);
 
-	context &c = of(pd->context);
-	if (const int error = access & RDMA_NP_ACCESS_UNPINNED ? c.refuses_unpinned : c.refuses_pinned) {
-		errno = error;
+	if (!m)
 		return nullptr;
-	}
-	m->iova = iova;
-	m->access = access;
-	m->verbs.context = pd->context;
-	m->verbs.pd = pd;
-	m->verbs.addr = addr;
-	m->verbs.length = length;
-	m->verbs.handle = new_handle(of(pd->context));
-	m->verbs.lkey = m->verbs.rkey = (m->verbs.handle + 1) << 8;
-	of(pd->context).pinned += !(access & RDMA_NP_ACCESS_UNPINNED);
-	if (access & RDMA_NP_ACCESS_UNPINNED) {
-		const std::lock_guard lock(c.mutex);
-		c.unpinned.insert(m->verbs.handle);
-	}
-	{
-		static std::mutex last;
-		const std::lock_guard lock(last);
-		fake_registered = {pd, iova, access, m->verbs.lkey};
-	}
-	return &m.release()->verbs;
+	static std::mutex last;
+	const std::lock_guard lock(last);
+	fake_registered = {pd, iova, access, m->verbs.lkey};
+	return &m->verbs;
 }
 
 ibv_wq *create_wq(ibv_context *c, ibv_wq_init_attr *attr)
@@ -303,13 +182,21 @@ ibv_wq *create_wq(ibv_context *c, ibv_wq_init_attr *attr)
 
 	w->context = c;
 	w->cq = attr->cq;
-	w->handle = new_handle(of(c));
+	w->handle = of(c).new_handle();
 	w->post_recv = [](ibv_wq *q, ibv_recv_wr *wr, ibv_recv_wr **) {
+		hca &h = of(q->context);
+		const std::lock_guard lock(h.mutex);
+
 		for (; wr; wr = wr->next) {
+			ibv_wc wc{};
+
 			fake_wq_keys.clear();
 			for (int k = 0; k < wr->num_sge; ++k)
 				fake_wq_keys.push_back(wr->sg_list[k].lkey);
-			complete(q->cq, wr->wr_id, UINT32_MAX, IBV_WC_RECV);
+			wc.wr_id = wr->wr_id;
+			wc.qp_num = UINT32_MAX;
+			wc.opcode = IBV_WC_RECV;
+			h.complete(q->cq, wc);
 		}
 		return 0;
 	};
@@ -321,7 +208,7 @@ int destroy_wq(ibv_wq *w)
 	if (w->handle == fake_stays)
 		return EBUSY;
 	const std::unique_ptr<ibv_wq> owned(w);
-	free_handle(of(w->context), w->handle);
+	of(w->context).free_handle(w->handle);
 	return 0;
 }
 
@@ -345,63 +232,115 @@ std::set<context *> contexts;
 context *by_fd(int fd)
 {
 	const std::lock_guard lock(contexts_mutex);
-	const auto it = std::find_if(contexts.begin(), contexts.end(),
-				     [&](const context *c) { return c->verbs.context.cmd_fd == fd; });
+	const auto it = std::ranges::find(contexts, fd, [](const context *c) { return c->verbs.context.cmd_fd; });
 
 	return it == contexts.end() ? nullptr : *it;
 }
 
-/* 0 or an errno. */
+/* 0 or a negative errno. */
 int method(context &c, ib_uverbs_ioctl_hdr &h)
 {
-	const std::uint32_t id = std::uint32_t{h.object_id} << 16 | h.method_id;
+	const std::span<ib_uverbs_attr> a(h.attrs, h.num_attrs);
+	const auto number = [&](std::size_t i) { return static_cast<std::uint32_t>(a[i].data); };
+	const auto channel = [&](std::size_t i) { return static_cast<int>(a[i].data_s64); };
+	/* The first attribute names it. */
+	const auto queue_pair = [&]() -> const ibv_qp & {
+		const std::lock_guard lock(c.mutex);
+		return *c.qps.at(number(0));
+	};
 
-	switch (id) {
+	switch (std::uint32_t{h.object_id} << 16 | h.method_id) {
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY:
-		if (fake_without_nprdma)
-			return EOPNOTSUPP;
-		pointed_to<rdma_np_query>(h.attrs[0]) = {RDMA_NP_ABI_VERSION, RDMA_NP_QUERY_OWNER, 8, 512, 4, 0};
-		return 0;
-	case UVERBS_OBJECT_NP_CHANNEL << 16 | RDMA_NP_METHOD_CHANNEL_ALLOC:
-		h.attrs[0].data_s64 = eventfd(0, EFD_CLOEXEC);
-		return h.attrs[0].data_s64 < 0 ? errno : 0;
+		return fake_without_nprdma ? -EOPNOTSUPP : c.kernel.query(pointed_to<rdma_np_query>(a[0]));
+	case UVERBS_OBJECT_NP_CHANNEL << 16 | RDMA_NP_METHOD_CHANNEL_ALLOC: {
+		int fd = -1;
+		const int rc = c.kernel.channel(fd);
+		a[0].data_s64 = fd;
+		return rc;
+	}
 	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_RESOLVE:
-		if (h.attrs[2].data != unpinned_rkey)
-			return EACCES;
-		pointed_to<rdma_np_region_info>(h.attrs[3]) = {
-			1, 1 << 20, 1 << 20, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, 3, 1, 2, 1 << 20, 1 << 20, 0,
-			0x5a17c0de9e3779b9, 12, 6, RDMA_NP_READ_IN_ORDER, 0, RDMA_NP_MAX_PAGES, RDMA_NP_MAX_RANGES, 16, {}};
-		return 0;
-	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_ALLOC:
-		pointed_to<rdma_np_hold_info>(h.attrs[3]) = {pointed_to<rdma_np_hold_req>(h.attrs[2]).addr, held_lkey, 0};
-		h.attrs[0].data = 1;
-		c.holds.fetch_add(1);
-		return 0;
+		return c.kernel.resolve(queue_pair(), channel(1), number(2), a[4].data, pointed_to<rdma_np_region_info>(a[3]));
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_FAULT:
+		return c.kernel.fault(queue_pair(), channel(1), pointed_to<rdma_np_fault_req>(a[2]),
+				      {&pointed_to<rdma_np_range>(a[3]), a[3].len / sizeof(rdma_np_range)});
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_RELEASE:
+		return c.kernel.release(queue_pair(), a[1].data);
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_FORGET:
+		return c.kernel.forget(queue_pair(), a[1].data);
+	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_ALLOC: {
+		std::uint32_t handle = 0;
+		const int rc = c.kernel.hold(number(1), pointed_to<rdma_np_hold_req>(a[2]), pointed_to<rdma_np_hold_info>(a[3]),
+					     handle, a.size() > 4 ? channel(4) : -1);
+		a[0].data = handle;
+		return rc;
+	}
 	case UVERBS_OBJECT_NP_HOLD << 16 | RDMA_NP_METHOD_HOLD_FREE:
-		c.holds.fetch_sub(1);
-		fake_holds_freed.fetch_add(1);
-		return 0;
-	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY_MR:
-		/* Those of this process are not leased, which no test here is about. */
-		if (const std::lock_guard lock(c.mutex); c.handles.contains(static_cast<std::uint32_t>(h.attrs[0].data)))
-			return EOPNOTSUPP;
-		if (h.attrs[0].data >= foreign_pinned)
-			return EINVAL;
-		pointed_to<rdma_np_mr_info>(h.attrs[1]) = {};
-		pointed_to<rdma_np_mr_info>(h.attrs[1]).length = 4096;
-		return 0;
+		return c.kernel.hold_free(number(0));
+	case UVERBS_OBJECT_NPRDMA << 16 | RDMA_NP_METHOD_QUERY_MR: {
+		ibv_mr named{};
+		named.handle = number(0);
+		return c.kernel.query_mr(named, pointed_to<rdma_np_mr_info>(a[1]));
+	}
 	default:
-		return EOPNOTSUPP;
+		return -EOPNOTSUPP;
 	}
 }
 
 } // namespace
 
+namespace npr::fake {
+
+context::context()
+{
+	/* A program that only posts and polls has something to poll, for as long as it likes. */
+	receives_come = true;
+	most_receives = SIZE_MAX;
+	records = false;
+	verbs.create_qp_ex = create_qp_ex;
+	verbs.create_cq_ex = create_cq_ex;
+	verbs.create_srq_ex = create_srq_ex;
+	verbs.create_wq = create_wq;
+	verbs.open_xrcd = [](ibv_context *v, ibv_xrcd_init_attr *) {
+		auto x = std::make_unique<ibv_xrcd>();
+		x->context = v;
+		return x.release();
+	};
+	verbs.open_qp = [](ibv_context *v, ibv_qp_open_attr *) {
+		return create(v, nullptr, nullptr, nullptr, nullptr, IBV_QPT_XRC_RECV);
+	};
+	verbs.close_xrcd = [](ibv_xrcd *x) {
+		const std::unique_ptr<ibv_xrcd> owned(x);
+		return 0;
+	};
+	verbs.destroy_wq = destroy_wq;
+	verbs.reg_dm_mr = [](ibv_pd *pd, ibv_dm *, std::uint64_t, std::size_t length, unsigned access) {
+		return new_mr(pd, nullptr, length, 0, access);
+	};
+	verbs.alloc_null_mr = [](ibv_pd *pd) { return new_mr(pd, nullptr, 0, 0, 0); };
+	verbs.query_device_ex = query_device_ex;
+	verbs.alloc_parent_domain = [](ibv_context *v, ibv_parent_domain_init_attr *attr) -> ibv_pd * {
+		if (attr->td || attr->comp_mask != IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT || attr->alloc) {
+			errno = EINVAL;
+			return nullptr;
+		}
+		attr->pd->context = v;
+		return attr->pd;
+	};
+	verbs.context.ops.bind_mw = bind_mw;
+}
+
+context::~context()
+{
+	fake_holds_freed += kernel.freed;
+}
+
+} // namespace npr::fake
+
 EXPORT int fake_ioctl(int fd, void *arg)
 {
 	context *const c = by_fd(fd);
 
-	errno = c ? method(*c, *static_cast<ib_uverbs_ioctl_hdr *>(arg)) : EBADF;
+	errno = c ? -method(*c, *static_cast<ib_uverbs_ioctl_hdr *>(arg)) : EBADF;
 	return errno ? -1 : 0;
 }
 
@@ -428,46 +367,8 @@ EXPORT ibv_context *fake_open(ibv_device *device)
 	auto c = std::make_unique<context>();
 	ibv_context &v = c->verbs.context;
 
-	c->verbs.sz = sizeof(c->verbs);
-	c->verbs.create_qp_ex = create_qp_ex;
-	c->verbs.create_cq_ex = create_cq_ex;
-	c->verbs.create_srq_ex = create_srq_ex;
-	c->verbs.create_wq = create_wq;
-	c->verbs.open_xrcd = [](ibv_context *v, ibv_xrcd_init_attr *) {
-		auto x = std::make_unique<ibv_xrcd>();
-		x->context = v;
-		return x.release();
-	};
-	c->verbs.open_qp = [](ibv_context *v, ibv_qp_open_attr *) {
-		return create(v, nullptr, nullptr, nullptr, nullptr, IBV_QPT_XRC_RECV);
-	};
-	c->verbs.close_xrcd = [](ibv_xrcd *x) {
-		const std::unique_ptr<ibv_xrcd> owned(x);
-		return 0;
-	};
-	c->verbs.destroy_wq = destroy_wq;
-	c->verbs.reg_dm_mr = [](ibv_pd *pd, ibv_dm *, std::uint64_t, std::size_t length, unsigned access) {
-		return new_mr(pd, nullptr, length, 0, access);
-	};
-	c->verbs.alloc_null_mr = [](ibv_pd *pd) { return new_mr(pd, nullptr, 0, 0, 0); };
-	c->verbs.query_device_ex = query_device_ex;
-	c->verbs.alloc_parent_domain = [](ibv_context *v, ibv_parent_domain_init_attr *attr) -> ibv_pd * {
-		if (attr->td || attr->comp_mask != IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT || attr->alloc) {
-			errno = EINVAL;
-			return nullptr;
-		}
-		attr->pd->context = v;
-		return attr->pd;
-	};
-	v.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v.device = device;
 	v.cmd_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	v.ops.post_send = post_send;
-	v.ops.post_recv = post_recv;
-	v.ops.post_srq_recv = post_srq_recv;
-	v.ops.poll_cq = poll_cq;
-	v.ops.req_notify_cq = req_notify_cq;
-	v.ops.bind_mw = bind_mw;
 	const std::lock_guard lock(contexts_mutex);
 	contexts.insert(c.get());
 	return &c.release()->verbs.context;
@@ -480,7 +381,7 @@ EXPORT ibv_context *ibv_open_device(ibv_device *device)
 
 EXPORT int ibv_close_device(ibv_context *v)
 {
-	const std::unique_ptr<context> c(&of(v));
+	const std::unique_ptr<context> c(&opened(v));
 	const std::lock_guard lock(contexts_mutex);
 
 	contexts.erase(c.get());
@@ -513,9 +414,10 @@ EXPORT ibv_mr *ibv_reg_mr_iova(ibv_pd *pd, void *addr, size_t length, uint64_t i
 EXPORT int ibv_rereg_mr(ibv_mr *v, int flags, ibv_pd *, void *addr, size_t length, int access)
 {
 	mr &m = of(v);
-	context &c = of(v->context);
+	hca &h = of(v->context);
+	const std::lock_guard lock(h.mutex);
 
-	if (const std::lock_guard lock(c.mutex); c.unpinned.contains(v->handle)) {
+	if (h.regions.contains(v->handle)) {
 		errno = EOPNOTSUPP;
 		return IBV_REREG_MR_ERR_CMD;
 	}
@@ -526,22 +428,15 @@ EXPORT int ibv_rereg_mr(ibv_mr *v, int flags, ibv_pd *, void *addr, size_t lengt
 		v->length = length;
 		m.iova = reinterpret_cast<std::uintptr_t>(addr);
 	}
+	h.name_memory(m);
 	return 0;
 }
 
 EXPORT int ibv_dereg_mr(ibv_mr *v)
 {
-	context &c = of(v->context);
-
 	if (v->handle == fake_stays)
 		return errno = EBUSY;
-	{
-		const std::lock_guard lock(c.mutex);
-		c.unpinned.erase(v->handle);
-	}
-	const std::unique_ptr<mr> m(&of(v));
-
-	free_handle(of(v->context), v->handle);
+	of(v->context).deregister(&of(v));
 	return 0;
 }
 
@@ -552,18 +447,26 @@ EXPORT ibv_mr *ibv_reg_dmabuf_mr(ibv_pd *pd, uint64_t, size_t length, uint64_t i
 
 EXPORT ibv_mr *ibv_import_mr(ibv_pd *pd, uint32_t handle)
 {
+	hca &h = of(pd->context);
 	auto m = std::make_unique<mr>();
 
 	m->verbs.context = pd->context;
 	m->verbs.pd = pd;
 	m->verbs.handle = handle;
 	m->verbs.lkey = m->verbs.rkey = (handle + 1) << 8;
+	const std::lock_guard lock(h.mutex);
+	if (handle < foreign_pinned)
+		h.regions[handle] = {0, 4096, 0, true};
 	return &m.release()->verbs;
 }
 
 EXPORT void ibv_unimport_mr(ibv_mr *v)
 {
 	const std::unique_ptr<mr> m(&of(v));
+	hca &h = of(v->context);
+	const std::lock_guard lock(h.mutex);
+
+	h.regions.erase(v->handle);
 }
 
 EXPORT ibv_comp_channel *ibv_create_comp_channel(ibv_context *c)
@@ -601,7 +504,11 @@ EXPORT ibv_cq *ibv_create_cq(ibv_context *c, int cqe, void *cq_context, ibv_comp
 
 EXPORT int ibv_resize_cq(ibv_cq *v, int cqe)
 {
+	hca &h = of(v->context);
+	const std::lock_guard lock(h.mutex);
+
 	v->cqe = cqe;
+	of(v).capacity = static_cast<std::size_t>(cqe);
 	return 0;
 }
 
@@ -612,7 +519,7 @@ EXPORT int ibv_destroy_cq(ibv_cq *v)
 	const std::unique_ptr<cq> q(&of(v));
 	if (v->channel)
 		--v->channel->refcnt;
-	free_handle(of(v->context), v->handle);
+	of(v->context).free_handle(v->handle);
 	return 0;
 }
 
@@ -633,7 +540,7 @@ EXPORT void ibv_ack_cq_events(ibv_cq *, unsigned int) {}
 
 EXPORT ibv_srq *ibv_create_srq(ibv_pd *pd, ibv_srq_init_attr *)
 {
-	return new_srq(pd->context, pd);
+	return &std::make_unique<srq>(of(pd->context), pd).release()->verbs;
 }
 
 EXPORT int ibv_query_srq(ibv_srq *, ibv_srq_attr *attr)
@@ -647,7 +554,7 @@ EXPORT int ibv_destroy_srq(ibv_srq *v)
 	if (of(v).busy)
 		return EBUSY;
 	const std::unique_ptr<srq> s(&of(v));
-	free_handle(of(v->context), v->handle);
+	of(v->context).free_handle(v->handle);
 	return 0;
 }
 
@@ -685,8 +592,16 @@ EXPORT int ibv_query_qp(ibv_qp *q, ibv_qp_attr *attr, int, ibv_qp_init_attr *ini
 
 EXPORT int ibv_modify_qp(ibv_qp *q, ibv_qp_attr *attr, int mask)
 {
-	if (mask & IBV_QP_STATE)
+	if (mask & IBV_QP_STATE) {
+		hca &h = of(q->context);
+		const std::lock_guard lock(h.mutex);
+
 		q->state = attr->qp_state;
+		if (q->state == IBV_QPS_ERR)
+			h.fail(*q);
+		if (q->state == IBV_QPS_RESET)
+			h.dead.erase(q->qp_num);
+	}
 	if (mask & IBV_QP_ACCESS_FLAGS)
 		of(q).attr.qp_access_flags = attr->qp_access_flags;
 	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
@@ -738,7 +653,14 @@ EXPORT int ibv_destroy_qp(ibv_qp *v)
 		groups.erase(v);
 	}
 	const std::unique_ptr<qp> q(&of(v));
-	free_handle(of(v->context), v->handle);
+	hca &h = of(v->context);
+	{
+		const std::lock_guard lock(h.mutex);
+
+		h.qps.erase(v->handle);
+		h.dead.erase(v->qp_num);
+	}
+	h.free_handle(v->handle);
 	return 0;
 }
 

@@ -1,112 +1,49 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A libibverbs with one provider and a kernel, without a device: what is posted is done at once. It
- * is what the preload library finds behind itself.
+ * A libibverbs with one provider and a kernel, without a device: what the preload library finds behind itself. The HCA
+ * and the kernel are those of the other unit tests, one of each for a context.
  */
 #ifndef FAKE_VERBS_HPP
 #define FAKE_VERBS_HPP
 
+#include "fake_kernel.hpp"
+
 #include <atomic>
 #include <cstdint>
 #include <infiniband/verbs.h>
-#include <mutex>
-#include <set>
 #include <vector>
 
-namespace fake {
+namespace npr::fake {
 
-/* Objects of verbs come first in those of the provider. */
-struct context {
-	verbs_context verbs;
-	std::mutex mutex;
-	std::set<std::uint32_t> handles; /* in use, of all objects */
-	std::uint32_t first_handle;      /* that the next object may get */
-	std::atomic<unsigned> holds;     /* of local memory, now */
-	std::atomic<unsigned> pinned;    /* regions that were registered so */
-	int refuses_unpinned, refuses_pinned; /* regions, with this errno */
-	std::set<std::uint32_t> unpinned; /* regions, by handle, which the kernel knows them by */
-};
-
-struct cq {
-	ibv_cq_ex verbs;
-	std::uint64_t wc_flags; /* those of ibv_create_cq_ex() */
-	std::mutex mutex;
-	std::vector<ibv_wc> completions;
-	std::size_t polled;
-	std::atomic<unsigned> polls, arms;
-	bool busy; /* the kernel refuses to destroy it */
-};
-
-struct srq {
-	ibv_srq verbs;
-	std::atomic<unsigned> receives;
-	std::atomic<std::uint32_t> lkey; /* of the last one */
-	bool busy;
-};
-
-struct channel {
-	ibv_comp_channel verbs;
-	std::vector<ibv_cq *> events;
-};
-
-struct qp {
-	ibv_qp_ex verbs;
-	bool extended; /* made for ibv_wr_*() */
-	bool begun;    /* ibv_wr_start() has the lock */
-	std::vector<ibv_sge> built; /* of the requests that were completed last, or are being built */
-	unsigned aborts;
-	std::atomic<unsigned> sends, receives;
-	std::atomic<std::uint64_t> wr_id; /* of the last one sent */
-	std::atomic<std::uint32_t> lkey;
-	std::atomic<std::uint32_t> window; /* the key that was bound last */
-	ibv_qp_attr attr;
-	bool busy;
-};
-
-struct mr {
-	ibv_mr verbs;
-	unsigned access;
-	std::uint64_t iova;
-};
-
-/* What the kernel gives instead of the key of an unpinned region. */
-inline constexpr std::uint32_t held_lkey = 0xbeef00;
-/* The handle of a pinned region of another process; lower ones are of unpinned regions. */
+/* The handle of a pinned region of another process; lower ones are of unpinned regions, of a page. */
 inline constexpr std::uint32_t foreign_pinned = 1000;
-/* That of a peer's unpinned region; all others are of pinned memory. */
+/* That of the peer's unpinned region; all others are of pinned memory. */
 inline constexpr std::uint32_t unpinned_rkey = 0xfeed00;
+inline constexpr std::uint64_t unpinned_base = 1 << 20, unpinned_length = 1 << 20;
 
-inline context &of(ibv_context *c)
+/* What libibverbs has opened. */
+struct context final : hca {
+	context();
+	~context();
+
+	fake_kernel kernel{*this};
+	peer::region &region = far.add_region(unpinned_base, unpinned_length, unpinned_rkey);
+};
+
+inline context &opened(ibv_context *c)
 {
-	return *reinterpret_cast<context *>(verbs_get_ctx(c));
+	return static_cast<context &>(of(c));
 }
 
-inline channel &of(ibv_comp_channel *c)
+/* Holds of local memory, now. */
+inline std::size_t holds(ibv_context *c)
 {
-	return *reinterpret_cast<channel *>(c);
+	return opened(c).kernel.live_local();
 }
 
-inline cq &of(ibv_cq *c)
-{
-	return *reinterpret_cast<cq *>(c);
-}
+} // namespace npr::fake
 
-inline srq &of(ibv_srq *s)
-{
-	return *reinterpret_cast<srq *>(s);
-}
-
-inline qp &of(ibv_qp *q)
-{
-	return *reinterpret_cast<qp *>(q);
-}
-
-inline mr &of(ibv_mr *m)
-{
-	return *reinterpret_cast<mr *>(m);
-}
-
-} // namespace fake
+namespace fake = npr::fake;
 
 extern "C" {
 
@@ -114,7 +51,7 @@ extern ibv_device fake_device;
 extern std::atomic<ibv_fork_status> fake_fork_status;
 /* Past ibv_open_device(). */
 ibv_context *fake_open(ibv_device *device);
-extern std::atomic<unsigned> fake_holds_freed; /* of all devices; for who looks when they are closed */
+extern std::atomic<unsigned> fake_holds_freed; /* of devices that were closed */
 /* Somebody asked for an event of @cq, which the provider's channel tells now. */
 void fake_event(ibv_comp_channel *real, ibv_cq *cq);
 /* The region that was registered last. */

@@ -104,10 +104,10 @@ struct connection {
 		ASSERT_EQ(send(id), 0);
 		EXPECT_EQ(fake::of(qp).sends, before + 1);
 		EXPECT_NE(fake::of(qp).wr_id, id);
-		EXPECT_EQ(fake::of(qp).lkey, fake::held_lkey);
-		EXPECT_EQ(fake::of(dev.context).holds, 1U);
+		EXPECT_TRUE(fake::is_held(fake::of(qp).lkey));
+		EXPECT_EQ(fake::holds(dev.context), 1U);
 		EXPECT_EQ(next(), id);
-		EXPECT_EQ(fake::of(dev.context).holds, 0U);
+		EXPECT_EQ(fake::holds(dev.context), 0U);
 	}
 
 	device &dev;

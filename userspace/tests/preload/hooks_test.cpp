@@ -469,7 +469,7 @@ const hook hooks[] = {
 		ibv_srq *const srq = ibv_create_srq(&c.dev.pd, &attr);
 		request r(c.sge());
 
-		return !f(srq, &r.receive, &r.bad_receive) && fake::of(srq).lkey == fake::held_lkey;
+		return !f(srq, &r.receive, &r.bad_receive) && fake::is_held(fake::of(srq).lkey);
 	}),
 	VERBS(ibv_create_qp, [](auto *f) {
 		device &d = new_device();
@@ -492,9 +492,9 @@ const hook hooks[] = {
 	VERBS(ibv_destroy_qp, [](auto *f) {
 		connection &c = new_connection();
 
-		require(!c.send(1) && fake::of(c.dev.context).holds == 1);
+		require(!c.send(1) && fake::holds(c.dev.context) == 1);
 		fake::of(c.qp).busy = true;
-		return f(c.qp) == EBUSY && fake::of(c.dev.context).holds == 0;
+		return f(c.qp) == EBUSY && fake::holds(c.dev.context) == 0;
 	}),
 	VERBS(ibv_modify_qp, [](auto *f) {
 		connection &c = new_connection();
@@ -551,13 +551,13 @@ const hook hooks[] = {
 		connection &c = new_connection();
 		request r(c.sge());
 
-		return !f(c.qp, &r.send, &r.bad_send) && fake::of(c.qp).lkey == fake::held_lkey;
+		return !f(c.qp, &r.send, &r.bad_send) && fake::is_held(fake::of(c.qp).lkey);
 	}),
 	OP(post_recv, [](auto *f) {
 		connection &c = new_connection();
 		request r(c.sge());
 
-		return !f(c.qp, &r.receive, &r.bad_receive) && fake::of(c.qp).lkey == fake::held_lkey;
+		return !f(c.qp, &r.receive, &r.bad_receive) && fake::is_held(fake::of(c.qp).lkey);
 	}),
 	/* The provider's posts where the library does not see it, and sets no key here. */
 	OP(bind_mw, [](auto *f) {

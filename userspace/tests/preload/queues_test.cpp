@@ -42,12 +42,12 @@ TEST(QueuePair, IsItselfByItsExtendedObject)
 	c.qp = base;
 	EXPECT_EQ(c.send(5), 0);
 	EXPECT_EQ(fake::of(qp).sends, 1U);
-	EXPECT_EQ(fake::of(qp).lkey, fake::held_lkey);
+	EXPECT_TRUE(fake::is_held(fake::of(qp).lkey));
 	EXPECT_EQ(c.next(), 5U);
 	fake::of(qp).lkey = 0;
 	EXPECT_EQ(c.receive(6), 0);
 	EXPECT_EQ(fake::of(qp).receives, 1U);
-	EXPECT_EQ(fake::of(qp).lkey, fake::held_lkey);
+	EXPECT_TRUE(fake::is_held(fake::of(qp).lkey));
 	EXPECT_EQ(c.next(), 6U);
 	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
 	EXPECT_EQ(ibv_modify_qp(base, &attr, IBV_QP_ACCESS_FLAGS), 0);
@@ -76,7 +76,7 @@ TEST(QueuePair, IsItselfByItsExtendedObject)
 	EXPECT_EQ(ibv_qp_to_qp_ex(qp), ex);
 	fake::of(qp).lkey = 0;
 	EXPECT_EQ(c.send(7), 0);
-	EXPECT_EQ(fake::of(qp).lkey, fake::held_lkey);
+	EXPECT_TRUE(fake::is_held(fake::of(qp).lkey));
 	EXPECT_EQ(c.next(), 7U);
 	fake::of(qp).busy = true;
 	EXPECT_EQ(ibv_destroy_qp(base), EBUSY);
@@ -110,14 +110,14 @@ TEST(QueuePair, InAMulticastGroupIsBusyAndGoesOn)
 	for (unsigned left = 2; left; --left) {
 		EXPECT_EQ(ibv_destroy_qp(ud), EBUSY);
 		EXPECT_EQ(ud->state, IBV_QPS_RTS);
-		EXPECT_EQ(fake::of(d.context).holds, 1U) << "of the receive, which is still to come";
+		EXPECT_EQ(fake::holds(d.context), 1U) << "of the receive, which is still to come";
 		EXPECT_EQ(ibv_detach_mcast(ud, left == 2 ? &group : &another, 1), 0);
 	}
 	EXPECT_EQ(ibv_detach_mcast(ud, &group, 1), EINVAL) << "the provider's answer";
 	EXPECT_EQ(c.next(), 9U);
 	ASSERT_EQ(ibv_post_recv(ud, &wr, &bad), 0);
 	EXPECT_EQ(ibv_destroy_qp(ud), 0);
-	EXPECT_EQ(fake::of(d.context).holds, 0U);
+	EXPECT_EQ(fake::holds(d.context), 0U);
 }
 
 /* --- what is posted ----------------------------------------------------- */
@@ -210,7 +210,7 @@ TEST(ReceiveWorkQueue, HasPinnedMemory)
 	ASSERT_EQ(ibv_post_wq_recv(wq, &wr, &bad), 0);
 	ASSERT_EQ(fake_wq_keys.size(), 2U);
 	EXPECT_NE(fake_wq_keys[0], c.mr->lkey);
-	EXPECT_NE(fake_wq_keys[0], fake::held_lkey);
+	EXPECT_FALSE(fake::is_held(fake_wq_keys[0]));
 	EXPECT_EQ(fake_wq_keys[1], 7U);
 	EXPECT_EQ(s[0].lkey, c.mr->lkey) << "the program's list is the program's";
 	EXPECT_EQ(fake::of(d.context).pinned, 1U);
