@@ -219,6 +219,7 @@ def rdma_cm_programs():
         name = f"fi_pingpong -p verbs{extra} -e {end}"
         command = f"fi_pingpong -p 'verbs{extra}' -e {end} -I 50 -c"
         yield {"name": name, "server": f"{command} -d mlx5_0", "client": f"{command} -d mlx5_1 {ADDRESSES[0]}", "port": 47592}
+    yield cm("libfabric, asleep on descriptors", f"{OURS}/fi_sleep {{a}} 7480", f"{OURS}/fi_sleep {{b}} 7480 {{a}}")
     yield cm("io_demo of UCX, rdmacm", "io_demo -q -d 4096:65536 -p 1340", "io_demo -q -i 200 -d 4096:65536 -o read,write -I {b} -p 1340 {a}",
              serves=True, env={"UCX_TLS": "rc_v", "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm", "UCX_WARN_UNUSED_ENV_VARS": "n"})
 
@@ -239,6 +240,14 @@ def perftest(link):
     for atomic in ("FETCH_AND_ADD", "CMP_AND_SWAP"):
         yield link.pair(f"ib_atomic_bw -n 100 -A {atomic}", short=atomic[0] == "F")
     yield link.pair("ib_atomic_lat -n 100")
+    for verb in ("write", "read", "send"):
+        yield link.pair(f"ib_{verb}_bw -n 100 -b")
+    for more in ("-l 10 -q 2", "-I 64 -s 64", "--mr_per_qp -q 2", "--use_hugepages"):
+        yield link.pair(f"ib_write_bw -n 100 {more}")
+    yield link.pair("ib_write_lat -n 100 -c UC")
+    yield link.pair("ib_send_bw -n 100 -c UC")
+    yield link.pair("ib_send_lat -n 100 -e")
+    yield link.pair("ib_send_bw -n 100 -Q 10 -t 64")
 
 
 def pingpongs(link):
@@ -263,6 +272,9 @@ def programs(link):
             yield ucx(tls, f"{test} -n 300 -w 10", short=test == "tag_bw")
         yield ucx(tls, "tag_bw -n 50 -w 5 -s 262144")
         yield ucx(tls, "ucp_put_bw -n 100 -w 5 -s 8192")
+    # It sleeps on the descriptor of the completion channel.
+    for tls in ("rc_v", "ud_v"):
+        yield ucx(tls, "tag_lat -n 100 -w 5 -E sleep", short=tls == "rc_v")
     yield dict(ucx("rc_v", "ucp_get -n 100 -w 5 -s 65536"), name="ucx_perftest rc_v ucp_get, ODP", odp=True,
                env={"UCX_TLS": "rc_v", "UCX_REG_NONBLOCK_MEM_TYPES": "host", "UCX_WARN_UNUSED_ENV_VARS": "n"})
     yield dict(mpi(f"{OURS}/exchange", name="Open MPI, pml ucx: exchange"), short=True)
