@@ -197,7 +197,22 @@ public:
 	std::atomic<std::int64_t> write_failed_ns = 0; /* CLOCK_MONOTONIC; 0: the last write-back went well */
 	std::atomic<std::uint8_t> access = static_cast<std::uint8_t>(hint::normal);
 	std::atomic<std::uint64_t> evictions = 0; /* of all, that have begun: see pager_state::evict() */
-	std::atomic<int> users = 0;               /* pager threads inside; see pager_state */
+	/*
+	 * What the store is being asked to discard: nothing of it is brought meanwhile, because what is
+	 * written to a page and goes back would be discarded with the rest. The number is odd while there is
+	 * such a range.
+	 */
+	std::atomic<std::uint64_t> discards = 0;
+	std::atomic<std::size_t> discard_first = 0, discard_end = 0;
+	/* The caller owns the page and moved it from absent. acq_rel: discard() sees that, or we see the
+	 * range. */
+	[[nodiscard]] bool being_discarded(std::size_t page) noexcept
+	{
+		return discards.fetch_add(0, std::memory_order_acq_rel) % 2 &&
+		       page >= discard_first.load(std::memory_order_relaxed) &&
+		       page < discard_end.load(std::memory_order_relaxed);
+	}
+	std::atomic<int> users = 0; /* pager threads inside; see pager_state */
 	std::atomic<bool> closing = false, draining = false;
 	std::mutex exclusive; /* one flush, eviction of all, discard or unmap at a time */
 	history pattern;

@@ -208,6 +208,11 @@ void pager_state::fault(const uffd_msg &m, std::uint64_t evictions) noexcept
 				uffd_.wake(a.page_address(page), a.page_bytes);
 				return;
 			}
+			/* Who faulted waits until it is done: discard() wakes. */
+			if (a.being_discarded(page)) {
+				a.leave(uffd_, page, absent);
+				return;
+			}
 			bring(v.shared(), page, write, evictions);
 			return;
 		case busy:
@@ -480,6 +485,10 @@ status pager_state::bring_ahead(area &a, std::span<const std::size_t> pages, std
 		if (a.evictions.fetch_add(0, std::memory_order_acq_rel) != evictions) {
 			a.leave(uffd_, page, absent);
 			break;
+		}
+		if (a.being_discarded(page)) {
+			a.leave(uffd_, page, absent);
+			continue;
 		}
 		if (!reserve(a, patient)) {
 			a.leave(uffd_, page, absent);

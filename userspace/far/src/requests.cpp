@@ -125,6 +125,10 @@ status pager_state::discard(area &a, std::uint64_t offset, std::uint64_t bytes)
 
 	if (first >= end)
 		return {};
+	a.discard_first.store(first, std::memory_order_relaxed);
+	a.discard_end.store(end, std::memory_order_relaxed);
+	/* acq_rel: before the look at the pages; pairs with being_discarded() */
+	a.discards.fetch_add(1, std::memory_order_acq_rel);
 	for_present(a, first, end, [&](std::size_t page) {
 		const kind k = take(a, page, busy);
 
@@ -137,8 +141,12 @@ status pager_state::discard(area &a, std::uint64_t offset, std::uint64_t bytes)
 		a.leave(uffd_, page, absent);
 	});
 	const std::uint64_t from = first * a.page_bytes;
-	return a.source->discard(a.store_offset + from,
-				 std::min<std::uint64_t>(end * a.page_bytes, a.bytes) - from);
+	status s = a.source->discard(a.store_offset + from,
+				     std::min<std::uint64_t>(end * a.page_bytes, a.bytes) - from);
+	/* release: who sees it finds the store as it is now */
+	a.discards.fetch_add(1, std::memory_order_release);
+	uffd_.wake(a.page_address(first), (end - first) * a.page_bytes);
+	return s;
 }
 
 /* To the front of those that go next. */

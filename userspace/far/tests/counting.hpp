@@ -51,6 +51,8 @@ public:
 	status write(const piece &p) noexcept override
 	{
 		writes++;
+		if (p.offset == 0)
+			first_writes++;
 		if (fail_writes)
 			return error{EIO, "as asked for"};
 		std::memcpy(memory_.data() + p.offset, p.memory.data(), p.memory.size());
@@ -87,6 +89,7 @@ public:
 
 	std::vector<char> memory_;
 	std::atomic<int> reads = 0, writes = 0, flushes = 0;
+	std::atomic<int> first_writes = 0; /* of what begins at 0 */
 	std::atomic<bool> fail_reads = false, fail_writes = false;
 
 private:

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <future>
 #include <gtest/gtest.h>
 #include <random>
 #include <string>
@@ -407,6 +408,71 @@ TEST(Discard, ForgetsWithoutAWriteBack)
 	EXPECT_EQ(back->writes, 0);
 	for (std::size_t i = 0; i < 64; i++)
 		ASSERT_EQ(w[i * 512], 0u);
+}
+
+/* A store that takes its time to discard, as a server does that is far away. */
+class slow_to_discard final : public counting
+{
+public:
+	using counting::counting;
+
+	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
+	{
+		began.set_value();
+		go.get_future().wait();
+		std::memset(memory_.data() + offset, 0, size);
+		return {};
+	}
+
+	std::promise<void> began, go;
+};
+
+/* With pages that are brought by a fault, and ahead of one. */
+class SlowDiscard : public testing::TestWithParam<bool>
+{
+};
+INSTANTIATE_TEST_SUITE_P(Far, SlowDiscard, testing::Bool(),
+			 [](const auto &p) { return p.param ? "ahead" : "demand"; });
+
+TEST_P(SlowDiscard, TakesNothingThatIsWrittenAfterIt)
+{
+	const auto back = std::make_shared<slow_to_discard>(256 * 4096);
+	pager_options o = small_buffer(16 * 4096);
+	const auto p = must(pager::make(o));
+	const auto m = must(p->map(back)), other = must(p->map(std::make_shared<counting>(64 * 4096)));
+	std::atomic<bool> stop = false;
+	std::atomic<std::uint64_t> seen = 1;
+
+	words(*m)[0] = 1;
+	must(m->evict());
+	ASSERT_EQ(back->first_writes, 1);
+	std::thread discards([&] { EXPECT_EQ(m->discard(0, 4096).code(), 0); });
+	back->began.get_future().wait();
+	if (GetParam())
+		must(m->advise(0, 4096, hint::will_need));
+	/* Another thread finds the page empty, writes to it, and has it pushed out. */
+	std::thread writes([&] {
+		volatile std::uint64_t *const w = words(*m);
+
+		seen = w[0];
+		w[0] = 5;
+		while (!stop)
+			for (std::size_t i = 0; i < 64; i++)
+				words(*other)[i * 512] = i;
+	});
+	/* Who has to wait for the discard does not get there, however long we wait. */
+	for (int i = 0; i < 300 && back->first_writes < 2; i++)
+		std::this_thread::sleep_for(1ms);
+	EXPECT_EQ(back->first_writes, 1);
+	back->go.set_value();
+	discards.join();
+	while (back->first_writes < 2)
+		std::this_thread::yield();
+	stop = true;
+	writes.join();
+	must(m->evict());
+	EXPECT_EQ(seen, 0u);
+	EXPECT_EQ(words(*m)[0], 5u);
 }
 
 TEST(Hints, PinnedPagesStayAndTooManyAreRefused)

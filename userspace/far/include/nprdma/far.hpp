@@ -150,8 +150,10 @@ public:
 	status flush();
 	/* Write back, and give the memory back, but for what is pinned. */
 	status evict();
-	/* Whole pages inside of the range, without writing them back: they read as zeros, or as the store has
-	 * them. */
+	/*
+	 * Whole pages inside of the range, without writing them back: they read as zeros, or as the store has
+	 * them. Who touches one that is not in memory waits until the store is done.
+	 */
 	status discard(std::uint64_t offset, std::uint64_t bytes);
 	status advise(std::uint64_t offset, std::uint64_t bytes, hint what);
 	/*
