@@ -28,7 +28,6 @@ using std::chrono::milliseconds;
 using transport::segment;
 
 constexpr std::size_t group = 64;           /* pages of one pass */
-constexpr std::size_t read_part = 1 << 20;  /* of the entries */
 constexpr std::size_t write_part = 1 << 16; /* of what is coded: it is sent while the next is coded */
 constexpr auto pause = milliseconds(5);     /* between two attempts to connect */
 
@@ -44,6 +43,16 @@ struct lane {
 	std::unique_ptr<transport::region> region;
 	transport::token data{}, entries{};
 	std::uint64_t operation = 0;
+	std::uint64_t verifier = 0; /* of the server that it is connected to */
+	bool sent = false;          /* a page, and not only zeros where there are zeros */
+};
+
+/* See answer::verifier. */
+struct stamp {
+	std::uint64_t verifier = 0;
+	std::uint32_t failures = 0;
+
+	friend bool operator==(const stamp &, const stamp &) = default;
 };
 
 class remote final : public network_store
@@ -81,19 +90,7 @@ public:
 		table_memory_ = transport::mapping(fd.get(), bytes);
 		if (!table_memory_)
 			return transport::failure(errno, "entries of a far region");
-		result<std::unique_ptr<transport::region>> r =
-		    context_.register_memory({table_memory_.get(), bytes});
-		if (!r)
-			return r.why();
-		table_ = std::move(*r);
-		for (std::size_t at = 0; at < bytes; at += read_part) {
-			const segment s = {table_.get(), table_memory_.get() + at, l.entries.addr + at,
-					   l.entries.key,
-					   static_cast<std::uint32_t>(std::min(read_part, bytes - at))};
-			if (status done = run(l, {&s, 1}, false, deadline); !done)
-				return done;
-		}
-		return {};
+		return read_table(l, deadline);
 	}
 
 	[[nodiscard]] std::uint64_t bytes() const noexcept override { return bytes_; }
@@ -119,11 +116,51 @@ public:
 		return false;
 	}
 
+	/*
+	 * A server that was started anew may have lost what was in its host's page cache, and so has one
+	 * whose disk reported an error, which its kernel does once. What was written since the last flush()
+	 * is not made durable then by one that goes well, so the error stays.
+	 */
 	status flush() noexcept override
 	{
+		std::uint64_t before;
+
+		{
+			const std::lock_guard guard(stamps_mutex_);
+			before = writes_;
+		}
 		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
 			result<answer> a = ask(l, op::flush, deadline);
-			return a ? status{} : status(a.why());
+			const std::lock_guard guard(stamps_mutex_);
+			if (lost_.code)
+				return lost_;
+			if (!a)
+				return a.why();
+			flushed_ = std::max(flushed_, before);
+			return {};
+		});
+	}
+
+	[[nodiscard]] bool intact() noexcept override
+	{
+		const std::lock_guard guard(stamps_mutex_);
+
+		return !lost_.code;
+	}
+
+	/* Pages are what the server has of them from here on: their entries are not what we wrote. */
+	status accept_loss() noexcept override
+	{
+		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
+			if (!plain_ && !how_.shared) {
+				const std::unique_lock nobody_writes(table_mutex_);
+				if (status s = read_table(l, deadline); !s)
+					return s;
+			}
+			const std::lock_guard guard(stamps_mutex_);
+			lost_ = {};
+			unflushed_ = heard_;
+			return {};
 		});
 	}
 
@@ -135,16 +172,25 @@ public:
 		if (how_.read_only || plain_ || first >= end)
 			return {};
 		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
-			for (std::uint64_t page = first; page < end; page += read_part / sizeof(entry)) {
-				const std::uint64_t n = std::min(end - page, read_part / sizeof(entry));
-				for (std::uint64_t i = 0; i < n; i++)
-					set(page + i, {0});
-				const segment s = {table_.get(), table_memory_.get() + page * sizeof(entry),
+			const stamp now = begin_write(l);
+			const std::uint64_t most = lane_bytes() / sizeof(entry);
+
+			std::memset(slot(l, 0), 0, std::min(most, end - first) * sizeof(entry));
+			for (std::uint64_t page = first; page < end; page += most) {
+				const std::uint64_t n = std::min(end - page, most);
+				const std::shared_lock no_other_table(table_mutex_);
+				const segment s = {l.region.get(), slot(l, 0),
 						   l.entries.addr + page * sizeof(entry), l.entries.key,
 						   static_cast<std::uint32_t>(n * sizeof(entry))};
 				if (status done = run(l, {&s, 1}, true, deadline); !done)
 					return done;
+				/* Not before: a page of zeros that is written to what the server has not
+				 * discarded is not what is there already. */
+				for (std::uint64_t i = 0; i < n; i++)
+					set(page + i, {0});
 			}
+			/* It is lost as other writes are, and zeros were not written because of it. */
+			end_write(now);
 			return {};
 		});
 	}
@@ -201,6 +247,69 @@ private:
 	void set(std::uint64_t page, entry e) const noexcept
 	{
 		word(page).store(e.word, std::memory_order_relaxed);
+	}
+
+	/* The entries of the server. Nobody writes meanwhile. */
+	status read_table(lane &l, transport::clock::time_point deadline)
+	{
+		const std::uint64_t most = lane_bytes() / sizeof(entry);
+
+		for (std::uint64_t page = 0; page < pages(); page += most) {
+			const std::uint64_t n = std::min(pages() - page, most);
+			const segment s = {l.region.get(), slot(l, 0), l.entries.addr + page * sizeof(entry),
+					   l.entries.key, static_cast<std::uint32_t>(n * sizeof(entry))};
+
+			if (status done = run(l, {&s, 1}, false, deadline); !done)
+				return done;
+			for (std::uint64_t i = 0; i < n; i++)
+				set(page + i, reinterpret_cast<const entry *>(slot(l, 0))[i]);
+		}
+		return {};
+	}
+
+	/* Before something is written: how durable it may be at best. */
+	[[nodiscard]] stamp begin_write(const lane &l)
+	{
+		const std::lock_guard guard(stamps_mutex_);
+
+		return {l.verifier, l.verifier == heard_.verifier ? heard_.failures : 0};
+	}
+	/* It is written, and not flushed. */
+	void end_write(const stamp &of)
+	{
+		const std::lock_guard guard(stamps_mutex_);
+
+		if (writes_ == flushed_)
+			unflushed_ = of;
+		else if (unflushed_ != of)
+			lose(of);
+		writes_++;
+		if (unflushed_ != heard_)
+			lose(heard_);
+	}
+	/* Of an answer about the region. */
+	void hear(const answer &a)
+	{
+		const std::lock_guard guard(stamps_mutex_);
+
+		/* Answers of two lanes may come in another order than they were given in. */
+		if (a.verifier == heard_.verifier)
+			heard_.failures = std::max(heard_.failures, a.failures);
+		else
+			heard_ = {a.verifier, a.failures};
+		if (writes_ != flushed_ && unflushed_ != heard_)
+			lose(heard_);
+	}
+	/* @to: under what the server is now, or was last. The caller has stamps_mutex_. */
+	void lose(const stamp &to)
+	{
+		lost_ = {ENOTRECOVERABLE,
+			 "far region \"" + name_ + "\": " +
+			     (unflushed_.verifier != to.verifier
+				  ? "the server was started anew"
+				  : "the server could not make the region's file durable") +
+			     ", and what was written since the last flush() that succeeded may be lost: "
+			     "accept_loss(), and write it again"};
 	}
 
 	/* The link's errors are tried again until the deadline, on a new connection. */
@@ -267,6 +376,8 @@ private:
 		if (m->size() != sizeof(a) || a.magic != protocol_magic)
 			return error{EBADMSG, address_ + " is no far server, or of another version"};
 		a.text[sizeof(a.text) - 1] = 0;
+		if (a.verifier && what != op::open)
+			hear(a);
 		if (a.code)
 			return error{a.code, a.text};
 		return a;
@@ -313,9 +424,11 @@ private:
 		}
 		l.data = a->data;
 		l.entries = a->entries;
+		l.verifier = a->verifier;
+		hear(*a);
 		if (l.region)
 			return {};
-		const std::size_t size = group * (page_bytes_ + sizeof(entry));
+		const std::size_t size = lane_bytes();
 		transport::descriptor fd(::memfd_create("nprdma-far-lane", MFD_CLOEXEC));
 		if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)))
 			return transport::failure(errno, "memory of a lane");
@@ -441,6 +554,9 @@ private:
 			}
 		}
 		return with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
+			const stamp now = begin_write(l);
+
+			l.sent = plain_;
 			for (std::size_t at = 0; at < parts.size(); at += group) {
 				const auto some =
 				    std::span(parts).subspan(at, std::min(group, parts.size() - at));
@@ -450,10 +566,16 @@ private:
 				    !s)
 					return s;
 			}
+			if (write && l.sent)
+				end_write(now);
 			return {};
 		});
 	}
 
+	[[nodiscard]] std::size_t lane_bytes() const noexcept
+	{
+		return group * (page_bytes_ + sizeof(entry));
+	}
 	[[nodiscard]] std::byte *slot(const lane &l, std::size_t i) const noexcept
 	{
 		return l.memory.get() + i * page_bytes_;
@@ -627,10 +749,14 @@ private:
 					return s;
 		}
 		const std::size_t written = segments.size();
+		if (!written)
+			return {};
+		l.sent = true;
 		if (status s = post(); !s)
 			return s;
 		if (status s = data.land(); !s)
 			return s;
+		const std::shared_lock no_other_table(table_mutex_);
 		if (status s = run(l, table, true, deadline); !s)
 			return s;
 		for (std::size_t i = 0; i < parts.size(); i++)
@@ -649,7 +775,12 @@ private:
 	std::size_t page_bytes_ = 0;
 	bool plain_ = false; /* no entries, and so no table */
 	transport::mapping table_memory_;
-	std::unique_ptr<transport::region> table_;
+	std::shared_mutex table_mutex_; /* shared: to change single entries */
+
+	std::mutex stamps_mutex_; /* of what follows */
+	std::uint64_t writes_ = 0, flushed_ = 0;
+	stamp heard_, unflushed_; /* of the server, last; of the writes behind @flushed_ */
+	error lost_{0, {}};
 
 	std::mutex mutex_;
 	std::condition_variable available_;

@@ -48,6 +48,17 @@ status mapping::evict()
 	return area_ ? pager_->evict(*area_) : unmapped();
 }
 
+status mapping::accept_loss()
+{
+	if (!area_)
+		return unmapped();
+	if (area_->source->intact())
+		return {};
+	if (status s = pager_->evict(*area_); !s)
+		return s;
+	return area_->source->accept_loss();
+}
+
 status mapping::discard(std::uint64_t offset, std::uint64_t bytes)
 {
 	return area_ ? pager_->discard(*area_, offset, bytes) : unmapped();

@@ -8,7 +8,7 @@
 namespace nprdma::far
 {
 
-constexpr std::uint32_t protocol_magic = 0x32726166; /* and version */
+constexpr std::uint32_t protocol_magic = 0x33726166; /* and version */
 
 enum class op : std::uint32_t { open = 1, flush = 2 };
 constexpr std::uint32_t open_read_only = 1, open_shared = 2, open_make = 4;
@@ -37,7 +37,14 @@ struct answer {
 	std::int32_t code; /* 0 or of errno */
 	std::uint64_t id;  /* of this region: another one of the same name has another one */
 	std::uint64_t bytes, page_bytes;
-	std::uint32_t flags, reserved;
+	std::uint32_t flags;
+	/*
+	 * What was written under one verifier, and is to be made durable under another one, may be lost: the
+	 * server was started anew in between, maybe with its host. So may what was written before the last
+	 * one of so many times that the file could not be made durable. 0: the region is not open.
+	 */
+	std::uint32_t failures;
+	std::uint64_t verifier;
 	transport::token data, entries;
 	char text[128]; /* of an error */
 };

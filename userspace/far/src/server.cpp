@@ -14,6 +14,7 @@
 #include "owners.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <condition_variable>
@@ -60,6 +61,18 @@ std::string size_of(std::uint64_t bytes, std::uint64_t page_bytes)
 	return std::to_string(bytes) + " bytes in pages of " + std::to_string(page_bytes);
 }
 
+/* The file of a region, and of those who make it durable. */
+struct lent_file {
+	explicit lent_file(transport::descriptor of) noexcept : fd(std::move(of)) {}
+
+	const transport::descriptor fd;
+	/*
+	 * Times that it could not be made durable: the kernel says so once, and not what was lost. relaxed: a
+	 * mutex hands results on
+	 */
+	std::atomic<std::uint32_t> failures = 0;
+};
+
 struct lent {
 	~lent()
 	{
@@ -69,10 +82,11 @@ struct lent {
 	}
 
 	std::uint64_t id = 0, bytes = 0;
-	std::size_t page_bytes = 0, table_bytes = 0;       /* entries are behind the data */
-	bool plain = false;                                /* the caller's memory, without entries */
-	std::byte *memory = nullptr;                       /* of @bytes */
-	std::shared_ptr<const transport::descriptor> file; /* and of those who make it durable */
+	std::size_t page_bytes = 0, table_bytes = 0; /* entries are behind the data */
+	bool plain = false;                          /* the caller's memory, without entries */
+	std::byte *memory = nullptr;                 /* of @bytes */
+	std::uint64_t verifier = 0;                  /* of this start of the server */
+	std::shared_ptr<lent_file> file;
 	std::unique_ptr<transport::region> data;
 	std::uint64_t size = 0; /* as the client sees it */
 	std::uint64_t made = 0; /* of a client: what counts of it */
@@ -90,10 +104,12 @@ struct client {
 /* Of the client of this number, which may be gone. */
 struct flush_request {
 	std::uint64_t number;
-	std::shared_ptr<const transport::descriptor> file;
+	std::uint64_t verifier;
+	std::shared_ptr<lent_file> file;
 };
 struct flush_result {
-	std::uint64_t number;
+	std::uint64_t number, verifier;
+	std::uint32_t failures;
 	int code; /* 0 or of errno */
 };
 
@@ -244,6 +260,7 @@ private:
 		if (!data)
 			return data.why();
 		r->data = std::move(*data);
+		r->verifier = some_id() | 1;
 		if (r->made) {
 			made_ += r->made;
 			made_regions_++;
@@ -277,7 +294,7 @@ private:
 			r->id = some_id();
 		}
 		void *const p = ::mmap(nullptr, r->bytes, PROT_READ | PROT_WRITE, flags,
-				       r->file ? r->file->get() : -1, 0);
+				       r->file ? r->file->fd.get() : -1, 0);
 		if (p == MAP_FAILED)
 			return transport::failure(errno, "far server: memory for region \"" + name + "\"");
 		r->memory = static_cast<std::byte *>(p);
@@ -346,7 +363,7 @@ private:
 		}
 		/* A client that comes back after this server was started anew finds the same region. */
 		r.id = mark.id;
-		r.file = std::make_shared<const transport::descriptor>(std::move(file));
+		r.file = std::make_shared<lent_file>(std::move(file));
 		return {};
 	}
 
@@ -477,10 +494,14 @@ private:
 			to_flush_.pop_front();
 			lock.unlock();
 			/* A shared mapping's pages are the file's. */
-			const int code = ::fdatasync(r.file->get()) ? errno : 0;
+			const int code = ::fdatasync(r.file->fd.get()) ? errno : 0;
+			/* relaxed: as it is said there */
+			if (code)
+				r.file->failures.fetch_add(1, std::memory_order_relaxed);
+			const std::uint32_t failures = r.file->failures.load(std::memory_order_relaxed);
 			r.file.reset();
 			lock.lock();
-			results_.push_back({r.number, code});
+			results_.push_back({r.number, r.verifier, failures, code});
 			(void)!::write(flushed_.get(), &one, sizeof(one));
 		}
 	}
@@ -503,6 +524,8 @@ private:
 			if (c == clients.end())
 				continue;
 			a.magic = protocol_magic;
+			a.verifier = r.verifier;
+			a.failures = r.failures;
 			if (r.code)
 				refuse(a, transport::failure(r.code, "far server: fdatasync"));
 			c->flushing = false;
@@ -586,11 +609,14 @@ private:
 				refuse(a, {EINVAL, "far server: to flush what is not open"});
 				return a;
 			}
-			if (!i->second->file)
+			const lent &l = *i->second;
+			if (!l.file) {
+				a.verifier = l.verifier;
 				return a;
+			}
 			{
 				const std::lock_guard flush_guard(flush_mutex_);
-				to_flush_.push_back({number, i->second->file});
+				to_flush_.push_back({number, l.verifier, l.file});
 			}
 			more_to_flush_.notify_one();
 			return std::nullopt;
@@ -635,6 +661,8 @@ private:
 		const std::uint64_t data_bytes = l.bytes - l.table_bytes;
 		a.flags = l.plain ? region_plain : 0;
 		a.id = l.id;
+		a.verifier = l.verifier;
+		a.failures = l.file ? l.file->failures.load(std::memory_order_relaxed) : 0;
 		a.bytes = l.size;
 		a.page_bytes = l.page_bytes;
 		a.data = {t.addr, data_bytes, t.key};

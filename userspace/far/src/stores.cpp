@@ -87,6 +87,40 @@ bool has_data(int fd, std::uint64_t offset, std::uint64_t size) noexcept
 	return errno != ENXIO || ::fstat(fd, &st) || static_cast<std::uint64_t>(st.st_size) < offset + size;
 }
 
+/* That a disk reported an error, which the kernel says once, and not what was lost. */
+class disk_error
+{
+public:
+	/* Of fdatasync(2), or what has been said before. */
+	status of(int code, const char *what)
+	{
+		const std::lock_guard guard(mutex_);
+
+		if (code && !error_.code)
+			error_ = {ENOTRECOVERABLE,
+				  transport::failure(code, what).text +
+				      "; what was written since the last flush() that succeeded may be lost: "
+				      "accept_loss(), and write it again"};
+		return error_.code ? status(error_) : status{};
+	}
+	[[nodiscard]] bool none()
+	{
+		const std::lock_guard guard(mutex_);
+
+		return !error_.code;
+	}
+	void clear()
+	{
+		const std::lock_guard guard(mutex_);
+
+		error_ = {0, {}};
+	}
+
+private:
+	std::mutex mutex_;
+	error error_{0, {}};
+};
+
 class in_memory final : public store
 {
 public:
@@ -143,8 +177,12 @@ public:
 	}
 	status flush() noexcept override
 	{
-		if (!read_only_ && ::fdatasync(fd_.get()))
-			return transport::failure(errno, "store: fdatasync");
+		return error_.of(!read_only_ && ::fdatasync(fd_.get()) ? errno : 0, "store: fdatasync");
+	}
+	[[nodiscard]] bool intact() noexcept override { return error_.none(); }
+	status accept_loss() noexcept override
+	{
+		error_.clear();
 		return {};
 	}
 	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
@@ -160,6 +198,7 @@ private:
 	const transport::descriptor fd_;
 	const std::uint64_t bytes_;
 	const bool read_only_, holes_;
+	disk_error error_;
 };
 
 class in_directory final : public store
@@ -224,12 +263,21 @@ public:
 	{
 		const std::lock_guard guard(mutex_);
 
+		int code = 0;
+
+		/* All of them, or one that follows would say later what is said now. */
 		for (const auto &f : files_)
 			if (f && ::fdatasync(f.get()))
-				return transport::failure(errno, "store: fdatasync");
+				code = errno;
 		/* And the names of those that were made. */
 		if (!read_only_ && ::fsync(directory_.get()))
-			return transport::failure(errno, "store: fsync of the directory");
+			code = errno;
+		return error_.of(code, "store: fdatasync");
+	}
+	[[nodiscard]] bool intact() noexcept override { return error_.none(); }
+	status accept_loss() noexcept override
+	{
+		error_.clear();
 		return {};
 	}
 
@@ -285,6 +333,7 @@ private:
 	const bool read_only_;
 	std::mutex mutex_;
 	std::vector<transport::descriptor> files_;
+	disk_error error_;
 };
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "must.hpp"
 #include "no_descriptors.hpp"
 #include "protocol.hpp"
+#include "slow_disk.hpp"
 
 #include <atomic>
 #include <cerrno>
@@ -30,37 +31,9 @@ namespace
 {
 std::function<void()> before_copy;
 std::atomic<int> failing_thread = 0; /* 1: the next one that is to be started; 0: none */
-
-/* What fdatasync() does. */
-struct {
-	std::mutex mutex;
-	std::condition_variable change;
-	bool slow = false; /* it does not end, but for 30 seconds */
-	int error = 0;
-	unsigned inside = 0, calls = 0;
-
-	void be(bool is_slow)
-	{
-		const std::lock_guard guard(mutex);
-
-		slow = is_slow;
-		calls = 0;
-		change.notify_all();
-	}
-	void fail_with(int code)
-	{
-		const std::lock_guard guard(mutex);
-
-		error = code;
-	}
-	[[nodiscard]] bool wait_for_one()
-	{
-		std::unique_lock lock(mutex);
-
-		return change.wait_for(lock, std::chrono::seconds(10), [&] { return inside != 0; });
-	}
-} disk;
 } // namespace
+
+slow_disk disk;
 
 /* The program's own, as that of no_descriptors.hpp. */
 extern "C" __attribute__((visibility("default"))) ssize_t

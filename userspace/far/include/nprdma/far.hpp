@@ -58,8 +58,15 @@ public:
 	virtual status write_many(std::span<const piece> pieces) noexcept;
 	/* False: nothing was ever written there, it reads as zeros, and nobody need ask. */
 	[[nodiscard]] virtual bool written(std::uint64_t, std::uint64_t) noexcept { return true; }
-	/* What was written survives what the store is meant to survive. */
+	/*
+	 * What was written survives what the store is meant to survive. ENOTRECOVERABLE: some of what was
+	 * written since the last flush() that succeeded may be lost. That stays so until accept_loss().
+	 */
 	virtual status flush() noexcept { return {}; }
+	/* False: flush() would fail with ENOTRECOVERABLE. */
+	[[nodiscard]] virtual bool intact() noexcept { return true; }
+	/* Somebody knows that something may be lost: flush() vouches for what is written from here on. */
+	virtual status accept_loss() noexcept { return {}; }
 	/* The content of the range is not needed any more, and may read as zeros from now on, or as it was.
 	 */
 	virtual status discard(std::uint64_t, std::uint64_t) noexcept { return {}; }
@@ -145,9 +152,18 @@ public:
 	[[nodiscard]] std::span<std::byte> memory() const noexcept;
 	[[nodiscard]] std::size_t page_bytes() const noexcept;
 
-	/* Write back what is dirty, then the store's flush(): what was written before the call is durable if
-	 * it succeeds. */
+	/*
+	 * Write back what is dirty, then the store's flush(): what was written before the call is durable if
+	 * it succeeds. ENOTRECOVERABLE: what was written since the last one that succeeded may be lost, as a
+	 * server was started anew or a disk reported an error. It fails so until accept_loss().
+	 */
 	status flush();
+	/*
+	 * After flush() has failed with ENOTRECOVERABLE: evict(), so that all that is not pinned reads as the
+	 * store has it, and go on. What may be lost is to be written again after this call, and before the
+	 * next flush(). Nothing happens if nothing may be lost.
+	 */
+	status accept_loss();
 	/* Write back, and give the memory back, but for what is pinned. */
 	status evict();
 	/*
