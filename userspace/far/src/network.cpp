@@ -143,9 +143,31 @@ public:
 
 	[[nodiscard]] bool intact() noexcept override
 	{
-		const std::lock_guard guard(stamps_mutex_);
+		/* acquire: with lose(); who read from the server after it was started anew sees it */
+		return !is_lost_.load(std::memory_order_acquire);
+	}
 
-		return !lost_.code;
+	result<data_generation> generation() noexcept override
+	{
+		if (how_.shared)
+			return error{EINVAL, "far region \"" + name_ +
+						 "\": is opened with shared, and nobody could tell the other "
+						 "clients in time that one of two servers lacks something"};
+		return generation_;
+	}
+
+	status set_generation(const data_generation &to) noexcept override
+	{
+		if (how_.read_only)
+			return error{EROFS, "far region \"" + name_ + "\": opened read-only"};
+		status s = with_lane([&](lane &l, transport::clock::time_point deadline) -> status {
+			result<answer> a = ask(l, op::set_generation, deadline, to);
+			return a ? status{} : status(a.why());
+		});
+
+		if (s)
+			generation_ = to;
+		return s;
 	}
 
 	/* Pages are what the server has of them from here on: their entries are not what we wrote. */
@@ -159,6 +181,7 @@ public:
 			}
 			const std::lock_guard guard(stamps_mutex_);
 			lost_ = {};
+			is_lost_.store(false, std::memory_order_relaxed);
 			unflushed_ = heard_;
 			return {};
 		});
@@ -310,6 +333,7 @@ private:
 				  : "the server could not make the region's file durable") +
 			     ", and what was written since the last flush() that succeeded may be lost: "
 			     "accept_loss(), and write it again"};
+		is_lost_.store(true, std::memory_order_release);
 	}
 
 	/* The link's errors are tried again until the deadline, on a new connection. */
@@ -354,7 +378,8 @@ private:
 		       code == ENOENT; /* a server that was started anew may listen before it lends */
 	}
 
-	result<answer> ask(lane &l, op what, transport::clock::time_point deadline)
+	result<answer> ask(lane &l, op what, transport::clock::time_point deadline,
+			   const data_generation &to = {})
 	{
 		request r{};
 		answer a{};
@@ -366,6 +391,8 @@ private:
 		r.bytes = how_.make_bytes;
 		r.page_bytes = how_.page_bytes;
 		r.client = client_;
+		r.generation = to.number;
+		r.tag = to.tag;
 		name_.copy(r.name, sizeof(r.name) - 1);
 		if (status s = l.connection->send(std::as_bytes(std::span(&r, 1))); !s)
 			return s.why();
@@ -414,7 +441,19 @@ private:
 			return error{ESTALE,
 				     "far region \"" + name_ +
 					 "\": the server was started anew, and what was there is lost"};
+		/*
+		 * A server that lost us had the region for others, and what we know of its pages is old: of
+		 * this store nothing is right any more. An own lane may have been the last one since, so it
+		 * stays so.
+		 */
+		if (bytes_ && !how_.shared && a->owner && a->owner != owner_)
+			superseded_.store(true, std::memory_order_relaxed);
+		if (superseded_.load(std::memory_order_relaxed))
+			return error{EREMCHG, "far region \"" + name_ +
+						  "\": another client wrote to it while this one was away"};
 		if (!bytes_) {
+			owner_ = how_.read_only ? a->owner : client_;
+			generation_ = {a->generation, a->tag};
 			id_ = a->id;
 			bytes_ = a->bytes;
 			page_bytes_ = a->page_bytes;
@@ -771,9 +810,11 @@ private:
 	const std::string address_, name_;
 	const network_options how_;
 	codec codec_;
-	std::uint64_t client_ = 0, id_ = 0, bytes_ = 0;
+	std::uint64_t client_ = 0, id_ = 0, bytes_ = 0, owner_ = 0;
 	std::size_t page_bytes_ = 0;
 	bool plain_ = false; /* no entries, and so no table */
+	std::atomic<bool> superseded_ = false;
+	data_generation generation_; /* of a mirror, which calls one at a time */
 	transport::mapping table_memory_;
 	std::shared_mutex table_mutex_; /* shared: to change single entries */
 
@@ -781,6 +822,7 @@ private:
 	std::uint64_t writes_ = 0, flushed_ = 0;
 	stamp heard_, unflushed_; /* of the server, last; of the writes behind @flushed_ */
 	error lost_{0, {}};
+	std::atomic<bool> is_lost_ = false;
 
 	std::mutex mutex_;
 	std::condition_variable available_;
@@ -794,103 +836,6 @@ private:
 		std::atomic<std::uint64_t> bytes_read = 0, bytes_written = 0, coded = 0, raw = 0,
 					   reconnects = 0, checksum_errors = 0;
 	} count_;
-};
-
-class mirror final : public store
-{
-public:
-	explicit mirror(std::vector<std::shared_ptr<store>> stores)
-	    : stores_(std::move(stores)), failed_(stores_.size())
-	{
-	}
-
-	[[nodiscard]] std::uint64_t bytes() const noexcept override { return stores_[0]->bytes(); }
-	status read(const piece &p) noexcept override { return read_many({&p, 1}); }
-	status write(const piece &p) noexcept override { return write_many({&p, 1}); }
-	status read_many(std::span<const piece> pieces) noexcept override
-	{
-		status s = error{EIO, "mirror: no store is left"};
-		/* relaxed: any of them will do that is not failed */
-		const std::size_t first = first_.load(std::memory_order_relaxed);
-
-		for (std::size_t n = 0; n < stores_.size(); n++) {
-			const std::size_t i = (first + n) % stores_.size();
-
-			if (failed_[i].load(std::memory_order_acquire))
-				continue;
-			s = stores_[i]->read_many(pieces);
-			if (s) {
-				/* One that does not answer costs its deadline: the next read begins here. */
-				if (n)
-					first_.store(i, std::memory_order_relaxed);
-				return s;
-			}
-		}
-		return s;
-	}
-	status write_many(std::span<const piece> pieces) noexcept override
-	{
-		return each([&](store &s) { return s.write_many(pieces); });
-	}
-	[[nodiscard]] bool written(std::uint64_t offset, std::uint64_t size) noexcept override
-	{
-		for (std::size_t i = 0; i < stores_.size(); i++)
-			if (!failed_[i].load(std::memory_order_acquire))
-				return stores_[i]->written(offset, size);
-		return true;
-	}
-	status flush() noexcept override
-	{
-		return each([](store &s) { return s.flush(); });
-	}
-	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
-	{
-		return each([&](store &s) { return s.discard(offset, size); });
-	}
-	status attach(std::span<std::byte> frames) noexcept override
-	{
-		for (std::size_t i = 0; i < stores_.size(); i++)
-			if (status s = stores_[i]->attach(frames); !s) {
-				while (i--)
-					stores_[i]->detach(frames);
-				return s;
-			}
-		return {};
-	}
-	void detach(std::span<std::byte> frames) noexcept override
-	{
-		for (const auto &s : stores_)
-			s->detach(frames);
-	}
-
-private:
-	template <class F> status each(F f)
-	{
-		status last = error{EIO, "mirror: no store is left"};
-		std::vector<std::size_t> bad;
-		bool one = false;
-
-		for (std::size_t i = 0; i < stores_.size(); i++) {
-			if (failed_[i].load(std::memory_order_acquire))
-				continue;
-			if (status s = f(*stores_[i]); s) {
-				one = true;
-			} else {
-				bad.push_back(i);
-				last = s;
-			}
-		}
-		if (!one)
-			return last; /* nobody is behind another */
-		for (const std::size_t i : bad)
-			/* release: what is only in the others was written before */
-			failed_[i].store(true, std::memory_order_release);
-		return {};
-	}
-
-	const std::vector<std::shared_ptr<store>> stores_;
-	std::vector<std::atomic<bool>> failed_; /* lacks something that was written */
-	std::atomic<std::size_t> first_ = 0;    /* to be read from; the last one that answered */
 };
 
 } // namespace
@@ -910,16 +855,6 @@ result<std::shared_ptr<network_store>> network_store::open(transport::context &c
 	if (status r = s->start(); !r)
 		return r.why();
 	return std::shared_ptr<network_store>(std::move(s));
-}
-
-result<std::shared_ptr<store>> mirror_store(std::vector<std::shared_ptr<store>> stores)
-{
-	if (stores.empty())
-		return error{EINVAL, "mirror: no stores"};
-	for (const auto &s : stores)
-		if (!s || s->bytes() != stores[0]->bytes())
-			return error{EINVAL, "mirror: the stores are not of one size"};
-	return std::shared_ptr<store>(std::make_shared<mirror>(std::move(stores)));
 }
 
 } // namespace nprdma::far

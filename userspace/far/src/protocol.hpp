@@ -10,7 +10,7 @@ namespace nprdma::far
 
 constexpr std::uint32_t protocol_magic = 0x33726166; /* and version */
 
-enum class op : std::uint32_t { open = 1, flush = 2 };
+enum class op : std::uint32_t { open = 1, flush = 2, set_generation = 3 };
 constexpr std::uint32_t open_read_only = 1, open_shared = 2, open_make = 4;
 
 /* Of a connection: who asks waits for the answer, and who does not may be dropped. The server gives no more.
@@ -23,6 +23,7 @@ struct request {
 	std::uint32_t flags, reserved;
 	std::uint64_t bytes, page_bytes; /* to make */
 	std::uint64_t client;            /* to open: the same for all connections of one */
+	std::uint64_t generation, tag;   /* to set_generation */
 	char name[96];                   /* ends with a zero */
 };
 
@@ -45,6 +46,8 @@ struct answer {
 	 */
 	std::uint32_t failures;
 	std::uint64_t verifier;
+	std::uint64_t generation, tag; /* see store::generation() */
+	std::uint64_t owner;           /* the client that opened it to write, last and before this; 0: none */
 	transport::token data, entries;
 	char text[128]; /* of an error */
 };

@@ -19,6 +19,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <deque>
 #include <fcntl.h>
@@ -31,6 +32,7 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -51,7 +53,8 @@ struct file_mark {
 	char magic[8];
 	std::uint64_t bytes, page_bytes; /* as lend() was given them */
 	std::uint64_t id;
-	char zeros[4064];
+	std::uint64_t generation, tag; /* in one sector with what is before */
+	char zeros[4048];
 };
 static_assert(sizeof(file_mark) == 4096);
 constexpr char file_magic[sizeof(file_mark::magic)] = "nprfar1"; /* and version */
@@ -86,6 +89,8 @@ struct lent {
 	bool plain = false;                          /* the caller's memory, without entries */
 	std::byte *memory = nullptr;                 /* of @bytes */
 	std::uint64_t verifier = 0;                  /* of this start of the server */
+	std::uint64_t generation = 0, tag = 0;       /* see store::generation() */
+	std::uint64_t owner = 0;                     /* the client that opened it to write, last */
 	std::shared_ptr<lent_file> file;
 	std::unique_ptr<transport::region> data;
 	std::uint64_t size = 0; /* as the client sees it */
@@ -106,11 +111,16 @@ struct flush_request {
 	std::uint64_t number;
 	std::uint64_t verifier;
 	std::shared_ptr<lent_file> file;
+	bool sets; /* its generation, in the mark that is at @mark_at */
+	off_t mark_at;
+	std::uint64_t generation, tag;
 };
 struct flush_result {
 	std::uint64_t number, verifier;
 	std::uint32_t failures;
 	int code; /* 0 or of errno */
+	bool sets;
+	std::uint64_t generation, tag;
 };
 
 class serving final : public server
@@ -363,6 +373,8 @@ private:
 		}
 		/* A client that comes back after this server was started anew finds the same region. */
 		r.id = mark.id;
+		r.generation = mark.generation;
+		r.tag = mark.tag;
 		r.file = std::make_shared<lent_file>(std::move(file));
 		return {};
 	}
@@ -494,16 +506,30 @@ private:
 			to_flush_.pop_front();
 			lock.unlock();
 			/* A shared mapping's pages are the file's. */
-			const int code = ::fdatasync(r.file->fd.get()) ? errno : 0;
+			const int code = r.sets ? mark(r) : ::fdatasync(r.file->fd.get()) ? errno : 0;
 			/* relaxed: as it is said there */
 			if (code)
 				r.file->failures.fetch_add(1, std::memory_order_relaxed);
 			const std::uint32_t failures = r.file->failures.load(std::memory_order_relaxed);
 			r.file.reset();
 			lock.lock();
-			results_.push_back({r.number, r.verifier, failures, code});
+			results_.push_back(
+			    {r.number, r.verifier, failures, code, r.sets, r.generation, r.tag});
 			(void)!::write(flushed_.get(), &one, sizeof(one));
 		}
+	}
+
+	/* The generation in the file, durable, and no other page of it, which may take long. 0 or of errno.
+	 */
+	static int mark(const flush_request &r) noexcept
+	{
+		std::uint64_t words[] = {r.generation, r.tag};
+		const iovec from = {words, sizeof(words)};
+		const ssize_t n =
+		    ::pwritev2(r.file->fd.get(), &from, 1,
+			       r.mark_at + static_cast<off_t>(offsetof(file_mark, generation)), RWF_DSYNC);
+
+		return n < 0 ? errno : n < static_cast<ssize_t>(sizeof(words)) ? EIO : 0;
 	}
 
 	void answer_flushes(std::vector<client> &clients)
@@ -517,6 +543,14 @@ private:
 			results.swap(results_);
 		}
 		for (const flush_result &r : results) {
+			if (r.sets && !r.code) {
+				const std::lock_guard guard(mutex_);
+				for (auto &[name, l] : regions_)
+					if (l->verifier == r.verifier) {
+						l->generation = r.generation;
+						l->tag = r.tag;
+					}
+			}
 			const auto c = std::find_if(clients.begin(), clients.end(),
 						    [&](const client &x) { return x.number == r.number; });
 			answer a{};
@@ -601,7 +635,8 @@ private:
 		const std::string name = r.name;
 
 		a.magic = protocol_magic;
-		if (r.what == op::flush) {
+		if (r.what == op::flush || r.what == op::set_generation) {
+			const bool sets = r.what == op::set_generation;
 			const std::lock_guard guard(mutex_);
 			const auto i = regions_.find(name);
 
@@ -609,14 +644,26 @@ private:
 				refuse(a, {EINVAL, "far server: to flush what is not open"});
 				return a;
 			}
-			const lent &l = *i->second;
+			lent &l = *i->second;
+			/* Of a mirror, and so of one client. */
+			if (sets && std::any_of(l.users.begin(), l.users.end(), [&](const auto &u) {
+				    return u.first == number && (u.second & (open_read_only | open_shared));
+			    })) {
+				refuse(a, {EINVAL, "far server: who sets a generation has the region alone"});
+				return a;
+			}
 			if (!l.file) {
 				a.verifier = l.verifier;
+				if (sets) {
+					l.generation = r.generation;
+					l.tag = r.tag;
+				}
 				return a;
 			}
 			{
 				const std::lock_guard flush_guard(flush_mutex_);
-				to_flush_.push_back({number, l.verifier, l.file});
+				to_flush_.push_back({number, l.verifier, l.file, sets,
+						     static_cast<off_t>(l.bytes), r.generation, r.tag});
 			}
 			more_to_flush_.notify_one();
 			return std::nullopt;
@@ -661,6 +708,11 @@ private:
 		const std::uint64_t data_bytes = l.bytes - l.table_bytes;
 		a.flags = l.plain ? region_plain : 0;
 		a.id = l.id;
+		a.generation = l.generation;
+		a.tag = l.tag;
+		a.owner = l.owner;
+		if (!(r.flags & open_read_only))
+			l.owner = r.client;
 		a.verifier = l.verifier;
 		a.failures = l.file ? l.file->failures.load(std::memory_order_relaxed) : 0;
 		a.bytes = l.size;

@@ -32,6 +32,16 @@ status store::write_many(std::span<const piece> pieces) noexcept
 	return {};
 }
 
+result<data_generation> store::generation() noexcept
+{
+	return error{EOPNOTSUPP, "store: keeps no generation, and so cannot be mirrored"};
+}
+
+status store::set_generation(const data_generation &) noexcept
+{
+	return generation().why();
+}
+
 namespace
 {
 
@@ -140,6 +150,12 @@ public:
 	{
 		return has_data(fd_.get(), offset, size);
 	}
+	result<data_generation> generation() noexcept override { return generation_; }
+	status set_generation(const data_generation &to) noexcept override
+	{
+		generation_ = to;
+		return {};
+	}
 	status discard(std::uint64_t offset, std::uint64_t size) noexcept override
 	{
 		(void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -150,6 +166,7 @@ public:
 private:
 	const std::uint64_t bytes_;
 	const transport::descriptor fd_;
+	data_generation generation_;
 };
 
 class in_file final : public store

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <functional>
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace
@@ -23,13 +25,15 @@ class busy_line final : public transport::connection
 {
 public:
 	busy_line(std::unique_ptr<transport::connection> of, std::atomic<int> &refusals,
-		  std::atomic<int> &posts)
-	    : of_(std::move(of)), refusals_(refusals), posts_(posts)
+		  std::atomic<int> &posts, std::atomic<int> &cuts)
+	    : of_(std::move(of)), refusals_(refusals), posts_(posts), cuts_(cuts)
 	{
 	}
 
 	transport::status read(std::span<const transport::segment> s, std::uint64_t id) noexcept override
 	{
+		if (cuts_.load() > 0 && cuts_.fetch_sub(1) > 0)
+			return transport::error{ECONNRESET, "as asked for"};
 		return refuses() ? transport::error{EAGAIN, "as asked for"} : of_->read(s, id);
 	}
 	transport::status write(std::span<const transport::segment> s, std::uint64_t id,
@@ -62,7 +66,7 @@ private:
 	}
 
 	const std::unique_ptr<transport::connection> of_;
-	std::atomic<int> &refusals_, &posts_;
+	std::atomic<int> &refusals_, &posts_, &cuts_; /* cuts: of the link, when something is read */
 };
 
 class busy_context final : public transport::context
@@ -82,17 +86,20 @@ public:
 	connect(std::string_view address, transport::clock::time_point deadline,
 		std::optional<transport::message_room> room) override
 	{
+		if (before_connect)
+			std::exchange(before_connect, nullptr)();
 		auto c = of_->connect(address, deadline, room);
 
 		connects++;
 		if (!c)
 			return c;
 		return std::unique_ptr<transport::connection>(
-		    std::make_unique<busy_line>(std::move(*c), refusals, posts));
+		    std::make_unique<busy_line>(std::move(*c), refusals, posts, cuts));
 	}
 
-	std::atomic<int> refusals = 0, posts = 0;
+	std::atomic<int> refusals = 0, posts = 0, cuts = 0;
 	int connects = 0;
+	std::function<void()> before_connect; /* the next time */
 
 private:
 	const std::unique_ptr<transport::context> of_ = must(transport::open("shm"));
@@ -152,6 +159,46 @@ TEST(Link, ToAServerThatWasStartedAnewTakesNothing)
 	for (int i = 0; i < 3; i++)
 		EXPECT_EQ(store->write({0, out}).code(), ESTALE);
 	EXPECT_EQ(here.posts, before) << "asked of a region that is not ours";
+}
+
+/* What it has of the region, and whoever has it as the second copy of a mirror, may be old. */
+TEST(Link, ThatWasCutWhileAnotherClientHadTheRegionIsNotMadeAnew)
+{
+	const auto there = must(transport::open("shm"));
+	busy_context here;
+	const auto server =
+	    must(server::make(*there, "shm:far-cut-" + std::to_string(::getpid()), server_options{}));
+	must(server->lend("r", 1 << 20));
+	std::vector<std::byte> page(4096, std::byte{7});
+	const network_options how = {.lanes = 1};
+	const auto store = must(network_store::open(here, server->address(), "r", how));
+	const auto open = [&](const network_options &as) {
+		for (;;) {
+			auto s = network_store::open(*there, server->address(), "r", as);
+
+			if (s || s.code() != EBUSY)
+				return must(std::move(s));
+		}
+	};
+
+	must(store->write({0, page}));
+	here.cuts = 1;
+	must(store->read({0, page}));
+	EXPECT_EQ(here.connects, 2);
+	here.before_connect = [&] {
+		std::vector<std::byte> other(4096, std::byte{8});
+
+		/* The server sees soon that the first one is gone. */
+		const auto next = open(how);
+		must(next->write({0, other}));
+	};
+	here.cuts = 1;
+	EXPECT_EQ(store->read({0, page}).code(), EREMCHG);
+	EXPECT_EQ(store->read({0, page}).code(), EREMCHG);
+	EXPECT_EQ(store->write({0, page}).code(), EREMCHG);
+	EXPECT_EQ(store->flush().code(), EREMCHG);
+	must(open({.shared = true})->read({0, page}));
+	EXPECT_EQ(page[0], std::byte{8});
 }
 
 } // namespace

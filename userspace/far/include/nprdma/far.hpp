@@ -38,6 +38,16 @@ struct piece {
 };
 
 /*
+ * For mirror_store(): of two stores with the same history the one with the larger number is the newer one;
+ * the tag tells two histories apart.
+ */
+struct data_generation {
+	std::uint64_t number = 0, tag = 0;
+
+	friend bool operator==(const data_generation &, const data_generation &) = default;
+};
+
+/*
  * Where pages come from and go to. Several threads call at once, for different pages. Calls end: within a
  * time that the store knows, with an error if need be.
  */
@@ -70,6 +80,12 @@ public:
 	/* The content of the range is not needed any more, and may read as zeros from now on, or as it was.
 	 */
 	virtual status discard(std::uint64_t, std::uint64_t) noexcept { return {}; }
+	/*
+	 * Kept with the data, as long as they are; 0 at first. Durable when set_generation() returns, if the
+	 * data can be. Whoever calls has the store alone, and calls one of the two at a time.
+	 */
+	virtual result<data_generation> generation() noexcept;
+	virtual status set_generation(const data_generation &) noexcept;
 	/* @frames is what pages of a mapping are read into and written from, until detach(): to be registered
 	 * once. */
 	virtual status attach(std::span<std::byte>) noexcept { return {}; }

@@ -118,9 +118,36 @@ public:
 
 /*
  * The same data in several stores of one size: read from the one that answered last, or else from the next,
- * written to all. A write fails only if none takes it; one that failed is not read from any more.
+ * written to all. A write fails only if none takes it.
+ *
+ * A store that fails to take a write is left out from then on: it lacks something. The others keep, durably,
+ * a larger generation than it has before the write is said to be done, so that it is known for the older one
+ * whenever a mirror of them is made again. So is one that may have lost what was written to it, see
+ * store::flush(). resync() brings them up to date.
  */
-NPRDMA_API result<std::shared_ptr<store>> mirror_store(std::vector<std::shared_ptr<store>> stores);
+class NPRDMA_API mirrored : public store
+{
+public:
+	/* Of each store, in their order: code 0 if it is in use, or else why it is left out. */
+	[[nodiscard]] virtual std::vector<error> left_out() const = 0;
+	/*
+	 * Copies all of the data to the stores that are left out, and has them in use again. Reads and writes
+	 * go on meanwhile. On error those that are not done yet stay left out.
+	 */
+	virtual status resync() = 0;
+
+protected:
+	mirrored() = default;
+};
+
+/*
+ * Stores that never were in a mirror have to have the same data: all zeros, for instance. Later, those that
+ * are behind another one are left out from the start, with ESTALE (left_out()). ENOTUNIQ: each of two was
+ * written to without the other one, so that neither is the newer one. EOPNOTSUPP: a store keeps no
+ * generation(); network stores do, and memory stores. EINVAL: they are not of one size, or one is opened with
+ * network_options::shared.
+ */
+NPRDMA_API result<std::shared_ptr<mirrored>> mirror_store(std::vector<std::shared_ptr<store>> stores);
 
 } // namespace nprdma::far
 
