@@ -196,6 +196,16 @@ public:
 	std::atomic<std::uint64_t> pinned_bytes = 0;
 	std::atomic<std::int64_t> write_failed_ns = 0; /* CLOCK_MONOTONIC; 0: the last write-back went well */
 	std::atomic<std::uint8_t> access = static_cast<std::uint8_t>(hint::normal);
+	/* Of hint::stream: where it is, and the end of what was brought ahead of it. */
+	std::atomic<std::size_t> stream_at = 0, stream_end = 0;
+	/* A stream has passed the page, or it is left of the one before. */
+	[[nodiscard]] bool passed(std::size_t page) const noexcept
+	{
+		/* relaxed: it is a guess about what is not needed */
+		return access.load(std::memory_order_relaxed) == static_cast<std::uint8_t>(hint::stream) &&
+		       (page < stream_at.load(std::memory_order_relaxed) ||
+			page >= stream_end.load(std::memory_order_relaxed));
+	}
 	std::atomic<std::uint64_t> evictions = 0; /* of all, that have begun: see pager_state::evict() */
 	/*
 	 * What the store is being asked to discard: nothing of it is brought meanwhile, because what is

@@ -171,9 +171,10 @@ pager_state::reference pager_state::to_evict_from(std::uint64_t &excess) noexcep
 		if (!drain)
 			continue;
 		const std::lock_guard queues(a->queues);
-		const std::uint64_t stamp = !a->inactive.empty() ? a->inactive.front().stamp
-					    : !a->active.empty() ? a->active.front().stamp
-								 : UINT64_MAX;
+		const auto &first = !a->inactive.empty() ? a->inactive : a->active;
+		const bool passed = (!a->inactive.empty() && a->passed(a->inactive.front().page)) ||
+				    (!a->active.empty() && a->passed(a->active.front().page));
+		const std::uint64_t stamp = passed ? 0 : first.empty() ? UINT64_MAX : first.front().stamp;
 		if (stamp < least) {
 			least = stamp;
 			oldest = a;
@@ -220,6 +221,48 @@ void pager_state::evictor() noexcept
 		/* Above a mark, and nothing to be had now. */
 		again |= draining_.load(std::memory_order_relaxed);
 	}
+}
+
+/*
+ * What a stream has passed goes first, before what is older in this mapping and in others. Pages come in the
+ * order in which they are passed, so those are the oldest ones.
+ */
+void pager_state::cool_passed(area &a, std::size_t most) noexcept
+{
+	std::vector<std::pair<std::size_t, kind>> mine;
+	std::vector<area::entry> cold;
+
+	{
+		const std::lock_guard guard(a.queues);
+
+		for (std::size_t n = std::min(most, a.active.size()); n && a.passed(a.active.front().page);
+		     n--) {
+			area::entry e = a.active.front();
+			const kind k = a.kind_of(e.page);
+
+			a.active.pop_front();
+			if (k == absent || k == poisoned || k == gone) {
+				a.set_flag(e.page, queued, false);
+				continue;
+			}
+			if (a.move(e.page, clean, evicting, pinned)) {
+				mine.emplace_back(e.page, idle_clean);
+			} else if (a.move(e.page, dirty, evicting, pinned)) {
+				mine.emplace_back(e.page, idle_dirty);
+			} else if (a.has_flag(e.page, pinned) || (k != idle_clean && k != idle_dirty)) {
+				e.stamp = clock_.fetch_add(1, std::memory_order_relaxed);
+				a.active.push_back(e);
+				continue;
+			}
+			cold.push_back({e.page, 0});
+		}
+	}
+	for (const auto &[page, as] : mine) {
+		a.unmap_run(page, 1);
+		a.leave(uffd_, page, as);
+	}
+	const std::lock_guard guard(a.queues);
+	a.inactive.insert(a.inactive.begin(), cold.begin(), cold.end());
 }
 
 /* The oldest pages out of sight: who wants them back soon finds them still in their frames. */
@@ -326,18 +369,21 @@ status pager_state::give_back(area &a, std::vector<std::size_t> dirties, std::ve
 
 pager_state::evicted pager_state::evict_some(area &a, std::size_t most, bool all, status *why) noexcept
 {
-	std::vector<std::size_t> dirties, cleans;
-	std::vector<area::entry> entries;
+	std::vector<std::size_t> dirties, cleans, mapped;
 	evicted done{0, 0};
 	std::size_t active, inactive;
 
+	cool_passed(a, most);
 	{
 		const std::lock_guard guard(a.queues);
 		active = a.active.size();
 		inactive = a.inactive.size();
 	}
 	/* A good part is out of sight, so that it can be seen what is used. */
-	if (all || inactive < std::max(most, (active + inactive) / 8))
+	const bool stream =
+	    a.access.load(std::memory_order_relaxed) == static_cast<std::uint8_t>(hint::stream);
+	/* Of a stream it is known: what it has not come to yet stays mapped, unless there is nothing else. */
+	if (all || (stream ? inactive == 0 : inactive < std::max(most, (active + inactive) / 8)))
 		done.moved += unmap_some(a, most);
 	{
 		const std::lock_guard guard(a.queues);
@@ -356,12 +402,22 @@ pager_state::evicted pager_state::evict_some(area &a, std::size_t most, bool all
 			} else if (a.move(e.page, idle_dirty, evicting, pinned)) {
 				a.set_flag(e.page, queued, false);
 				dirties.push_back(e.page);
+			} else if (!all && a.passed(e.page) && a.move(e.page, clean, evicting, pinned)) {
+				a.set_flag(e.page, queued, false);
+				cleans.push_back(e.page);
+				mapped.push_back(e.page);
+			} else if (!all && a.passed(e.page) && a.move(e.page, dirty, evicting, pinned)) {
+				a.set_flag(e.page, queued, false);
+				dirties.push_back(e.page);
+				mapped.push_back(e.page);
 			} else {
 				e.stamp = clock_.fetch_add(1, std::memory_order_relaxed);
 				a.active.push_back(e);
 			}
 		}
 	}
+	/* It was touched since it was unmapped, as the stream came to it. */
+	for_runs(mapped, [&](std::size_t first, std::size_t n) { a.unmap_run(first, n); });
 
 	if (status s = give_back(a, std::move(dirties), std::move(cleans), all, done.freed); !s) {
 		if (why)

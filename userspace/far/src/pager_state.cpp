@@ -361,6 +361,10 @@ void pager_state::learn(const reference &of, std::size_t page, bool expected,
 	ahead work{of, {}};
 	std::int64_t step = 0;
 
+	if (how == hint::stream && !how_.prefetch) {
+		a.stream_at.store(page, std::memory_order_relaxed);
+		a.stream_end.store(page + 1, std::memory_order_relaxed);
+	}
 	if (how_.prefetch == 0 || how == hint::random)
 		return;
 	{
@@ -388,8 +392,10 @@ void pager_state::learn(const reference &of, std::size_t page, bool expected,
 				votes += h.steps[(h.at - i) % history::depth] == candidate;
 			step = votes > n / 2 ? candidate : 0;
 		}
-		if (how == hint::stream)
+		if (how == hint::stream) {
 			step = 1;
+			a.stream_at.store(page, std::memory_order_relaxed);
+		}
 		if (!step) {
 			h.window = 0;
 			return;
@@ -410,6 +416,8 @@ void pager_state::learn(const reference &of, std::size_t page, bool expected,
 			work.pages.push_back(static_cast<std::size_t>(next));
 		}
 		h.next = first + static_cast<std::int64_t>(h.window) * step;
+		if (how == hint::stream)
+			a.stream_end.store(static_cast<std::size_t>(h.next), std::memory_order_relaxed);
 	}
 	if (work.pages.empty())
 		return;

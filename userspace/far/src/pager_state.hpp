@@ -101,6 +101,7 @@ private:
 	status evict_idle(area &a) noexcept;
 	[[nodiscard]] status give_back(area &a, std::vector<std::size_t> dirties,
 				       std::vector<std::size_t> freed, bool all, std::size_t &count) noexcept;
+	void cool_passed(area &a, std::size_t most) noexcept;
 	[[nodiscard]] std::size_t unmap_some(area &a, std::size_t most) noexcept;
 	[[nodiscard]] status write_back(area &a, std::span<const std::size_t> pages) noexcept;
 	/* Own the page, waiting for who does. What it was. */

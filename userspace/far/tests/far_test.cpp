@@ -525,6 +525,45 @@ TEST(Hints, ColdPagesGoFirst)
 	EXPECT_GE(m->stats().evicted, 10u);
 }
 
+/* A stream of another mapping pushes out what is used, and one that says so only what it has passed. */
+class Stream : public testing::TestWithParam<unsigned>
+{
+};
+INSTANTIATE_TEST_SUITE_P(Far, Stream, testing::Values(0, 8),
+			 [](const auto &p) { return p.param ? "prefetched" : "on_demand"; });
+
+TEST_P(Stream, LeavesWhatOthersHaveInTheBuffer)
+{
+	const auto back = std::make_shared<counting>(1024 * 4096),
+		   hot = std::make_shared<counting>(16 * 4096);
+	const auto p = must(pager::make(small_buffer(100 * 4096, GetParam())));
+	const auto used = must(p->map(hot)), m = must(p->map(back));
+	const auto touch = [](const mapping &of, std::size_t pages) {
+		std::uint64_t sum = 0;
+
+		for (std::size_t i = 0; i < pages; i++)
+			sum += const_cast<volatile std::uint64_t *>(words(of))[i * 512];
+		EXPECT_EQ(sum, 0u);
+	};
+
+	touch(*used, 16);
+	EXPECT_EQ(hot->reads, 16);
+	must(m->advise(0, 1024 * 4096, hint::stream));
+	/* Twice: the end of the first one has been passed as well. */
+	for (int round = 0; round < 2; round++)
+		touch(*m, 1024);
+	EXPECT_GT(m->stats().evicted, 1800u);
+	EXPECT_EQ(used->stats().evicted, 0u);
+	touch(*used, 16);
+	EXPECT_EQ(hot->reads, 16);
+	/* None of it comes twice, or it went before it was read. */
+	EXPECT_LE(back->reads, 2 * 1024);
+	/* Without the hint. */
+	must(m->advise(0, 1024 * 4096, hint::normal));
+	touch(*m, 1024);
+	EXPECT_EQ(used->stats().evicted, 16u);
+}
+
 TEST(Hints, WillNeedBringsPagesOffThePathOfFaults)
 {
 	const auto back = std::make_shared<counting>(1024 * 4096);

@@ -122,7 +122,7 @@ NPRDMA_API result<std::shared_ptr<store>> sparse_store(const std::string &direct
 enum class hint {
 	will_need, /* bring it, off the path of faults */
 	cold,      /* not needed soon: first to go */
-	stream,    /* read once from front to end: far ahead, and gone soon after */
+	stream,    /* read once from front to end: far ahead, and what it has passed goes first */
 	random,    /* no prefetch */
 	normal,
 	pin, /* bring it, and keep it until unpin; fails with ENOBUFS if too much of the buffer were pinned */
