@@ -136,7 +136,7 @@ struct map_options {
 	void *address = nullptr;        /* with @fixed: exactly there, in place of what is mapped */
 	bool fixed = false;
 	bool read_only = false;
-	std::uint64_t budget = 0; /* most bytes in memory; 0: what the buffer has */
+	std::uint64_t budget = 0; /* most bytes in memory, and at least 8 pages; 0: what the buffer has */
 };
 
 /* Since it was mapped, or made. Pages are those of page_bytes. */
@@ -214,8 +214,10 @@ private:
 };
 
 struct pager_options {
-	/* The most that pages of all mappings take; at least 8 pages, as one instruction can touch several at
-	 * once. */
+	/*
+	 * The most that pages of all mappings take. Less than 8 of the largest pages count as 8, here and in
+	 * set_buffer_bytes(): one instruction can touch several at once, and needs all of them to go on.
+	 */
 	std::uint64_t buffer_bytes = 256 << 20;
 	/* Eviction begins above the one and ends below the other: parts of buffer_bytes. */
 	double high = 0.9, low = 0.8;

@@ -2,7 +2,7 @@
 /*
  * For sources written for UMap: its names, over nprdma-far. A page that cannot be brought is SIGBUS.
  *
- * From the environment: UMAP_PAGESIZE (bytes), UMAP_BUFSIZE (pages), UMAP_PAGE_FILLERS, UMAP_PAGE_EVICTORS,
+ * From the environment: UMAP_PAGESIZE (bytes), UMAP_BUFSIZE (pages, less than 8 count as 8), UMAP_PAGE_FILLERS, UMAP_PAGE_EVICTORS,
  * UMAP_EVICT_HIGH_WATER_THRESHOLD and UMAP_EVICT_LOW_WATER_THRESHOLD (per cent), UMAP_READ_AHEAD (pages).
  * UMAP_MAX_FAULT_EVENTS, UMAP_MONITOR_FREQ and UMAP_LOG_LEVEL are accepted and have no effect.
  */
