@@ -11,6 +11,7 @@
 #include <mutex>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <vector>
 
 namespace nprdma::far
@@ -131,6 +132,8 @@ private:
 	error error_{0, {}};
 };
 
+constexpr char generation_name[] = "user.nprdma.generation";
+
 class in_memory final : public store
 {
 public:
@@ -208,6 +211,34 @@ public:
 		if (!read_only_ && holes_)
 			(void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 					  static_cast<off_t>(offset), static_cast<off_t>(size));
+		return {};
+	}
+
+	/* An attribute of the file; a block device has none that goes with the data. */
+	result<data_generation> generation() noexcept override
+	{
+		data_generation g;
+
+		if (!holes_)
+			return store::generation();
+		const ssize_t n = ::fgetxattr(fd_.get(), generation_name, &g, sizeof(g));
+		if (n == sizeof(g))
+			return g;
+		return n < 0 && errno == ENODATA
+			   ? result<data_generation>(data_generation())
+			   : transport::failure(n < 0 ? errno : EIO, "store: the generation of the file");
+	}
+	status set_generation(const data_generation &to) noexcept override
+	{
+		if (!holes_)
+			return store::set_generation(to);
+		if (read_only_)
+			return error{EROFS, "store: the file was opened read-only"};
+		if (::fsetxattr(fd_.get(), generation_name, &to, sizeof(to), 0))
+			return transport::failure(errno, "store: the generation of the file");
+		/* This may tell the error of what was written before. */
+		if (::fsync(fd_.get()))
+			return error_.of(errno, "store: fsync");
 		return {};
 	}
 
@@ -295,6 +326,35 @@ public:
 	status accept_loss() noexcept override
 	{
 		error_.clear();
+		return {};
+	}
+
+	/* A file beside the others. */
+	result<data_generation> generation() noexcept override
+	{
+		const transport::descriptor fd(
+		    ::openat(directory_.get(), "generation", O_RDONLY | O_CLOEXEC));
+		data_generation g;
+
+		if (!fd && errno == ENOENT)
+			return g;
+		const ssize_t n = fd ? ::pread(fd.get(), &g, sizeof(g), 0) : -1;
+		/* Nothing: it was made, and not written before the host lost power. */
+		if (n != sizeof(g) && n != 0)
+			return transport::failure(n < 0 ? errno : EIO,
+						  "store: the generation of the directory");
+		return g;
+	}
+	status set_generation(const data_generation &to) noexcept override
+	{
+		if (read_only_)
+			return error{EROFS, "store: the directory was opened read-only"};
+		const transport::descriptor fd(
+		    ::openat(directory_.get(), "generation", O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+
+		if (!fd || ::pwrite(fd.get(), &to, sizeof(to), 0) != sizeof(to) || ::fsync(fd.get()) ||
+		    ::fsync(directory_.get()))
+			return transport::failure(errno, "store: the generation of the directory");
 		return {};
 	}
 

@@ -372,4 +372,45 @@ TEST(Mirrors, WhatIsWrittenDuringAResyncIsInBoth)
 		ASSERT_EQ(read(*a, page), read(*b, page)) << page;
 }
 
+/* Of a file in an attribute, of a directory in a file. */
+TEST(Mirrors, OfFilesKnowTheOlderOneAfterwards)
+{
+	const fs::path where =
+	    fs::path(testing::TempDir()) / ("far-mirror-files-" + std::to_string(::getpid()));
+	file_options how;
+
+	fs::create_directory(where);
+	how.bytes = bytes;
+	{
+		const auto file = must(file_store(where / "file", how));
+		const auto directory = must(sparse_store(where / "directory", bytes));
+		const status s = file->set_generation({});
+
+		if (s.code() == EOPNOTSUPP) {
+			fs::remove_all(where);
+			GTEST_SKIP() << "no user attributes here: " << s.why().text;
+		}
+		const auto m = must(mirror_store({file, directory}));
+		EXPECT_EQ(*file->generation(), *directory->generation());
+		EXPECT_EQ(file->generation()->number, 1u);
+		const auto fails = std::make_shared<flaky>();
+		must(fails->set_generation(*file->generation()));
+		const auto other = must(mirror_store({fails, directory}));
+		fails->fails = true;
+		must(write(*other, 2));
+	}
+	for (int round = 0; round < 2; round++) {
+		const auto m = must(mirror_store(
+		    {must(file_store(where / "file")), must(sparse_store(where / "directory", 0))}));
+
+		EXPECT_EQ(codes(*m), (std::vector<int>{round ? 0 : ESTALE, 0}));
+		EXPECT_EQ(read(*m), 2);
+		must(m->resync());
+	}
+	file_options only;
+	only.read_only = true;
+	EXPECT_EQ(must(file_store(where / "file", only))->set_generation({}).code(), EROFS);
+	fs::remove_all(where);
+}
+
 } // namespace

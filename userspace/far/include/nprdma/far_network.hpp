@@ -144,7 +144,8 @@ protected:
  * Stores that never were in a mirror have to have the same data: all zeros, for instance. Later, those that
  * are behind another one are left out from the start, with ESTALE (left_out()). ENOTUNIQ: each of two was
  * written to without the other one, so that neither is the newer one. EOPNOTSUPP: a store keeps no
- * generation(); network stores do, and memory stores. EINVAL: they are not of one size, or one is opened with
+ * generation(); all of this library's do, but for block devices and for files where there are no user
+ * attributes. EINVAL: they are not of one size, or one is opened with
  * network_options::shared.
  */
 NPRDMA_API result<std::shared_ptr<mirrored>> mirror_store(std::vector<std::shared_ptr<store>> stores);
