@@ -216,7 +216,8 @@ static void np_hold_cuts_a_huge_leaf(struct kunit *test)
 }
 
 /* Both windows have one leaf there, which maps @paddr, or what is absent: 0 */
-static void np_test_leaf(struct kunit *test, struct np_region *region, bool write, phys_addr_t paddr)
+static void np_test_leaf(struct kunit *test, struct np_region *region, bool write,
+			 phys_addr_t paddr)
 {
 	struct np_window *win = write ? &region->write : &region->read;
 	phys_addr_t is = write ? np_write_paddr(region, 511) : np_read_paddr(region, 511);
@@ -320,7 +321,7 @@ static void np_held_leaf_is_what_was_pinned(struct kunit *test)
 }
 
 /* Under holds of the slot for reading and for writing each window goes when it is time */
-static void np_holds_of_a_slot_end_for_each_window(struct kunit *test)
+static void np_holds_of_a_slot_end_in_each_window(struct kunit *test)
 {
 	struct np_region *region = np_test_huge(test, 0, NP_SLOT_PAGES);
 	struct np_test *t = test->priv;
@@ -553,7 +554,7 @@ static struct kunit_case np_huge_cases[] = {
 	KUNIT_CASE(np_hold_of_a_slot_keeps_its_leaf),
 	KUNIT_CASE(np_hold_of_a_slot_leaves_its_leaf),
 	KUNIT_CASE(np_held_leaf_is_what_was_pinned),
-	KUNIT_CASE(np_holds_of_a_slot_end_for_each_window),
+	KUNIT_CASE(np_holds_of_a_slot_end_in_each_window),
 	KUNIT_CASE(np_hold_of_a_part_cuts_a_held_leaf),
 	KUNIT_CASE_SLOW(np_held_leaf_is_waited_for),
 	KUNIT_CASE(np_lease_of_a_slot_keeps_its_leaf),
