@@ -394,6 +394,26 @@ TEST_P(NarrowedLease, MakesRoomForTheHold)
 	EXPECT_TRUE(kernel_ptr->local_holds.empty());
 }
 
+/* Nor do two of it fail: the room that it takes comes back with the last one, and neither is sooner. */
+TEST_P(NarrowedLease, ThatIsSharedIsKeptUntilThereIsRoom)
+{
+	npr_stats s;
+
+	ASSERT_NO_FATAL_FAILURE(begin(true));
+	kernel_ptr->most_held = 1;
+	for (npr_qp *const q : {qp, other})
+		ASSERT_TRUE(poll_until([&] {
+			EXPECT_EQ(npr_get_stats(q, &s, sizeof(s)), 0);
+			return s.busy >= 3;
+		}));
+	EXPECT_EQ(kernel_ptr->count_local_leases(mr.handle), 1U);
+	EXPECT_TRUE(done.empty());
+	kernel_ptr->most_held = 100;
+	ASSERT_TRUE(poll_until([this] { return done.size() == 2; }));
+	for (const ibv_wc &wc : done)
+		EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+}
+
 TEST_P(NarrowedLease, IsKeptWhileTheBufferCannotBeHeld)
 {
 	ASSERT_NO_FATAL_FAILURE(begin());

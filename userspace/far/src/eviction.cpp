@@ -6,6 +6,7 @@
 #include "pager_state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace nprdma::far
 {
@@ -133,7 +134,7 @@ void pager_state::release(area &a, std::size_t pages) noexcept
 }
 
 /* The area that is above its budget, or else the one whose oldest page is the oldest. */
-pager_state::reference pager_state::to_evict_from(std::uint64_t &excess) noexcept
+pager_state::reference pager_state::to_evict_from(std::uint64_t &excess, const area *fruitless) noexcept
 {
 	const marks all = marks_of(buffer_bytes_.load(std::memory_order_relaxed),
 				   largest_page_.load(std::memory_order_relaxed));
@@ -172,8 +173,9 @@ pager_state::reference pager_state::to_evict_from(std::uint64_t &excess) noexcep
 			continue;
 		const std::lock_guard queues(a->queues);
 		const auto &first = !a->inactive.empty() ? a->inactive : a->active;
-		const bool passed = (!a->inactive.empty() && a->passed(a->inactive.front().page)) ||
-				    (!a->active.empty() && a->passed(a->active.front().page));
+		const bool passed =
+		    a.get() != fruitless && ((!a->inactive.empty() && a->passed(a->inactive.front().page)) ||
+					     (!a->active.empty() && a->passed(a->active.front().page)));
 		const std::uint64_t stamp = passed ? 0 : first.empty() ? UINT64_MAX : first.front().stamp;
 		if (stamp < least) {
 			least = stamp;
@@ -202,7 +204,9 @@ void pager_state::evictor() noexcept
 		}
 		again = false;
 		std::uint64_t excess;
-		while (const reference of = to_evict_from(excess)) {
+		/* What a stream has passed may be pinned, and must not keep others from being evicted. */
+		reference fruitless;
+		while (const reference of = to_evict_from(excess, fruitless.get())) {
 			const visit v = enter(of);
 
 			if (!v)
@@ -214,6 +218,8 @@ void pager_state::evictor() noexcept
 
 			if (!done.freed && !done.moved) {
 				/* Busy, pinned, or not to be written back. */
+				if (!std::exchange(fruitless, of))
+					continue;
 				again = true;
 				break;
 			}

@@ -331,10 +331,20 @@ private:
 			if (status s = to.write(p); !s)
 				return fails(s);
 		}
+		/* Most of it. A flush() of the mirror does not ask this store yet, and says that what came
+		 * meanwhile is durable. */
 		if (status s = to.flush(); !s)
 			return fails(s);
 		const std::lock_guard turn(turn_);
 		const std::unique_lock nobody_writes(copying_);
+		if (status s = to.flush(); !s)
+			return fails(s);
+		/* What was read may be older than what was written, and then this store would be the proof
+		 * that it is not. */
+		for (std::size_t j = 0; j < stores_.size(); j++)
+			if (in_use(j) && !stores_[j]->intact())
+				return fails(error{ENOTRECOVERABLE,
+						   "what it was to be made equal to has lost writes"});
 		const std::lock_guard guard(mutex_);
 		if (role_of(i) == role::behind)
 			return whys_[i];

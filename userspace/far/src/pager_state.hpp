@@ -93,7 +93,7 @@ private:
 	};
 	[[nodiscard]] marks marks_of(std::uint64_t bytes, std::uint64_t page_bytes) const noexcept;
 	/* @excess: bytes above its low mark. */
-	[[nodiscard]] reference to_evict_from(std::uint64_t &excess) noexcept;
+	[[nodiscard]] reference to_evict_from(std::uint64_t &excess, const area *fruitless) noexcept;
 	struct evicted {
 		std::size_t freed, moved; /* pages; moved: from one queue to the other */
 	};

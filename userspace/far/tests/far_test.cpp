@@ -564,6 +564,25 @@ TEST_P(Stream, LeavesWhatOthersHaveInTheBuffer)
 	EXPECT_EQ(used->stats().evicted, 16u);
 }
 
+/* Pinned pages are passed as well, and nothing else of the stream may be there. */
+TEST(Hints, PinnedPageOfAStreamKeepsNobodyOut)
+{
+	const auto stream = std::make_shared<counting>(16 * 4096),
+		   back = std::make_shared<counting>(1024 * 4096);
+	const auto p = must(pager::make(small_buffer(100 * 4096)));
+	const auto s = must(p->map(stream)), m = must(p->map(back));
+	std::uint64_t sum = 0;
+
+	must(s->advise(0, 4096, hint::pin));
+	must(s->advise(0, 16 * 4096, hint::stream));
+	for (std::size_t i = 0; i < 3; i++)
+		sum += const_cast<volatile std::uint64_t *>(words(*s))[i * 512];
+	for (std::size_t i = 0; i < 1024; i++)
+		sum += const_cast<volatile std::uint64_t *>(words(*m))[i * 512];
+	EXPECT_EQ(sum, 0u);
+	EXPECT_GT(m->stats().evicted, 900u);
+}
+
 TEST(Hints, WillNeedBringsPagesOffThePathOfFaults)
 {
 	const auto back = std::make_shared<counting>(1024 * 4096);

@@ -242,7 +242,8 @@ int npr_qp::narrow_local(const ibv_sge &sge, bool write, std::uint32_t &hold, ib
 	std::uint32_t own;
 	alone.addr -= key.offset;
 	int rc = cq.ctx.hold_alone(*key.handle, alone, write, own);
-	if (rc && rc != -ENOBUFS)
+	/* If others keep it, its room does not come back with our share: each of them gives up his, and then the last one can. */
+	if (rc && (rc != -ENOBUFS || !cq.ctx.leases.is_alone(hold)))
 		return no_hold;
 	cq.ctx.free_local(hold);
 	/* RLIMIT_MEMLOCK was reached, where what the lease had counted, too. */

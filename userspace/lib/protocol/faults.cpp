@@ -251,16 +251,19 @@ void engine::keep_less() noexcept
 	/* What the provider refused has nothing posted, and the QP is about to end. */
 	if (!config_.local || trouble_.broken || !world_.local_wanted())
 		return;
-	for (std::uint64_t i = head_; i < tail_; ++i) {
-		op &o = op_at(i);
+	/* First what is done: others may have a lease together with it, and need the room that it takes. */
+	for (const bool narrows : {false, true}) {
+		for (std::uint64_t i = head_; i < tail_; ++i) {
+			op &o = op_at(i);
 
-		if (!o.held || o.slots)
-			continue;
-		if (!o.finished && o.status == IBV_WC_SUCCESS && !narrow_buffers(i))
-			fail_op(i, IBV_WC_LOC_QP_OP_ERR);
-		/* Its completion has to wait for those ahead of it, but its buffers need not. */
-		if (o.finished || o.status != IBV_WC_SUCCESS)
-			free_buffers(o);
+			if (!o.held || o.slots)
+				continue;
+			if (narrows && !o.finished && o.status == IBV_WC_SUCCESS && !narrow_buffers(i))
+				fail_op(i, IBV_WC_LOC_QP_OP_ERR);
+			/* Its completion has to wait for those ahead of it, but its buffers need not. */
+			if (o.finished || o.status != IBV_WC_SUCCESS)
+				free_buffers(o);
+		}
 	}
 }
 

@@ -281,6 +281,16 @@ bool local_leases::is_wanted(std::uint32_t token) const noexcept
 	return by_number_.find((token & ~is_lease) >> stripe_bits)->load(std::memory_order_acquire)->at() == state::ending;
 }
 
+bool local_leases::is_alone(std::uint32_t token) const noexcept
+{
+	const lease &l = *by_number_.find((token & ~is_lease) >> stripe_bits)->load(std::memory_order_acquire);
+	std::uint32_t users = 0;
+
+	for (const auto &c : l.counters)
+		users += c.users.load(std::memory_order_seq_cst);
+	return users == 1;
+}
+
 /* True: there is a new lease of the buffer. Asks only the second time within a short time. */
 bool local_leases::ask(region &r, entry &e, std::uint64_t addr, std::uint64_t end, bool write, term t) noexcept
 {

@@ -95,6 +95,8 @@ public:
 	[[nodiscard]] bool any_wanted() noexcept;
 	/* Is that of @token, which is not given back yet, one of them? */
 	[[nodiscard]] bool is_wanted(std::uint32_t token) const noexcept;
+	/* Does nobody else keep it? If it is wanted that stays so, as nobody gets it any more. */
+	[[nodiscard]] bool is_alone(std::uint32_t token) const noexcept;
 	void give(local_lease &l, unsigned stripe) noexcept { count_out(static_cast<lease &>(l), stripe); }
 
 	/* Where leases of lasting buffers of one region are found, by who uses it again and again. */

@@ -451,7 +451,7 @@ int np_peer_fault(struct np_peer *peer, struct np_channel *channel,
 	else if (!bound)
 		err = -ENOENT;
 	else if (nr > peer->max_ranges ||
-		 np_ranges_pages(ranges, nr) > peer->max_pages)
+		 np_ranges_pages(ranges, nr, req->flags) > peer->max_pages)
 		err = -EINVAL;
 	else if (!(req->flags & RDMA_NP_FAULT_HOLD) ||
 		 (peer->nr_kept < NP_MAX_KEPT &&

@@ -242,7 +242,7 @@ static inline bool np_msg_by_owner(u8 type)
 void np_msg_encode(const struct np_msg *msg, struct np_wire *wire);
 int np_msg_decode(const struct np_wire *wire, struct np_msg *msg);
 const char *np_resolve_accept(struct np_resolve *info);
-u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr);
+u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr, u32 flags);
 bool np_range_holds(const struct rdma_np_range *all, const struct rdma_np_range *part);
 int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 flags);
 int np_status_to_errno(u32 status);

@@ -109,9 +109,11 @@ static int np_fault_lease(struct np_serve_lane *sl, struct np_held *held,
 	u64 before, behind;
 	int err;
 
+	err = np_fault_ranges(sl, NULL, answer);
+	if (err)
+		return err;
 	/* Of two slots one might be held, and the other one not */
-	if (!np_fault_ranges(sl, NULL, answer) &&
-	    np_region_around(sl->region, present, &asked, &all, most) &&
+	if (np_region_around(sl->region, present, &asked, &all, most) &&
 	    !np_region_fault(sl->region, all.addr, all.length, present, held->hold, NULL, 0))
 		goto grant;
 	err = np_fault_ranges(sl, held->hold, answer);

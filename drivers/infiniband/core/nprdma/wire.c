@@ -352,19 +352,20 @@ const char *np_resolve_accept(struct np_resolve *info)
 EXPORT_SYMBOL_IF_KUNIT(np_resolve_accept);
 
 /**
- * np_ranges_pages - How many pages do ranges touch
+ * np_ranges_pages - How many pages do the ranges of a FAULT touch
  * @ranges: none is empty or wraps
- * @nr: at most RDMA_NP_MAX_RANGES of them
+ * @nr: at most RDMA_NP_MAX_RANGES of them; not 0
+ * @flags: RDMA_NP_FAULT_*; the last range of a lease holds the others, which are not counted
  *
  * Return: pages
  */
-u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr)
+u64 np_ranges_pages(const struct rdma_np_range *ranges, unsigned int nr, u32 flags)
 {
 	u64 pages = 0;
 	unsigned int i;
 
 	/* At most 2^52 for each: the sum cannot wrap */
-	for (i = 0; i < nr; i++)
+	for (i = flags & RDMA_NP_FAULT_LEASE ? nr - 1 : 0; i < nr; i++)
 		pages += ((ranges[i].addr + ranges[i].length - 1) >>
 			  RDMA_NP_PAGE_SHIFT) -
 			 (ranges[i].addr >> RDMA_NP_PAGE_SHIFT) + 1;
@@ -413,14 +414,9 @@ int np_ranges_check(const struct rdma_np_range *ranges, unsigned int nr, u32 fla
 				       &last))
 			return -EINVAL;
 	}
-	if (flags & RDMA_NP_FAULT_LEASE) {
-		if (!np_range_holds(&ranges[nr - 1], &ranges[0]))
-			return -EINVAL;
-		/* It has the pages of the other one, which need not be counted twice */
-		ranges += nr - 1;
-		nr = 1;
-	}
-	return np_ranges_pages(ranges, nr) > RDMA_NP_MAX_PAGES ? -EINVAL : 0;
+	if (flags & RDMA_NP_FAULT_LEASE && !np_range_holds(&ranges[nr - 1], &ranges[0]))
+		return -EINVAL;
+	return np_ranges_pages(ranges, nr, flags) > RDMA_NP_MAX_PAGES ? -EINVAL : 0;
 }
 EXPORT_SYMBOL_GPL(np_ranges_check);
 

@@ -59,6 +59,26 @@ static void np_fault_is_within_the_owners_bounds(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->sent[4].fault.lane, 0);
 }
 
+/* What it may reach holds what is asked for, and is all that it may pin */
+static void np_lease_is_within_the_owners_bounds(struct kunit *test)
+{
+	struct rdma_np_range ranges[] = { { 0x3000, 1 }, { 0x2000, 0x2000 } };
+	struct np_ask_test *t = np_ask_test(test);
+	struct rdma_np_fault_req req = { .region_id = 7 };
+	struct np_peer *peer = &t->fake.peer;
+	struct np_resolve info;
+
+	t->resolves_to = np_ask_region(7);
+	t->resolves_to.max_pages = 2;
+	t->resolves_to.max_ranges = 2;
+	KUNIT_ASSERT_EQ(test, np_peer_resolve(peer, &t->channel, 1, 0, &info), 0);
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 2), -EINVAL);
+	req.flags = RDMA_NP_FAULT_HOLD | RDMA_NP_FAULT_LEASE;
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 2), 0);
+	ranges[1].length++;
+	KUNIT_EXPECT_EQ(test, np_peer_fault(peer, &t->channel, &req, ranges, 2), -EINVAL);
+}
+
 /* ... before a key of it is used for anything */
 static void np_resolve_of_another_kind_fails(struct kunit *test)
 {
@@ -231,6 +251,7 @@ static void np_forgets_under_way_are_bounded(struct kunit *test)
 static struct kunit_case np_resolve_cases[] = {
 	KUNIT_CASE(np_resolved_regions_are_bounded),
 	KUNIT_CASE(np_fault_is_within_the_owners_bounds),
+	KUNIT_CASE(np_lease_is_within_the_owners_bounds),
 	KUNIT_CASE(np_resolve_of_another_kind_fails),
 	KUNIT_CASE(np_forget_undoes_all_resolves_before_it),
 	KUNIT_CASE(np_forget_undoes_no_resolve_under_way),
