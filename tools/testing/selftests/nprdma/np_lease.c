@@ -754,10 +754,13 @@ static int leave_no_room(void)
 	return np_write_text(NP_GROUP "/memory.max", text);
 }
 
+#define WITHOUT_LEASES_MS	5000U	/* NP_OOM_PAUSE_MS */
+
 /* Whoever has waited has made a while begin without leases. */
 TEST_F(full_group, only_who_may_kill_waits)
 {
 	struct rdma_np_hold_info info;
+	uint64_t start, passed;
 	pthread_t keeper;
 	int64_t lease;
 
@@ -766,16 +769,20 @@ TEST_F(full_group, only_who_may_kill_waits)
 	ASSERT_EQ(0, leave_nothing_but_leases(&self->lease));
 	if (!variant->room)
 		ASSERT_EQ(0, leave_no_room());
+	start = np_now_ms();
 	EXPECT_EQ(strcmp(variant->text, "2") ? EAGAIN : 0, reclaim(self, variant));
 	EXPECT_EQ(3, *self->lease.posted);
 	ASSERT_EQ(0, np_write_text(NP_GROUP "/memory.max", "32M"));
 	lease = np_lease(self->lease.mr, (uintptr_t)self->lease.data + 3 * SLOT, PAGE, 0,
 			 self->lease.channel, 3, &info);
+	passed = np_now_ms() - start;
 	if (!variant->waits) {
 		EXPECT_LE(0, lease);
 		return;
 	}
-	EXPECT_EQ(-EBUSY, lease);
+	/* On a machine that stood still the while is over. */
+	if (passed < WITHOUT_LEASES_MS)
+		EXPECT_EQ(-EBUSY, lease) TH_LOG("%lu ms", (unsigned long)passed);
 	EXPECT_TRUE(np_wait_until(np_lease(self->lease.mr, (uintptr_t)self->lease.data + 3 * SLOT,
 					   PAGE, 0, self->lease.channel, 3, &info) >= 0));
 }
