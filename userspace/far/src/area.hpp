@@ -202,8 +202,6 @@ public:
 	[[nodiscard]] bool passed(std::size_t page) const noexcept
 	{
 		/* relaxed: it is a guess about what is not needed */
-		if (!stream_end.load(std::memory_order_relaxed))
-			return false; /* it has not begun */
 		return access.load(std::memory_order_relaxed) == static_cast<std::uint8_t>(hint::stream) &&
 		       (page < stream_at.load(std::memory_order_relaxed) ||
 			page >= stream_end.load(std::memory_order_relaxed));

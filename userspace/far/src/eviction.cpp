@@ -187,6 +187,14 @@ pager_state::reference pager_state::to_evict_from(std::uint64_t &excess, const a
 
 void pager_state::evictor() noexcept
 {
+	/*
+	 * What a stream has passed may be pinned, and must not keep others from being evicted. But it may
+	 * only be busy for a moment, and that is no reason to evict what others use.
+	 */
+	constexpr unsigned vain_most = 5;
+	const area *fruitless = nullptr; /* only to compare with: it may have gone */
+	unsigned vain = 0;
+
 	for (bool again = false;;) {
 		{
 			std::unique_lock lock(room_mutex_);
@@ -204,9 +212,7 @@ void pager_state::evictor() noexcept
 		}
 		again = false;
 		std::uint64_t excess;
-		/* What a stream has passed may be pinned, and must not keep others from being evicted. */
-		reference fruitless;
-		while (const reference of = to_evict_from(excess, fruitless.get())) {
+		while (const reference of = to_evict_from(excess, vain >= vain_most ? fruitless : nullptr)) {
 			const visit v = enter(of);
 
 			if (!v)
@@ -218,11 +224,13 @@ void pager_state::evictor() noexcept
 
 			if (!done.freed && !done.moved) {
 				/* Busy, pinned, or not to be written back. */
-				if (!std::exchange(fruitless, of))
-					continue;
+				vain = of.get() == fruitless ? vain + 1 : 1;
+				fruitless = of.get();
 				again = true;
 				break;
 			}
+			if (of.get() == fruitless)
+				vain = 0;
 		}
 		/* Above a mark, and nothing to be had now. */
 		again |= draining_.load(std::memory_order_relaxed);
